@@ -1,0 +1,45 @@
+# Everything runs in .venv, which `make setup` fills once; it is filled anew when what it is made from changes.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+# Two test processes share the cores; one thread each keeps them out of each other's way.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+.PHONY: setup demo test test-all lint format bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+demo: setup
+	$(BIN)/longstride doctor
+	$(BIN)/longstride plot patterns --out demo/patterns.png
+	$(BIN)/longstride bench attention --lengths 1024 4096 16384 --repeats 3
+
+test: lint
+	$(TEST)
+
+test-all: lint
+	$(TEST) -m ''
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/longstride bench attention --json benchmarks/results/attention-cpu.json
+	$(BIN)/longstride bench attention --lengths 2048 4096 8192 16384 32768 65536 --peers none \
+		--json benchmarks/results/attention-cpu-scaling.json
+
+clean:
+	rm -rf .venv build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,128 @@
+"""attend(): checks what it is given, picks the implementation, and says in errors what would be right.
+
+Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batch, heads, n, d_v].
+"""
+
+import difflib
+from collections.abc import Sequence
+from math import isfinite, sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longstride.attention.blocked import attend_blocked
+from longstride.attention.reference import attend_reference
+from longstride.patterns import Pattern
+
+IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked}
+CHOICES = ("auto", "reference", "blocked", "triton")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | Sequence[Pattern],
+    *,
+    scale: float | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """Attention over the pairs of a pattern: softmax(q k^T * scale) v, where a query sees only the pattern's keys.
+
+    pattern: one for all heads, or a sequence with one for each head.
+    scale: 1 / sqrt(d_qk) unless given.
+    impl: "auto", "reference", "blocked" or "triton"; one that cannot run is an error, never replaced by another.
+
+    A query that sees no key gets output 0 and gradient 0. Under autocast the inputs are cast to the region's dtype.
+    """
+    q, k, v = _autocast(q, k, v)
+    _check_tensors(q, k, v)
+    heads = _one_per_head(pattern, q.shape[1])
+    implementation = IMPLEMENTATIONS[choose(impl, q.device).impl]
+    # Autocast has done its part: inside, each implementation decides its own precision.
+    with torch.autocast(q.device.type, enabled=False):
+        return implementation(q, k, v, heads, _checked_scale(scale, q.shape[-1]))
+
+
+class Choice(NamedTuple):
+    """Which implementation runs, and why."""
+
+    impl: str
+    reason: str
+
+
+def choose(impl: str, device: torch.device) -> Choice:
+    """The implementation that `impl` stands for on this device, or an error that says why there is none."""
+    if impl not in CHOICES:
+        near = difflib.get_close_matches(str(impl), CHOICES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(map(repr, CHOICES))}"
+        raise ValueError(f"attend: impl = {impl!r} is not an implementation; {hint}")
+    if impl == "triton":
+        raise RuntimeError(
+            f"attend: impl = 'triton' was asked for on {device}, but this version of longstride has no Triton kernels; "
+            "'blocked' runs on every device, and 'auto' picks it"
+        )
+    if impl == "auto":
+        return Choice("blocked", "the fastest there is in this version; it runs on every device")
+    return Choice(impl, "asked for by name")
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As autocast treats a matrix product: floating-point inputs to the region's dtype, float64 left alone."""
+
+    def cast(x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or not torch.is_autocast_enabled(x.device.type):
+            return x
+        return x.to(torch.get_autocast_dtype(x.device.type)) if x.dtype in DTYPES[1:] else x
+
+    return cast(q), cast(k), cast(v)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"attend: {name} must be a tensor, got {type(x).__name__}")
+        if x.dim() != 4:
+            raise ValueError(f"attend: {name} must be [batch, heads, n, d], got {x.dim()} dimensions: {_shape(x)}")
+        if x.dtype not in DTYPES:
+            raise ValueError(f"attend: {name} has dtype {x.dtype}; it must be float64, float32, bfloat16 or float16")
+        if 0 in x.shape[1:]:
+            raise ValueError(f"attend: {name} has shape {_shape(x)}; heads, n and d must be at least 1 (batch may be 0)")
+    if q.shape != k.shape:
+        raise ValueError(f"attend: q and k must have the same shape, got q {_shape(q)} and k {_shape(k)}")
+    if q.shape[:3] != v.shape[:3]:
+        raise ValueError(f"attend: v must have q's batch, heads and n, got q {_shape(q)} and v {_shape(v)}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"attend: q, k and v must be on one device, got q {q.device}, k {k.device} and v {v.device}")
+
+
+def _one_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list[Pattern]:
+    if isinstance(pattern, Pattern):
+        return [pattern] * heads
+    if isinstance(pattern, str) or not isinstance(pattern, Sequence):
+        raise ValueError(
+            f"attend: pattern must be a Pattern or a sequence with one for each head, got {pattern!r}; "
+            "longstride.parse reads patterns from text"
+        )
+    for index, one in enumerate(pattern):
+        if not isinstance(one, Pattern):
+            raise ValueError(f"attend: pattern[{index}] must be a Pattern, got {one!r}")
+    if len(pattern) != heads:
+        raise ValueError(f"attend: pattern has {len(pattern)} patterns for {heads} heads; give one, or one for each head")
+    return list(pattern)
+
+
+def _checked_scale(scale: float | None, d_qk: int) -> float:
+    if scale is None:
+        return 1 / sqrt(d_qk)
+    if not isinstance(scale, int | float) or not isfinite(scale):
+        raise ValueError(f"attend: scale must be a finite number or None for 1 / sqrt(d_qk), got {scale!r}")
+    return float(scale)
+
+
+def _shape(x: Tensor) -> list[int]:
+    return list(x.shape)

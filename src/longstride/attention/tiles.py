@@ -1,0 +1,194 @@
+"""Where a pattern's pairs lie: dense rectangles of the score matrix, found by rearranging the sequence.
+
+This is section 5.5 of the paper as a plan. A pattern is computed one leaf after the other, and for each leaf there is an
+arrangement of the sequence into lanes in which its pairs are close together:
+
+    Dilated   a lane for each residue class modulo the step; inside a lane it is a local window
+    Block     a lane for each block; inside a lane it is causal attention
+    Summary   one lane, and of its keys only the summary cells; a staircase of whole blocks
+
+`plan` covers the lanes with tiles: rectangles of queries and keys, many of one shape, so that a batched matrix product
+computes them together. A pair that two leaves of a union share belongs to the first of them and is masked in the other.
+"""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import isqrt
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary
+
+# The size of a tile. A low one wastes little beside the diagonal, a large one runs the matrix product at its full rate;
+# docs/log.md has the measurements.
+LEAST = 16
+LOW = 64
+"""Rows of a tile of a narrow window."""
+WIDE = 512
+"""The reach from which a window is wide, and its tiles square."""
+TALL = 512
+"""The largest side of a square tile."""
+WASTE = 16
+"""A square tile is at most this part of the window, as half of each tile on the diagonal is wasted."""
+
+
+class Rectangle(NamedTuple):
+    """The scores of some queries and keys of a lane. Those of one shape and one family lie at equal distances."""
+
+    query: int
+    rows: int
+    key: int
+    columns: int
+    family: Hashable
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """`count` rectangles of one shape, the t-th with its queries from query + t * query_shift on, and its keys likewise."""
+
+    query: int
+    query_shift: int
+    rows: int
+    key: int
+    key_shift: int
+    columns: int
+    count: int
+    masked: bool
+    """Whether some of the pairs inside do not count."""
+    uniform: bool
+    """Whether the same ones do not count in every tile of every lane."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Lanes of equal length for one leaf: lane m is every `step`-th position from origin + m * lane_shift on."""
+
+    leaf: Leaf
+    earlier: tuple[Leaf, ...]
+    """The leaves that come before this one in the union: their pairs are theirs."""
+    origin: int
+    lanes: int
+    length: int
+    lane_shift: int
+    step: int
+    tiles: tuple[Tiles, ...] = ()
+
+    def in_lanes(self, x: Tensor) -> Tensor:
+        """[batch, n, d] as the view [batch, lanes, length, d]."""
+        row = x.stride(1)
+        strides = (x.stride(0), self.lane_shift * row, self.step * row, x.stride(2))
+        shape = (x.shape[0], self.lanes, self.length, x.shape[2])
+        return x.as_strided(shape, strides, x.storage_offset() + self.origin * row)
+
+    def visible(self, tiles: Tiles, lane: Tensor, tile: Tensor) -> Tensor:
+        """Which pairs count in these tiles of these lanes: bool [lanes, tiles, rows, columns]."""
+        lane, tile = lane[:, None, None, None], tile[:, None, None]
+        row = torch.arange(tiles.rows, device=lane.device)[:, None]
+        column = torch.arange(tiles.columns, device=lane.device)
+        query = self.query_position(lane, tiles.query + tile * tiles.query_shift + row)
+        key = self.key_position(lane, tiles.key + tile * tiles.key_shift + column)
+        seen = self.leaf.sees(query, key)
+        for leaf in self.earlier:
+            seen = seen & ~leaf.sees(query, key)
+        return seen
+
+    def query_position(self, lane: Any, index: Any) -> Any:
+        """Where in the sequence the queries of a lane are; ints or tensors."""
+        return self.origin + lane * self.lane_shift + index * self.step
+
+    def key_position(self, lane: Any, index: Any) -> Any:
+        """The same for its keys, of which Summary has only the cells."""
+        if isinstance(self.leaf, Summary):
+            return index // self.leaf.c * self.leaf.l + self.leaf.cells.start + index % self.leaf.c
+        return self.query_position(lane, index)
+
+
+@lru_cache(maxsize=256)
+def plan(pattern: Pattern, n: int) -> tuple[Arrangement, ...]:
+    """Arrangements whose tiles hold every pair of the pattern just once."""
+    return tuple(
+        replace(lanes, tiles=_tiles(lanes))
+        for index, leaf in enumerate(pattern.leaves)
+        for lanes in _lanes(leaf, pattern.leaves[:index], n)
+        if lanes.lanes and lanes.length
+    )
+
+
+def _lanes(leaf: Leaf, earlier: tuple[Leaf, ...], n: int) -> Iterator[Arrangement]:
+    if isinstance(leaf, Dilated):
+        # When the step does not divide n, the first residue classes are one longer than the others.
+        length, longer = divmod(n, leaf.step)
+        yield Arrangement(leaf, earlier, 0, lanes=longer, length=length + 1, lane_shift=1, step=leaf.step)
+        yield Arrangement(leaf, earlier, longer, lanes=leaf.step - longer, length=length, lane_shift=1, step=leaf.step)
+    elif isinstance(leaf, Block):
+        blocks, rest = divmod(n, leaf.l)
+        yield Arrangement(leaf, earlier, 0, lanes=blocks, length=leaf.l, lane_shift=leaf.l, step=1)
+        yield Arrangement(leaf, earlier, n - rest, lanes=1, length=rest, lane_shift=leaf.l, step=1)
+    else:
+        yield Arrangement(leaf, earlier, 0, lanes=1, length=n, lane_shift=n, step=1)
+
+
+def _tiles(lanes: Arrangement) -> tuple[Tiles, ...]:
+    leaf = lanes.leaf
+    if isinstance(leaf, Summary):
+        rectangles = _staircase(leaf, lanes.length)
+    else:
+        reach = leaf.reach if isinstance(leaf, Dilated) else None
+        rectangles = _window(lanes.length, None if reach is None else reach // lanes.step)
+    alike: dict[Hashable, list[Rectangle]] = {}
+    for rectangle in rectangles:
+        alike.setdefault((rectangle.rows, rectangle.columns, rectangle.family), []).append(rectangle)
+    return tuple(_together(lanes, group) for group in alike.values())
+
+
+def _window(length: int, reach: int | None) -> Iterator[Rectangle]:
+    """A window of `reach` positions back (None: no limit) inside a lane."""
+    back = length - 1 if reach is None else min(reach, length - 1)
+    wide = back >= WIDE
+    height = min(TALL, -(-back // (WASTE * LOW)) * LOW) if wide else max(LEAST, min(LOW, back))
+    for query in range(0, length, height):
+        rows = min(height, length - query)
+        # A wide window is cut in squares, so that tiles that are computed together share no key.
+        first = max(0, query - back)
+        for keys in _cut(first, query, query + rows, height) if wide else [range(first, query + rows)]:
+            yield Rectangle(query, rows, keys[0], len(keys), family=query - keys[0])
+
+
+def _staircase(summary: Summary, n: int) -> Iterator[Rectangle]:
+    """The summary cells before each query. Keys are counted in cells."""
+    height = min(TALL * isqrt(summary.l // summary.c), n // WASTE) // summary.l * summary.l or min(summary.l, TALL)
+    whole_blocks = height % summary.l == 0
+    width = height // summary.l * summary.c if whole_blocks else TALL
+    for query in range(0, n, height):
+        rows = min(height, n - query)
+        edge = summary.cells_before(query)
+        for keys in _cut(0, edge, summary.cells_before(query + rows), width):
+            yield Rectangle(query, rows, keys[0], len(keys), edge - keys[0] if whole_blocks else (query, keys[0]))
+
+
+def _cut(first: int, edge: int, end: int, width: int) -> Iterator[range]:
+    """The keys [first, end) in ranges of at most `width`, with a cut at the edge: past it a query may meet its future."""
+    for begin in range(edge, end, width):
+        yield range(begin, min(begin + width, end))
+    for stop in range(edge, first, -width):
+        yield range(max(first, stop - width), stop)
+
+
+def _together(lanes: Arrangement, alike: list[Rectangle]) -> Tiles:
+    """One Tiles for rectangles at equal distances, with `masked` and `uniform` decided on the first of them."""
+    first, second = alike[0], alike[min(1, len(alike) - 1)]
+    query_shift, key_shift = second.query - first.query, second.key - first.key
+    queries = range(lanes.query_position(0, first.query), lanes.query_position(0, first.query + first.rows - 1) + 1)
+    keys = range(lanes.key_position(0, first.key), lanes.key_position(0, first.key + first.columns - 1) + 1)
+    shifts = [lanes.lane_shift] * (lanes.lanes > 1) + [query_shift * lanes.step] * (len(alike) > 1)
+    uniform = all(leaf.repeats(shift) for leaf in lanes.earlier for shift in shifts)
+    partial = keys[-1] > queries[0]
+    if isinstance(lanes.leaf, Dilated) and lanes.leaf.reach is not None:
+        partial = partial or queries[-1] - keys[0] > lanes.leaf.reach
+    masked = partial or not uniform or any(leaf.touches(queries, keys) for leaf in lanes.earlier)
+    return Tiles(
+        first.query, query_shift, first.rows, first.key, key_shift, first.columns, len(alike), masked, uniform
+    )

@@ -1,0 +1,91 @@
+"""How long a call takes and how much memory it needs, on a CPU or a GPU."""
+
+import json
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from math import log
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from longstride.version import __version__
+
+
+def seconds_each(calls: dict[str, Callable[[], Any]], repeats: int, device: torch.device) -> dict[str, float]:
+    """The median time of each call. They take turns, so that a machine's slow minutes meet all of them alike."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            _wait(device)
+            start = perf_counter()
+            call()
+            _wait(device)
+            times[name].append(perf_counter() - start)
+    return {name: median(values) for name, values in times.items()}
+
+
+def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
+    """The most memory that a call holds at any moment, besides what was there before it."""
+    call()
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        call()
+    held = peak = 0
+    for size in _allocations(recorded):
+        held += size
+        peak = max(peak, held)
+    return peak
+
+
+def _allocations(recorded: profile) -> list[int]:
+    """Every allocation (+) and release (-) of memory, in bytes and in order."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    changes = [event for event in events if event.get("name") == "[memory]"]
+    return [event["args"]["Bytes"] for event in sorted(changes, key=lambda event: event["ts"])]
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The a in values ~ sizes ** a, by least squares on the logarithms."""
+    x, y = [log(size) for size in sizes], [log(value) for value in values]
+    x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)
+    return sum((a - x_mean) * (b - y_mean) for a, b in zip(x, y)) / sum((a - x_mean) ** 2 for a in x)
+
+
+def machine(device: torch.device) -> dict[str, str | int]:
+    """What a result was measured on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "longstride": __version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

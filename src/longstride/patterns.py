@@ -1,0 +1,393 @@
+"""Who may see whom: the paper's connectivity patterns as small frozen values.
+
+    >>> merged = Local(128) | Column(128)
+    >>> merged
+    Local(128) | Column(128)
+    >>> merged.pairs(1_048_576)
+    4428652608
+
+A pattern is a set of pairs (query i, key j) with 0 <= j <= i. It has no length of its own and holds no tensor: `sees` is
+its definition, and everything else follows from that. Sections 4.2 and 4.3 of the paper are its source.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from math import inf, lcm
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Pattern:
+    """A set of (query, key) pairs in which no query sees its future. Join two with `|`."""
+
+    def sees(self, query: Any, key: Any) -> Any:
+        """Whether `query` sees `key`; positions as ints, or as tensors that broadcast."""
+        raise NotImplementedError
+
+    def pairs(self, n: int) -> int:
+        """How many (query, key) pairs there are in a sequence of length n. Closed form, exact."""
+        raise NotImplementedError
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The simple patterns whose union this is."""
+        raise NotImplementedError
+
+    def mask(self, n: int, device: torch.device | str | None = None) -> Tensor:
+        """The n x n truth table, queries down and keys across: for tests and pictures."""
+        position = torch.arange(_integer("mask", "n", n, least=0), device=device)
+        return self.sees(position[:, None], position[None, :])
+
+    def __or__(self, other: Pattern) -> Pattern:
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        return union(self, other)
+
+
+class Leaf(Pattern):
+    """A pattern that is no union: Dilated, Block or Summary."""
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        return (self,)
+
+    def contains(self, other: Leaf) -> bool:
+        """Whether it is certain that this has every pair of `other`, at any length."""
+        raise NotImplementedError
+
+    def repeats(self, shift: int) -> bool:
+        """Whether moving query and key by `shift` together never changes the answer."""
+        raise NotImplementedError
+
+    def touches(self, queries: range, keys: range) -> bool:
+        """False only where no query of this range sees any key of that range."""
+        raise NotImplementedError
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Sorts the leaves of a union, so that `a | b` equals `b | a`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Dilated(Leaf):
+    """Every `step`-th earlier position, at most `reach` back (None: no limit). The rule under Dense, Local and Column."""
+
+    step: int
+    reach: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "step", _integer("Dilated", "step", self.step, least=1))
+        if self.reach is not None:
+            object.__setattr__(self, "reach", _integer("Dilated", "reach", self.reach, least=0))
+
+    def sees(self, query: Any, key: Any) -> Any:
+        distance = query - key
+        seen = (distance >= 0) & (distance % self.step == 0)
+        return seen if self.reach is None else seen & (distance <= self.reach)
+
+    def pairs(self, n: int) -> int:
+        n = _integer("pairs", "n", n, least=0)
+        if n == 0:
+            return 0
+        # n - distance queries look back by `distance`, for distance = 0, step, 2 * step, ..., steps * step.
+        steps = (n - 1 if self.reach is None else min(self.reach, n - 1)) // self.step
+        return (steps + 1) * n - self.step * (steps * (steps + 1) // 2)
+
+    def contains(self, other: Leaf) -> bool:
+        if self.step == 1 and self.reach is None:
+            return True
+        if not isinstance(other, Dilated) or other.step % self.step:
+            return False
+        return self.reach is None or (other.reach is not None and other.reach <= self.reach)
+
+    def repeats(self, shift: int) -> bool:
+        return True
+
+    def touches(self, queries: range, keys: range) -> bool:
+        nearest, farthest = max(0, queries[0] - keys[-1]), queries[-1] - keys[0]
+        if self.reach is not None:
+            farthest = min(farthest, self.reach)
+        return farthest // self.step * self.step >= nearest
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        return (0, self.step, inf if self.reach is None else self.reach)
+
+    # Local(l), Column(l) and Dense() are names for some of these values, so they compare and print by value.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Dilated):
+            return NotImplemented
+        return (self.step, self.reach) == (other.step, other.reach)
+
+    def __hash__(self) -> int:
+        return hash((Dilated, self.step, self.reach))
+
+    def __repr__(self) -> str:
+        if self.reach is None:
+            return "Dense()" if self.step == 1 else f"Column({self.step})"
+        return f"Local({self.reach})" if self.step == 1 else f"Dilated({self.step}, {self.reach})"
+
+
+class Dense(Dilated):
+    """Every position up to the query's own: full attention."""
+
+    def __init__(self) -> None:
+        super().__init__(1, None)
+
+
+class Local(Dilated):
+    """The query's own position and the l before it: strided attention, A(1)."""
+
+    def __init__(self, l: int) -> None:
+        super().__init__(1, _integer("Local", "l", l, least=0))
+
+
+class Column(Dilated):
+    """Every l-th position, counted back from the query's own: strided attention, A(2)."""
+
+    def __init__(self, l: int) -> None:
+        super().__init__(_integer("Column", "l", l, least=1), None)
+
+
+@dataclass(frozen=True, repr=False)
+class Block(Leaf):
+    """The positions so far in the query's own block of l: fixed attention, A(1)."""
+
+    l: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l", _integer("Block", "l", self.l, least=1))
+
+    def sees(self, query: Any, key: Any) -> Any:
+        return (key <= query) & (query // self.l == key // self.l)
+
+    def pairs(self, n: int) -> int:
+        whole, rest = divmod(_integer("pairs", "n", n, least=0), self.l)
+        return whole * (self.l * (self.l + 1) // 2) + rest * (rest + 1) // 2
+
+    def contains(self, other: Leaf) -> bool:
+        return isinstance(other, Block) and self.l % other.l == 0
+
+    def repeats(self, shift: int) -> bool:
+        return shift % self.l == 0
+
+    def touches(self, queries: range, keys: range) -> bool:
+        return keys[0] // self.l <= queries[-1] // self.l and queries[0] // self.l <= keys[-1] // self.l
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        return (1, self.l)
+
+    def __repr__(self) -> str:
+        return f"Block({self.l})"
+
+
+@dataclass(frozen=True, repr=False)
+class Summary(Leaf):
+    """The c summary cells of every block of l so far: fixed attention, A(2).
+
+    Part 0 is the last c cells of each block, part 1 the c before those, and so on: the distinct sub-blocks that the
+    paper gives to different heads.
+    """
+
+    l: int
+    c: int
+    part: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l", _integer("Summary", "l", self.l, least=1))
+        object.__setattr__(self, "c", _integer("Summary", "c", self.c, least=1))
+        object.__setattr__(self, "part", _integer("Summary", "part", self.part, least=0))
+        if self.c > self.l:
+            raise ValueError(f"Summary: c = {self.c} cells do not fit into a block of l = {self.l}; c must be 1 to {self.l}")
+        if (self.part + 1) * self.c > self.l:
+            raise ValueError(
+                f"Summary: part = {self.part} is out of range; a block of l = {self.l} has {self.l // self.c} parts "
+                f"of c = {self.c} cells, so part must be 0 to {self.l // self.c - 1}"
+            )
+
+    @property
+    def cells(self) -> range:
+        """Where in a block the summary cells are."""
+        return range(self.l - (self.part + 1) * self.c, self.l - self.part * self.c)
+
+    def cells_before(self, position: int) -> int:
+        """How many summary cells there are before a position."""
+        whole, rest = divmod(position, self.l)
+        return whole * self.c + min(self.c, max(0, rest - self.cells.start))
+
+    def sees(self, query: Any, key: Any) -> Any:
+        cell = key % self.l
+        return (key <= query) & (cell >= self.cells.start) & (cell < self.cells.stop)
+
+    def pairs(self, n: int) -> int:
+        # Key j is seen by the n - j queries from its own on. Blocks whose cells all lie inside n are summed as one
+        # arithmetic series; the block that n cuts adds the cells that still fit.
+        whole, rest = divmod(_integer("pairs", "n", n, least=0), self.l)
+        first, last = self.cells[0], self.cells[-1]
+        in_whole = whole * self.c * n - self.c * self.l * (whole * (whole - 1) // 2) - whole * self.c * (first + last) // 2
+        cut = max(0, min(rest, self.cells.stop) - first)
+        return in_whole + cut * (rest - first) - cut * (cut - 1) // 2
+
+    def contains(self, other: Leaf) -> bool:
+        return (
+            isinstance(other, Summary)
+            and self.l == other.l
+            and self.cells.start <= other.cells.start
+            and other.cells.stop <= self.cells.stop
+        )
+
+    def repeats(self, shift: int) -> bool:
+        return shift % self.l == 0
+
+    def touches(self, queries: range, keys: range) -> bool:
+        return keys[0] <= queries[-1]
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        return (2, self.l, self.part, self.c)
+
+    def __repr__(self) -> str:
+        return f"Summary({self.l}, {self.c})" if self.part == 0 else f"Summary({self.l}, {self.c}, part={self.part})"
+
+
+@dataclass(frozen=True, repr=False)
+class Union(Pattern):
+    """What any of several leaves sees, each key once: a merged head. Made by `a | b`, which drops what is contained."""
+
+    members: tuple[Leaf, ...]
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        return self.members
+
+    def sees(self, query: Any, key: Any) -> Any:
+        seen = self.members[0].sees(query, key)
+        for leaf in self.members[1:]:
+            seen = seen | leaf.sees(query, key)
+        return seen
+
+    def pairs(self, n: int) -> int:
+        return _union_pairs(self.members, _integer("pairs", "n", n, least=0))
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.members))
+
+
+def union(*patterns: Pattern) -> Pattern:
+    """What any of the patterns sees: `a | b | ...` for patterns that come in a list."""
+    kept: list[Leaf] = []
+    for leaf in (leaf for pattern in patterns for leaf in pattern.leaves):
+        if not any(other.contains(leaf) for other in kept):
+            kept = [other for other in kept if not leaf.contains(other)] + [leaf]
+    if not kept:
+        raise ValueError("union: no pattern was given; it needs at least one")
+    return kept[0] if len(kept) == 1 else Union(tuple(sorted(kept, key=lambda leaf: leaf.order)))
+
+
+def strided(l: int) -> tuple[Pattern, Pattern]:
+    """The paper's strided factorization, for data whose structure aligns with the stride: images, some music."""
+    return Local(l), Column(l)
+
+
+def fixed(l: int, c: int) -> tuple[Pattern, Pattern]:
+    """The paper's fixed factorization, for data without a period, such as text: blocks, and c cells that summarize each."""
+    return Block(l), Summary(l, c)
+
+
+def grid(n: int, p: int) -> tuple[Pattern, ...]:
+    """The strided factorization in p dimensions: p patterns of about n ** (1 / p) keys each. grid(l * l, 2) is strided(l).
+
+    A distance below n is a p-digit number in base l, where l ** p >= n; pattern m moves by the m-th digit.
+    """
+    n, p = _integer("grid", "n", n, least=1), _integer("grid", "p", p, least=2)
+    l = round(n ** (1 / p))
+    while l**p < n:
+        l += 1
+    while l > 1 and (l - 1) ** p >= n:
+        l -= 1
+    return tuple(Dilated(l**m, l ** (m + 1) if m < p - 1 else None) for m in range(p))
+
+
+def connects(patterns: Sequence[Pattern], n: int) -> bool:
+    """Whether every position reaches every later one through the patterns, one step of each, in their order.
+
+    This is the paper's validity criterion: for every j <= i a path j, a, b, ..., i with j in A(1) of a, a in A(2) of b and
+    so forth. A step may also stay where it is, as the residual connection does.
+    """
+    for index, pattern in enumerate(patterns):
+        if not isinstance(pattern, Pattern):
+            raise ValueError(f"connects: patterns[{index}] must be a Pattern, got {pattern!r}")
+    # Bit j of reached[i] says that what position j held has arrived at position i.
+    reached = [1 << position for position in range(_integer("connects", "n", n, least=0))]
+    for pattern in patterns:
+        arrived = []
+        for row, before in zip(pattern.mask(n), reached, strict=True):
+            for key in row.nonzero().flatten().tolist():
+                before |= reached[key]
+            arrived.append(before)
+        reached = arrived
+    return all(bits == (1 << position + 1) - 1 for position, bits in enumerate(reached))
+
+
+@lru_cache(maxsize=1024)
+def _union_pairs(leaves: tuple[Leaf, ...], n: int) -> int:
+    """Inclusion and exclusion: add what each leaf has, take off what two share, add what three share, ..."""
+    return sum(
+        (-1) ** (size + 1) * _shared_pairs(some, n)
+        for size in range(1, len(leaves) + 1)
+        for some in combinations(leaves, size)
+    )
+
+
+def _shared_pairs(leaves: tuple[Leaf, ...], n: int) -> int:
+    """How many pairs all of the leaves have in common."""
+    if len(leaves) == 1:
+        return leaves[0].pairs(n)
+    dilated = [leaf for leaf in leaves if isinstance(leaf, Dilated)]
+    blocks = [leaf for leaf in leaves if isinstance(leaf, Block)]
+    summaries = [leaf for leaf in leaves if isinstance(leaf, Summary)]
+    reach = min((leaf.reach for leaf in dilated if leaf.reach is not None), default=None)
+    common = Dilated(lcm(*(leaf.step for leaf in dilated)), reach)
+    if not blocks and not summaries:
+        return common.pairs(n)
+    if not blocks:
+        return _pairs_by_key(common, blocks, summaries, n)
+    # Nothing crosses a multiple of all the block lengths, so one such period stands for the others.
+    period = lcm(*(leaf.l for leaf in (*blocks, *summaries)))
+    whole, rest = divmod(n, period)
+    in_period = _pairs_by_key(common, blocks, summaries, period) if whole else 0
+    return whole * in_period + _pairs_by_key(common, blocks, summaries, rest)
+
+
+def _pairs_by_key(common: Dilated, blocks: list[Block], summaries: list[Summary], n: int) -> int:
+    """The same for leaves that mix kinds: how many queries see a key is closed form, and the keys are summed."""
+    key = torch.arange(n)
+    seen = torch.ones(n, dtype=torch.bool)
+    for summary in summaries:
+        seen &= summary.sees(key, key)
+    farthest = n - 1 - key
+    for block in blocks:
+        farthest = torch.minimum(farthest, block.l - 1 - key % block.l)
+    if common.reach is not None:
+        farthest = farthest.clamp(max=common.reach)
+    return int((farthest // common.step + 1)[seen].sum())
+
+
+def _integer(owner: str, name: str, value: object, least: int) -> int:
+    """`value` as an int, or an error that names whose argument it is."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{owner}: {name} must be a whole number of at least {least}, got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{owner}: {name} must be at least {least}, got {number}")
+    return number
