@@ -13,9 +13,9 @@ from longstride.patterns import (
     grid,
     strided,
 )
-from longstride.notation import parse  # isort: skip  (the order of the flow)
-from longstride.attention import attend  # isort: skip
-from longstride.version import __version__  # isort: skip
+from longstride.notation import parse
+from longstride.attention import attend
+from longstride.version import __version__
 
 __all__ = [
     "Pattern",

@@ -1,8 +1,8 @@
 """The verbs of the command line; the only place that wires things together.
 
-    longstride doctor
-    longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
-    longstride bench attention --lengths 4096 16384
+longstride doctor
+longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
+longstride bench attention --lengths 4096 16384
 """
 
 import difflib
@@ -49,7 +49,9 @@ def plot_patterns(
     try:
         from longstride.plots import Scheme, plot_patterns
     except ModuleNotFoundError as error:
-        raise ValueError(f"plot patterns needs {error.name}, which is not installed: pip install 'longstride[plot]'") from None
+        raise ValueError(
+            f"plot patterns needs {error.name}, which is not installed: pip install 'longstride[plot]'"
+        ) from None
     texts = {text: text for text in patterns} or {
         "Transformer": "dense()",
         "Sparse Transformer (strided)": f"strided({width})",

@@ -43,9 +43,8 @@ _CALLS: dict[str, Callable[..., Pattern | tuple[Pattern, ...]]] = {
 def parse(text: str) -> tuple[Pattern, ...]:
     """The patterns that `text` names, one for each head."""
     try:
-        tree = ast.parse(f"({text}\n,)", mode="eval").body
-        assert isinstance(tree, ast.Tuple)
-        if not tree.elts:
+        tree = ast.parse(f"[{text}\n]", mode="eval").body
+        if not isinstance(tree, ast.List) or not tree.elts:
             raise SyntaxError
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"pattern {text!r} does not read as patterns; write it like 'local(128) | column(128)'") from None
@@ -54,7 +53,7 @@ def parse(text: str) -> tuple[Pattern, ...]:
 
 def write(heads: Sequence[Pattern]) -> str:
     """Text that `parse` reads back as the same patterns."""
-    return ", ".join([repr(pattern) for pattern in heads])
+    return ", ".join([pattern.text for pattern in heads])
 
 
 def _heads(node: ast.expr, text: str) -> tuple[Pattern, ...]:

@@ -27,6 +27,9 @@ from torch import Tensor
 class Pattern:
     """A set of (query, key) pairs in which no query sees its future. Join two with `|`."""
 
+    text: str
+    """How one writes it. Kept as a string, since a compiler may treat the numbers in it as unknowns, but never a string."""
+
     def sees(self, query: Any, key: Any) -> Any:
         """Whether `query` sees `key`; positions as ints, or as tensors that broadcast."""
         raise NotImplementedError
@@ -43,12 +46,16 @@ class Pattern:
     def mask(self, n: int, device: torch.device | str | None = None) -> Tensor:
         """The n x n truth table, queries down and keys across: for tests and pictures."""
         position = torch.arange(_integer("mask", "n", n, least=0), device=device)
-        return self.sees(position[:, None], position[None, :])
+        seen: Tensor = self.sees(position[:, None], position[None, :])
+        return seen
 
     def __or__(self, other: Pattern) -> Pattern:
         if not isinstance(other, Pattern):
             return NotImplemented
         return union(self, other)
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 class Leaf(Pattern):
@@ -87,6 +94,12 @@ class Dilated(Leaf):
         object.__setattr__(self, "step", _integer("Dilated", "step", self.step, least=1))
         if self.reach is not None:
             object.__setattr__(self, "reach", _integer("Dilated", "reach", self.reach, least=0))
+        # Local(l), Column(l) and Dense() are names for some of these values, so all print and compare by value.
+        if self.reach is None:
+            text = "Dense()" if self.step == 1 else f"Column({self.step})"
+        else:
+            text = f"Local({self.reach})" if self.step == 1 else f"Dilated({self.step}, {self.reach})"
+        object.__setattr__(self, "text", text)
 
     def sees(self, query: Any, key: Any) -> Any:
         distance = query - key
@@ -121,7 +134,6 @@ class Dilated(Leaf):
     def order(self) -> tuple[float, ...]:
         return (0, self.step, inf if self.reach is None else self.reach)
 
-    # Local(l), Column(l) and Dense() are names for some of these values, so they compare and print by value.
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Dilated):
             return NotImplemented
@@ -129,11 +141,6 @@ class Dilated(Leaf):
 
     def __hash__(self) -> int:
         return hash((Dilated, self.step, self.reach))
-
-    def __repr__(self) -> str:
-        if self.reach is None:
-            return "Dense()" if self.step == 1 else f"Column({self.step})"
-        return f"Local({self.reach})" if self.step == 1 else f"Dilated({self.step}, {self.reach})"
 
 
 class Dense(Dilated):
@@ -165,6 +172,7 @@ class Block(Leaf):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "l", _integer("Block", "l", self.l, least=1))
+        object.__setattr__(self, "text", f"Block({self.l})")
 
     def sees(self, query: Any, key: Any) -> Any:
         return (key <= query) & (query // self.l == key // self.l)
@@ -185,9 +193,6 @@ class Block(Leaf):
     @property
     def order(self) -> tuple[float, ...]:
         return (1, self.l)
-
-    def __repr__(self) -> str:
-        return f"Block({self.l})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -213,6 +218,8 @@ class Summary(Leaf):
                 f"Summary: part = {self.part} is out of range; a block of l = {self.l} has {self.l // self.c} parts "
                 f"of c = {self.c} cells, so part must be 0 to {self.l // self.c - 1}"
             )
+        part = f", part={self.part}" if self.part else ""
+        object.__setattr__(self, "text", f"Summary({self.l}, {self.c}{part})")
 
     @property
     def cells(self) -> range:
@@ -255,15 +262,15 @@ class Summary(Leaf):
     def order(self) -> tuple[float, ...]:
         return (2, self.l, self.part, self.c)
 
-    def __repr__(self) -> str:
-        return f"Summary({self.l}, {self.c})" if self.part == 0 else f"Summary({self.l}, {self.c}, part={self.part})"
-
 
 @dataclass(frozen=True, repr=False)
 class Union(Pattern):
     """What any of several leaves sees, each key once: a merged head. Made by `a | b`, which drops what is contained."""
 
     members: tuple[Leaf, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", " | ".join([leaf.text for leaf in self.members]))
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -277,9 +284,6 @@ class Union(Pattern):
 
     def pairs(self, n: int) -> int:
         return _union_pairs(self.members, _integer("pairs", "n", n, least=0))
-
-    def __repr__(self) -> str:
-        return " | ".join(map(repr, self.members))
 
 
 def union(*patterns: Pattern) -> Pattern:
@@ -362,7 +366,7 @@ def _shared_pairs(leaves: tuple[Leaf, ...], n: int) -> int:
     if not blocks:
         return _pairs_by_key(common, blocks, summaries, n)
     # Nothing crosses a multiple of all the block lengths, so one such period stands for the others.
-    period = lcm(*(leaf.l for leaf in (*blocks, *summaries)))
+    period = lcm(*(block.l for block in blocks), *(summary.l for summary in summaries))
     whole, rest = divmod(n, period)
     in_period = _pairs_by_key(common, blocks, summaries, period) if whole else 0
     return whole * in_period + _pairs_by_key(common, blocks, summaries, rest)

@@ -34,7 +34,12 @@ class Scheme(NamedTuple):
 
 
 def plot_patterns(
-    schemes: Sequence[Scheme], path: str | Path, height: int = 6, width: int = 6, row: int | None = None, column: int | None = None
+    schemes: Sequence[Scheme],
+    path: str | Path,
+    height: int = 6,
+    width: int = 6,
+    row: int | None = None,
+    column: int | None = None,
 ) -> None:
     """Draws, for each scheme, what one pixel of an image sees through its heads, and the connectivity matrix below."""
     path = Path(path)
@@ -112,12 +117,14 @@ def _any_in_squares(mask: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bo
     edge = -len(mask) % size
     mask = np.pad(mask, ((0, edge), (0, edge)))
     count = len(mask) // size
-    return mask.reshape(count, size, count, size).any(axis=(1, 3))
+    return np.asarray(mask.reshape(count, size, count, size).any(axis=(1, 3)))
 
 
 def _mix(seen: Sequence[npt.NDArray[np.bool_]], future: npt.NDArray[np.bool_]) -> Image:
     """The mean colour of the heads that see a place."""
-    total = sum(np.multiply.outer(mask, to_rgb(colour)) for mask, colour in zip(seen, HEADS))
-    count = sum(mask.astype(int) for mask in seen)[..., None]  # type: ignore[union-attr]
+    masks = np.stack(seen)
+    total = np.einsum("h...,hc->...c", masks, [to_rgb(colour) for colour in HEADS[: len(seen)]])
+    count = masks.sum(axis=0)[..., None]
     plain = np.where(future[..., None], to_rgb(FUTURE), to_rgb(UNSEEN))
-    return np.where(count > 0, total / np.maximum(count, 1), plain)
+    mixed: Image = np.where(count > 0, total / np.maximum(count, 1), plain)
+    return mixed

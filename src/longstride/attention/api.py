@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.amp import is_autocast_available
 
-from longstride.attention.blocked import attend_blocked
+from longstride.attention.blocked import attend_blocked, without_autocast
 from longstride.attention.reference import attend_reference
 from longstride.patterns import Pattern
 
@@ -41,8 +42,7 @@ def attend(
     _check_tensors(q, k, v)
     heads = _one_per_head(pattern, q.shape[1])
     implementation = IMPLEMENTATIONS[choose(impl, q.device).impl]
-    # Autocast has done its part: inside, each implementation decides its own precision.
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         return implementation(q, k, v, heads, _checked_scale(scale, q.shape[-1]))
 
 
@@ -73,7 +73,9 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """As autocast treats a matrix product: floating-point inputs to the region's dtype, float64 left alone."""
 
     def cast(x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor) or not torch.is_autocast_enabled(x.device.type):
+        if not isinstance(x, Tensor) or not is_autocast_available(x.device.type):
+            return x
+        if not torch.is_autocast_enabled(x.device.type):
             return x
         return x.to(torch.get_autocast_dtype(x.device.type)) if x.dtype in DTYPES[1:] else x
 

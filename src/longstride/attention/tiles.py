@@ -32,7 +32,7 @@ WIDE = 512
 TALL = 512
 """The largest side of a square tile."""
 WASTE = 16
-"""A square tile is at most this part of the window, as half of each tile on the diagonal is wasted."""
+"""A window has about this many square tiles: half of each one on the diagonal is wasted, but many small ones take longer."""
 
 
 class Rectangle(NamedTuple):
@@ -42,6 +42,8 @@ class Rectangle(NamedTuple):
     rows: int
     key: int
     columns: int
+    first: bool
+    """Whether no other rectangle of this leaf with these queries comes before it."""
     family: Hashable
 
 
@@ -60,6 +62,8 @@ class Tiles:
     """Whether some of the pairs inside do not count."""
     uniform: bool
     """Whether the same ones do not count in every tile of every lane."""
+    fresh: bool
+    """Whether these queries have met no key yet."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Arrangement:
         column = torch.arange(tiles.columns, device=lane.device)
         query = self.query_position(lane, tiles.query + tile * tiles.query_shift + row)
         key = self.key_position(lane, tiles.key + tile * tiles.key_shift + column)
-        seen = self.leaf.sees(query, key)
+        seen: Tensor = self.leaf.sees(query, key)
         for leaf in self.earlier:
             seen = seen & ~leaf.sees(query, key)
         return seen
@@ -140,7 +144,7 @@ def _tiles(lanes: Arrangement) -> tuple[Tiles, ...]:
         rectangles = _window(lanes.length, None if reach is None else reach // lanes.step)
     alike: dict[Hashable, list[Rectangle]] = {}
     for rectangle in rectangles:
-        alike.setdefault((rectangle.rows, rectangle.columns, rectangle.family), []).append(rectangle)
+        alike.setdefault((rectangle.rows, rectangle.columns, rectangle.first, rectangle.family), []).append(rectangle)
     return tuple(_together(lanes, group) for group in alike.values())
 
 
@@ -148,25 +152,31 @@ def _window(length: int, reach: int | None) -> Iterator[Rectangle]:
     """A window of `reach` positions back (None: no limit) inside a lane."""
     back = length - 1 if reach is None else min(reach, length - 1)
     wide = back >= WIDE
-    height = min(TALL, -(-back // (WASTE * LOW)) * LOW) if wide else max(LEAST, min(LOW, back))
+    height = _side(back, TALL) if wide else max(LEAST, min(LOW, back))
     for query in range(0, length, height):
         rows = min(height, length - query)
         # A wide window is cut in squares, so that tiles that are computed together share no key.
         first = max(0, query - back)
         for keys in _cut(first, query, query + rows, height) if wide else [range(first, query + rows)]:
-            yield Rectangle(query, rows, keys[0], len(keys), family=query - keys[0])
+            yield Rectangle(query, rows, keys[0], len(keys), keys[-1] == query + rows - 1, family=query - keys[0])
 
 
 def _staircase(summary: Summary, n: int) -> Iterator[Rectangle]:
     """The summary cells before each query. Keys are counted in cells."""
-    height = min(TALL * isqrt(summary.l // summary.c), n // WASTE) // summary.l * summary.l or min(summary.l, TALL)
+    height = _side(n, TALL * isqrt(summary.l // summary.c)) // summary.l * summary.l or min(summary.l, TALL)
     whole_blocks = height % summary.l == 0
     width = height // summary.l * summary.c if whole_blocks else TALL
     for query in range(0, n, height):
         rows = min(height, n - query)
         edge = summary.cells_before(query)
-        for keys in _cut(0, edge, summary.cells_before(query + rows), width):
-            yield Rectangle(query, rows, keys[0], len(keys), edge - keys[0] if whole_blocks else (query, keys[0]))
+        for index, keys in enumerate(_cut(0, edge, summary.cells_before(query + rows), width)):
+            family = edge - keys[0] if whole_blocks else (query, keys[0])
+            yield Rectangle(query, rows, keys[0], len(keys), index == 0, family)
+
+
+def _side(extent: int, most: int) -> int:
+    """How tall a tile is in a window or staircase of this extent."""
+    return min(most, max(-(-extent // WASTE), TALL // 4))
 
 
 def _cut(first: int, edge: int, end: int, width: int) -> Iterator[range]:
@@ -189,6 +199,7 @@ def _together(lanes: Arrangement, alike: list[Rectangle]) -> Tiles:
     if isinstance(lanes.leaf, Dilated) and lanes.leaf.reach is not None:
         partial = partial or queries[-1] - keys[0] > lanes.leaf.reach
     masked = partial or not uniform or any(leaf.touches(queries, keys) for leaf in lanes.earlier)
+    fresh = first.first and not lanes.earlier
     return Tiles(
-        first.query, query_shift, first.rows, first.key, key_shift, first.columns, len(alike), masked, uniform
+        first.query, query_shift, first.rows, first.key, key_shift, first.columns, len(alike), masked, uniform, fresh
     )

@@ -1,6 +1,6 @@
 """Our patterns beside what one would use instead: SDPA dense and FlexAttention with the same pattern.
 
-    longstride bench attention --lengths 4096 16384 --patterns 'merged(strided(128))' --json result.json
+longstride bench attention --lengths 4096 16384 --patterns 'merged(strided(128))' --json result.json
 """
 
 import json
@@ -32,7 +32,13 @@ class AttentionBenchmark:
 
     lengths: tuple[int, ...] = (16_384,)
     """Sequence lengths; three or more also give how time and memory grow with pairs(n)."""
-    patterns: tuple[str, ...] = ("merged(strided(128))", "merged(fixed(128, 32))", "local(128)", "column(128)", "block(128)")
+    patterns: tuple[str, ...] = (
+        "merged(strided(128))",
+        "merged(fixed(128, 32))",
+        "local(128)",
+        "column(128)",
+        "block(128)",
+    )
     """Patterns as text, one for all heads."""
     peers: Literal["all", "sdpa", "none"] = "all"
     """What to measure beside ours: SDPA dense and FlexAttention, SDPA alone, or nothing."""
@@ -78,7 +84,7 @@ class Contender:
 class Growth:
     """The exponent a in time ~ pairs(n) ** a, and likewise for memory."""
 
-    pattern: str
+    name: str
     time: float
     memory: float
 
@@ -142,7 +148,8 @@ def _measure_length(
 ) -> list[Row]:
     shape, dtype = (settings.batch, settings.heads, n), DTYPES[settings.dtype]
     q, k, v, slopes = (
-        torch.randn(*shape, d, dtype=dtype, device=device) for d in (settings.d_qk, settings.d_qk, settings.d_v, settings.d_v)
+        torch.randn(*shape, d, dtype=dtype, device=device)
+        for d in (settings.d_qk, settings.d_qk, settings.d_v, settings.d_v)
     )
     contenders = _contenders(settings, patterns, n, device)
     failures: dict[str, str] = {}
@@ -189,12 +196,14 @@ def _contenders(
 ) -> list[Contender]:
     contenders = []
     if settings.peers != "none":
-        contenders.append(Contender("SDPA dense", Dense(), lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+        contenders.append(
+            Contender("SDPA dense", Dense(), lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        )
     for text, pattern in patterns:
         contenders.append(Contender(text, pattern, _ours(pattern, settings.impl)))
         if settings.peers == "all":
             # FlexAttention has no backward on a CPU.
-            contenders.append(Contender(f"FlexAttention {text}", pattern, _flex(pattern, n, device), device.type != "cpu"))
+            contenders.append(Contender(f"Flex {text}", pattern, _flex(pattern, n, device), device.type != "cpu"))
     return contenders
 
 
@@ -212,7 +221,8 @@ def _flex(pattern: Pattern, n: int, device: torch.device) -> Callable[[Tensor, T
             compiled.extend((torch.compile(flex_attention, dynamic=False), mask))
         # Each pattern and length is compiled for itself; the default stops that after eight.
         with torch._dynamo.config.patch(recompile_limit=256):
-            return compiled[0](q, k, v, block_mask=compiled[1])
+            output: Tensor = compiled[0](q, k, v, block_mask=compiled[1])
+            return output
 
     return call
 
@@ -234,22 +244,21 @@ def _growth(rows: Sequence[Row]) -> list[Growth]:
 
 
 def _print(result: Result, console: Console) -> None:
-    table = Table(title=", ".join(f"{name} {value}" for name, value in result.machine.items()))
-    for heading in ("n", "attention", "pairs", "forward ms", "forward + backward ms", "peak MiB", "times as fast as dense"):
-        table.add_column(heading, justify="left" if heading == "attention" else "right")
-    for row in result.rows:
-        cells = [_cell(row.forward_ms), _cell(row.both_ms), _cell(row.peak_mib), _cell(row.faster_than_dense)]
-        table.add_row(f"{row.n:,}", row.name, f"{row.pairs:,}", *cells)
-    console.print(table)
-    for row in result.rows:
-        if row.failure:
-            console.print(f"{row.name} at n = {row.n:,} did not run: {row.failure}", highlight=False, markup=False)
-    for growth in result.growth:
-        console.print(
-            f"{growth.pattern}: time grows as pairs(n)^{growth.time}, memory as pairs(n)^{growth.memory}",
-            highlight=False,
-            markup=False,
-        )
+    about = ", ".join(f"{name} {value}" for name, value in result.machine.items())
+    console.print(about, highlight=False)
+    for n in dict.fromkeys(row.n for row in result.rows):
+        table = Table(title=f"n = {n:,}", title_justify="left", title_style="bold")
+        table.add_column("attention", no_wrap=True)
+        for heading in ("million\npairs", "forward\nms", "with\nbackward", "peak\nMiB", "dense\n/ this"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row in (row for row in result.rows if row.n == n):
+            measured = (row.forward_ms, row.both_ms, row.peak_mib, row.faster_than_dense)
+            table.add_row(row.name, f"{row.pairs / 1e6:,.2f}", *(_cell(value) for value in measured))
+        console.print(table)
+    notes = [f"{row.name} at n = {row.n:,} did not run: {row.failure}" for row in result.rows if row.failure]
+    notes += [f"{one.name}: time ~ pairs^{one.time}, memory ~ pairs^{one.memory}" for one in result.growth]
+    for note in notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def _cell(value: float | None) -> str:

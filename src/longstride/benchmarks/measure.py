@@ -1,6 +1,7 @@
 """How long a call takes and how much memory it needs, on a CPU or a GPU."""
 
 import json
+import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         call()
         return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # The profiler would report its own start and stop.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         call()
     held = peak = 0

@@ -1,0 +1,179 @@
+"""What is in memory while tiles are computed: some lanes of an arrangement, chunks of their tiles, a chunk's products.
+
+Shapes: heads come one at a time, [batch, n, d]. Lanes of one are [lanes, length, d], where lanes includes the batch; tiles
+of those [tiles, rows, d] for queries and [tiles, columns, d] for keys, where tiles includes the lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longstride.attention.tiles import Arrangement, Tiles
+from longstride.patterns import Summary
+
+
+class Budget(NamedTuple):
+    """How much is worked on at a time: on a CPU what its cache holds, elsewhere what keeps the device busy."""
+
+    positions: int
+    scores: int
+
+
+CPU_BUDGET = Budget(positions=2**13, scores=2**19)
+DEVICE_BUDGET = Budget(positions=2**20, scores=2**25)
+
+
+def budget(device: torch.device) -> Budget:
+    return CPU_BUDGET if device.type == "cpu" else DEVICE_BUDGET
+
+
+def lane_groups(arrangement: Arrangement, q: Tensor) -> Iterator[LaneGroup]:
+    at_once = max(1, budget(q.device).positions // (len(q) * arrangement.length))
+    for first in range(0, arrangement.lanes, at_once):
+        yield LaneGroup(arrangement, first, min(at_once, arrangement.lanes - first), len(q), q.dtype, q.device)
+
+
+@dataclass(frozen=True)
+class LaneGroup:
+    """Some lanes of an arrangement, worked on together."""
+
+    arrangement: Arrangement
+    first: int
+    count: int
+    batch: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def load_queries(self, x: Tensor) -> Tensor:
+        """[batch, n, d] -> [lanes, length, d]: a view where the arrangement has one, or else a copy."""
+        return self.arrangement.in_lanes(x)[:, self.first : self.first + self.count].flatten(0, 1)
+
+    def store_queries(self, lanes: Tensor, x: Tensor) -> None:
+        """Puts back what `load_queries` took, where it was a copy."""
+        target = self.arrangement.in_lanes(x)[:, self.first : self.first + self.count]
+        if lanes.data_ptr() != target.data_ptr():
+            target.copy_(lanes.view(target.shape))
+
+    def load_keys(self, x: Tensor) -> Tensor:
+        """The same for the keys, of which Summary has only the cells: [batch, n, d] -> [batch, cells, d]."""
+        leaf = self.arrangement.leaf
+        return x.index_select(1, self._cells(leaf)) if isinstance(leaf, Summary) else self.load_queries(x)
+
+    def store_keys(self, lanes: Tensor, x: Tensor) -> None:
+        leaf = self.arrangement.leaf
+        if isinstance(leaf, Summary):
+            x[:, self._cells(leaf)] = lanes
+        else:
+            self.store_queries(lanes, x)
+
+    def _cells(self, summary: Summary) -> Tensor:
+        cells = torch.arange(summary.cells_before(self.arrangement.length), device=self.device)
+        position: Tensor = self.arrangement.key_position(0, cells)
+        return position
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The tiles of these lanes, in chunks of about as many scores as the budget has."""
+        lane = torch.arange(self.first, self.first + self.count, device=self.device).repeat(self.batch)
+        for tiles in self.arrangement.tiles:
+            at_once = max(1, budget(self.device).scores // (len(lane) * tiles.rows * tiles.columns))
+            bias = None
+            if tiles.masked and tiles.uniform:
+                bias = _uniform_bias(self.arrangement, tiles, self.dtype, self.device)
+            for first in range(0, tiles.count, at_once):
+                count = min(at_once, tiles.count - first)
+                if tiles.masked and not tiles.uniform:
+                    tile = torch.arange(first, first + count, device=self.device)
+                    bias = _bias(self.arrangement.visible(tiles, lane, tile), self.dtype)
+                yield Chunk(tiles, first, count, bias)
+
+
+@lru_cache(maxsize=64)
+def _uniform_bias(arrangement: Arrangement, tiles: Tiles, dtype: torch.dtype, device: torch.device) -> Tensor:
+    zero = torch.zeros(1, dtype=torch.long, device=device)
+    return _bias(arrangement.visible(tiles, zero, zero), dtype)
+
+
+def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a pair counts and -inf where it does not: [tiles, rows, columns]."""
+    hidden = ~visible.flatten(0, 1)
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some tiles of one shape, in all the lanes of a group, that are computed together."""
+
+    tiles: Tiles
+    first: int
+    count: int
+    bias: Tensor | None
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[lanes, length, d] -> [lanes * tiles, rows, d]."""
+        return self.query_windows(x).flatten(0, 1)
+
+    def query_windows(self, x: Tensor) -> Tensor:
+        """[lanes, length, d] -> the view [lanes, tiles, rows, d]."""
+        tiles = self.tiles
+        return _windows(x, tiles.query + self.first * tiles.query_shift, tiles.query_shift, tiles.rows, self.count)
+
+    def keys(self, x: Tensor) -> Tensor:
+        """[lanes, length, d] -> [lanes * tiles, columns, d]."""
+        tiles = self.tiles
+        start = tiles.key + self.first * tiles.key_shift
+        return _windows(x, start, tiles.key_shift, tiles.columns, self.count).flatten(0, 1)
+
+    def add_to_keys(self, total: Tensor, left: Tensor, right: Tensor, factor: float, scratch: Scratch) -> None:
+        """Adds left right * factor, [lanes * tiles, columns, d]. Neighbouring tiles may share keys, so a shift at a time."""
+        tiles = self.tiles
+        start = tiles.key + self.first * tiles.key_shift
+        width = tiles.key_shift if self.count > 1 else tiles.columns
+        for offset in range(0, tiles.columns, width):
+            columns = left[:, offset : offset + width]
+            target = _windows(total, start + offset, tiles.key_shift, columns.shape[1], self.count)
+            scratch.add_product(target, columns, right, factor, fresh=False)
+
+    def scores(self, queries: Tensor, keys: Tensor, scale: float, scratch: Scratch) -> Tensor:
+        """q k^T * scale, and -inf for pairs that do not count."""
+        return scratch.product("scores", queries, keys.transpose(1, 2), scale, self.bias)
+
+
+class Scratch:
+    """Memory for the products of a chunk, used again for the next: fresh memory costs a CPU more than the sums in it."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.empty = torch.empty(0, dtype=dtype, device=device)
+        self.buffers: dict[str, Tensor] = {}
+
+    def product(self, name: str, left: Tensor, right: Tensor, factor: float = 1, bias: Tensor | None = None) -> Tensor:
+        """left right * factor + bias as a batch of matrix products, in the memory of that name."""
+        shape = (left.shape[0], left.shape[1], right.shape[2])
+        size = shape[0] * shape[1] * shape[2]
+        if self.buffers.get(name, self.empty).numel() < size:
+            self.buffers[name] = self.empty.new_empty(size)
+        result = self.buffers[name][:size].view(shape)
+        start, beta = (result, 0) if bias is None else (bias, 1)
+        return torch.baddbmm(start, left, right, beta=beta, alpha=factor, out=result)
+
+    def add_product(self, total: Tensor, left: Tensor, right: Tensor, factor: float, fresh: bool) -> None:
+        """Adds left right * factor to a view [lanes, tiles, ...], or sets it if it is fresh."""
+        if total.is_contiguous():
+            place = total.flatten(0, 1)
+            torch.baddbmm(place, left, right, beta=0 if fresh else 1, alpha=factor, out=place)
+        elif fresh:
+            total.copy_(self.product("sum", left, right, factor).view(total.shape))
+        else:
+            total.add_(self.product("sum", left, right).view(total.shape), alpha=factor)
+
+
+def _windows(x: Tensor, start: int, shift: int, size: int, count: int) -> Tensor:
+    """[lanes, length, d] -> the view [lanes, count, size, d] of windows that start `shift` apart."""
+    if count == 1:
+        return x[:, None, start : start + size]
+    return x[:, start : start + (count - 1) * shift + size].unfold(1, size, shift).transpose(2, 3)

@@ -1,0 +1,184 @@
+import pytest
+import torch
+
+from longstride import attend
+from longstride.attention.api import choose
+from longstride.patterns import Block, Column, Dense, Local, Summary
+from tests.attention.error_rule import Ran, results
+
+PATTERN = Local(4) | Column(5)
+BOTH = pytest.mark.parametrize("impl", ["blocked", "reference"])
+
+
+def tensors(batch=2, heads=3, n=23, d_qk=4, d_v=6):
+    return [torch.randn(batch, heads, n, d) for d in (d_qk, d_qk, d_v)]
+
+
+def test_auto_is_blocked_on_a_cpu():
+    q, k, v = tensors()
+    with Ran() as ran:
+        output = attend(q, k, v, PATTERN)
+    assert "longstride.blocked_forward" in ran.ops
+    assert output.shape == v.shape
+    assert torch.equal(output, attend(q, k, v, PATTERN, impl="blocked"))
+    assert choose("auto", q.device).impl == "blocked"
+
+
+@BOTH
+def test_one_pattern_for_each_head(impl):
+    q, k, v = tensors()
+    heads = (Local(4), Block(5) | Summary(5, 2), Dense())
+    together = attend(q, k, v, heads, impl=impl)
+    for head, pattern in enumerate(heads):
+        one = slice(head, head + 1)
+        alone = attend(q[:, one], k[:, one], v[:, one], pattern, impl=impl)
+        torch.testing.assert_close(together[:, one], alone)
+
+
+@BOTH
+def test_the_scale_is_one_over_the_root_of_d_qk(impl):
+    q, k, v = tensors(d_qk=16)
+    assert torch.equal(attend(q, k, v, PATTERN, impl=impl), attend(q, k, v, PATTERN, scale=0.25, impl=impl))
+    assert not torch.allclose(attend(q, k, v, PATTERN, impl=impl), attend(q, k, v, PATTERN, scale=1, impl=impl))
+
+
+@BOTH
+def test_inputs_as_the_projections_leave_them(impl):
+    """[batch, n, heads, d] transposed, and other views, give the same as copies of them; none is changed."""
+    views = [torch.randn(2, 23, 3, d).transpose(1, 2) for d in (4, 4, 6)]
+    views[1] = torch.randn(2, 3, 4, 23).transpose(2, 3)
+    kept = [x.clone() for x in views]
+    slopes = torch.randn(2, 23, 3, 6).transpose(1, 2)
+    expected = results(impl, *kept, slopes.contiguous(), PATTERN)
+    inputs = [x.detach().requires_grad_() for x in views]
+    output = attend(*inputs, PATTERN, impl=impl)
+    for ours, theirs in zip([output, *torch.autograd.grad(output, inputs, slopes)], expected):
+        assert torch.equal(ours, theirs)
+    assert all(torch.equal(x, y) for x, y in zip(views, kept))
+
+
+@BOTH
+def test_a_gradient_that_is_expanded(impl):
+    q, k, v = (x.requires_grad_() for x in tensors())
+    attend(q, k, v, PATTERN, impl=impl).sum().backward()
+    assert q.grad is not None
+    assert q.grad.isfinite().all()
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_picks_the_regions_dtype(impl, dtype):
+    q, k, v = (x.requires_grad_() for x in tensors())
+    with torch.autocast("cpu", dtype=dtype):
+        output = attend(q, k.bfloat16(), v, PATTERN, impl=impl)  # as a linear layer and a norm may leave them
+    assert output.dtype == dtype
+    output.sum().backward()
+    assert q.grad is not None
+    assert q.grad.dtype == torch.float32
+    low = [x.detach().to(dtype) for x in (q, k.bfloat16(), v)]
+    assert torch.equal(output, attend(*low, PATTERN, impl=impl))
+    with torch.autocast("cpu", dtype=dtype):
+        assert attend(*(x.double() for x in (q, k, v)), PATTERN, impl=impl).dtype == torch.float64
+
+
+def test_autocast_does_not_reach_into_the_sums():
+    """Blocked computes half precision in float32; autocast around it must not make that half again."""
+    q, k, v = (x.bfloat16() for x in tensors(n=200, d_qk=32))
+    outside = attend(q, k, v, PATTERN, impl="blocked")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = attend(q, k, v, PATTERN, impl="blocked")
+    assert torch.equal(outside, inside)
+
+
+@BOTH
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_graph_break(impl, dynamic):
+    torch._dynamo.reset()
+
+    def call(q, k, v, pattern):
+        return attend(q, k, v, [pattern, Block(6) | Summary(6, 2), Dense()], impl=impl)
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for pattern in (PATTERN, Local(2), PATTERN):
+        inputs = [x.requires_grad_() for x in tensors()]
+        expected = torch.autograd.grad(call(*inputs, pattern).square().sum(), inputs)
+        actual = torch.autograd.grad(compiled(*inputs, pattern).square().sum(), inputs)
+        for ours, theirs in zip(actual, expected):
+            torch.testing.assert_close(ours, theirs)
+    assert torch.equal(compiled(*tensors(n=31), PATTERN).isfinite(), torch.ones(2, 3, 31, 6).bool())
+
+
+@BOTH
+def test_an_empty_batch(impl):
+    q, k, v = (x.requires_grad_() for x in tensors(batch=0))
+    output = attend(q, k, v, [PATTERN, Block(4), Summary(4, 2)], impl=impl)
+    assert output.shape == (0, 3, 23, 6)
+    output.sum().backward()
+    assert q.grad is not None
+    assert q.grad.shape == q.shape
+
+
+@BOTH
+def test_a_single_position(impl):
+    q, k, v = tensors(n=1)
+    for pattern in (PATTERN, Dense(), Block(9)):
+        torch.testing.assert_close(attend(q, k, v, pattern, impl=impl), v)
+    assert (attend(q, k, v, Summary(9, 1), impl=impl) == 0).all()
+
+
+@BOTH
+def test_inference_mode_then_training(impl):
+    q, k, v = (x.requires_grad_() for x in tensors())
+    with torch.inference_mode():
+        first = attend(q, k, v, PATTERN, impl=impl)
+    second = attend(q, k, v, PATTERN, impl=impl)
+    second.sum().backward()
+    assert torch.equal(first, second)
+
+
+X = torch.randn(2, 3, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        ((X[0], X, X, PATTERN), {}, r"q must be \[batch, heads, n, d\], got 3 dimensions: \[3, 5, 4\]"),
+        ((X, X, X[..., 0], PATTERN), {}, "v must be .* got 3 dimensions"),
+        ((X, X[:, :2], X, PATTERN), {}, r"q and k must have the same shape, got q \[2, 3, 5, 4\] and k \[2, 2, 5, 4\]"),
+        ((X, X[..., :3], X, PATTERN), {}, "q and k must have the same shape"),
+        ((X, X, X[:, :, :4], PATTERN), {}, r"v must have q's batch, heads and n, got q .* and v \[2, 3, 4, 4\]"),
+        (
+            (X, X, X.double(), PATTERN),
+            {},
+            "must have one dtype, got q torch.float32, k torch.float32 and v torch.float64",
+        ),
+        ((X, X, X.to("meta"), PATTERN), {}, "must be on one device, got q cpu, k cpu and v meta"),
+        ((X.long(), X.long(), X.long(), PATTERN), {}, "q has dtype torch.int64; it must be float64, float32"),
+        ((X.numpy(), X, X, PATTERN), {}, "q must be a tensor, got ndarray"),
+        (
+            (X[:, :, :0], X[:, :, :0], X[:, :, :0], PATTERN),
+            {},
+            r"q has shape \[2, 3, 0, 4\]; heads, n and d must be at least 1",
+        ),
+        ((X, X, X, [PATTERN] * 2), {}, "pattern has 2 patterns for 3 heads"),
+        ((X, X, X, [PATTERN, 5, PATTERN]), {}, r"pattern\[1\] must be a Pattern, got 5"),
+        (
+            (X, X, X, "local(4)"),
+            {},
+            "pattern must be a Pattern or a sequence .* got 'local\\(4\\)'; longstride.parse reads",
+        ),
+        ((X, X, X, None), {}, "pattern must be a Pattern .* got None"),
+        ((X, X, X, PATTERN), {"impl": "bloked"}, "impl = 'bloked' is not an implementation; did you mean 'blocked'?"),
+        ((X, X, X, PATTERN), {"impl": "cuda"}, "it must be one of 'auto', 'reference', 'blocked', 'triton'"),
+        ((X, X, X, PATTERN), {"scale": float("nan")}, "scale must be a finite number .* got nan"),
+        ((X, X, X, PATTERN), {"scale": "1"}, "scale must be a finite number .* got '1'"),
+    ],
+)
+def test_mistakes_are_named(arguments, options, says):
+    with pytest.raises(ValueError, match=says):
+        attend(*arguments, **options)
+
+
+def test_triton_is_not_silently_replaced():
+    with pytest.raises(RuntimeError, match=r"impl = 'triton' was asked for on cpu.*'blocked' runs on every device"):
+        attend(X, X, X, PATTERN, impl="triton")

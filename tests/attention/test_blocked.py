@@ -1,0 +1,227 @@
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+
+import longstride.attention.chunks as chunks
+import longstride.attention.tiles as tiles
+from longstride import attend
+from longstride.benchmarks.measure import exponent, peak_bytes
+from longstride.patterns import Block, Column, Dense, Dilated, Local, Pattern, Summary, fixed, grid, strided, union
+from tests.attention.error_rule import Ran, assert_within_the_rule
+from tests.strategies import patterns
+
+STRIDED, FIXED = union(*strided(6)), union(*fixed(8, 2))
+
+
+@st.composite
+def cases(draw, longest_n=130, longest_stride=24):
+    """(pattern or patterns, batch, heads, n, d_qk, d_v)"""
+    heads = draw(st.integers(1, 3))
+    one = patterns(longest_stride)
+    pattern = draw(st.one_of(one, st.lists(one, min_size=heads, max_size=heads)))
+    n = draw(st.one_of(st.just(1), st.integers(1, longest_n)))
+    return pattern, draw(st.integers(1, 2)), heads, n, draw(st.integers(1, 9)), draw(st.integers(1, 9))
+
+
+def tensors(batch, heads, n, d_qk, d_v, dtype=torch.float32):
+    """q, k, v, and a gradient of the output, the same for the same shape."""
+    torch.manual_seed(0)
+    return (torch.randn(batch, heads, n, d).to(dtype) for d in (d_qk, d_qk, d_v, d_v))
+
+
+@given(cases(longest_n=700, longest_stride=150))
+@settings(max_examples=250)
+@example(([Local(96), Column(96)], 2, 2, 500, 16, 32))  # the CIFAR-10 network's heads
+@example(([Block(128) | Summary(128, 32, part) for part in range(4)], 1, 4, 400, 8, 8))  # the enwik8 network's
+@example((Local(2000), 1, 1, 2500, 4, 4))
+@example((Dense(), 1, 1, 1100, 4, 4))
+@example((Summary(700, 300), 1, 1, 1500, 4, 4))
+@example((Block(600) | Block(250), 1, 1, 1300, 4, 4))
+def test_agrees_with_the_oracle(case):
+    pattern, *shape = case
+    assert_within_the_rule("blocked", *tensors(*shape), pattern)
+
+
+SIZES = {"LEAST": [1, 3, 16], "LOW": [2, 5, 64], "WIDE": [3, 8, 512], "TALL": [4, 7, 16], "WASTE": [1, 2, 16]}
+
+
+@given(
+    cases(),
+    st.fixed_dictionaries({name: st.sampled_from(values) for name, values in SIZES.items()}),
+    st.sampled_from([1, 40, 2**13]),
+    st.sampled_from([1, 300, 2**19]),
+)
+@settings(max_examples=400)
+def test_results_do_not_depend_on_tile_sizes(case, sizes, positions, scores):
+    """The same with tiles so small that a short sequence has every kind of them."""
+    pattern, *shape = case
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in sizes.items():
+            patch.setattr(tiles, name, size)
+        patch.setattr(chunks, "CPU_BUDGET", chunks.Budget(positions, scores))
+        tiles.plan.cache_clear()
+        assert_within_the_rule("blocked", *tensors(*shape), pattern)
+    tiles.plan.cache_clear()
+
+
+@pytest.mark.slow
+@given(cases(longest_n=3000, longest_stride=600))
+@settings(max_examples=1500)
+def test_agrees_with_the_oracle_at_length(case):
+    pattern, *shape = case
+    assert_within_the_rule("blocked", *tensors(*shape), pattern)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("pattern", [STRIDED, FIXED, Dense(), [Local(5), Summary(7, 3)]], ids=repr)
+def test_other_precisions(dtype, pattern):
+    assert_within_the_rule("blocked", *tensors(2, 2, 61, 16, 8, dtype), pattern)
+
+
+def test_scores_far_apart():
+    q, k, v, slopes = tensors(1, 1, 80, 8, 8)
+    for scale in (0.0, -3.0, 50.0):
+        assert_within_the_rule("blocked", q, k, v, slopes, STRIDED, scale)
+
+
+@pytest.mark.parametrize("pattern", [STRIDED, FIXED, Summary(5, 2), Dilated(3, 7), [Block(4), Column(3)]], ids=repr)
+def test_gradcheck(pattern):
+    inputs = [torch.randn(1, 2, 17, d, dtype=torch.float64, requires_grad=True) for d in (3, 3, 2)]
+    assert gradcheck(lambda q, k, v: attend(q, k, v, pattern, impl="blocked"), inputs)
+
+
+@given(cases())
+@settings(max_examples=100)
+def test_the_future_changes_nothing(case):
+    pattern, *shape = case
+    q, k, v, _ = tensors(*shape)
+    n = shape[2]
+    before = attend(q, k, v, pattern, impl="blocked")
+    now = int(torch.randint(n, ()))
+    for x in (q, k, v):
+        x[:, :, now + 1 :] = torch.randn_like(x[:, :, now + 1 :]) * 100
+    after = attend(q, k, v, pattern, impl="blocked")
+    assert torch.equal(before[:, :, : now + 1], after[:, :, : now + 1])
+
+
+@pytest.mark.parametrize("pattern", [STRIDED, FIXED, Summary(9, 2), [Dense(), Summary(50, 1)]], ids=repr)
+def test_every_element_is_written(poisoned, pattern):
+    for n in (1, 7, 64, 65):
+        q, k, v, slopes = (torch.randn(2, 2, n, 4) for _ in range(4))
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        output = attend(*inputs, pattern, impl="blocked")
+        for x in (output, *torch.autograd.grad(output, inputs, slopes)):
+            assert x.isfinite().all()
+
+
+def test_a_query_without_keys_gets_nothing():
+    q, k, v = (torch.randn(1, 1, 6, 2, requires_grad=True) for _ in range(3))
+    output = attend(q, k, v, Summary(4, 1), impl="blocked")
+    assert (output[0, 0, :3] == 0).all()
+    output.sum().backward()
+    assert q.grad is not None
+    assert (q.grad[0, 0, :3] == 0).all()
+    assert q.grad.isfinite().all()
+
+
+def test_patterns_of_one_length_are_kept_apart():
+    """A plan that were remembered by length alone would give the second pattern the first one's result."""
+    q, k, v, slopes = tensors(1, 1, 50, 4, 4)
+    for pattern in (Local(3), Column(3), Block(7), Summary(7, 2), Summary(7, 2, 1), Local(3) | Block(7)):
+        assert_within_the_rule("blocked", q, k, v, slopes, pattern)
+
+
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True), (True, False, True)])
+def test_only_the_gradients_that_are_needed(wanted):
+    whole = [x.requires_grad_() for x in list(tensors(1, 2, 30, 4, 5))[:3]]
+    some = [x.detach().requires_grad_(want) for x, want in zip(whole, wanted)]
+    attend(*whole, FIXED, impl="blocked").square().sum().backward()
+    attend(*some, FIXED, impl="blocked").square().sum().backward()
+    for x, y, want in zip(whole, some, wanted):
+        assert (y.grad is not None) == want
+        assert not want or torch.equal(x.grad, y.grad)
+
+
+def test_backward_twice_is_refused_with_its_name():
+    q = torch.randn(1, 1, 8, 2, requires_grad=True)
+    (slope,) = torch.autograd.grad(attend(q, q, q, STRIDED, impl="blocked").sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"longstride\.blocked_backward"):
+        slope.sum().backward()
+
+
+def test_operators_keep_their_promises():
+    q, k, v, slopes = tensors(2, 2, 20, 4, 3)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    text = "Local(3) | Column(5), Block(4) | Summary(4, 1)"
+    torch.library.opcheck(torch.ops.longstride.blocked_forward.default, (*inputs, text, 0.5))
+    with torch.no_grad():
+        saved = torch.ops.longstride.blocked_forward(*inputs, text, 0.5)
+        arguments = (slopes, *(x.detach() for x in inputs), *saved, text, 0.5, [True, False, True])
+        torch.library.opcheck(torch.ops.longstride.blocked_backward.default, arguments)
+
+
+@pytest.mark.parametrize("pattern", [STRIDED, FIXED, Block(6) | Block(4), Local(3) | Summary(5, 2)], ids=repr)
+def test_tiles_hold_every_pair_once(pattern: Pattern):
+    for n in (1, 5, 24, 61):
+        times = torch.zeros(n, n, dtype=torch.int)
+        for lanes in tiles.plan(pattern, n):
+            for group in lanes.tiles:
+                lane, tile = torch.arange(lanes.lanes), torch.arange(group.count)
+                seen = lanes.visible(group, lane, tile)
+                if not group.masked:
+                    assert seen.all()
+                if group.uniform:
+                    assert (seen == seen[:1, :1]).all()
+                for at in lane.tolist():
+                    for t in range(group.count):
+                        for row, column in seen[at, t].nonzero().tolist():
+                            i = lanes.query_position(at, group.query + t * group.query_shift + row)
+                            j = lanes.key_position(at, group.key + t * group.key_shift + column)
+                            times[i, j] += 1
+        assert torch.equal(times, pattern.mask(n).int())
+
+
+@pytest.mark.parametrize("pattern", [union(*strided(64)), union(*fixed(64, 8)), Local(40), Column(50)], ids=repr)
+def test_tiles_waste_little(pattern):
+    n = 8192
+    area = sum(
+        lanes.lanes * group.rows * group.columns * group.count for lanes in tiles.plan(pattern, n) for group in lanes.tiles
+    )
+    assert area < 2.5 * pattern.pairs(n)
+
+
+@pytest.mark.parametrize("pattern", [union(*strided(64)), union(*fixed(64, 16)), union(*grid(2**14, 3)), Dense()], ids=repr)
+def test_memory_grows_no_faster_than_pairs(pattern):
+    lengths, peaks = (1024, 2048, 4096, 8192), []
+    for n in lengths:
+        inputs = [torch.randn(1, 1, n, 16, requires_grad=True) for _ in range(3)]
+        slopes = torch.randn(1, 1, n, 16)
+
+        def both(inputs=inputs, slopes=slopes):
+            torch.autograd.grad(attend(*inputs, pattern, impl="blocked"), inputs, slopes)
+
+        peaks.append(peak_bytes(both, torch.device("cpu")))
+        # Besides the three inputs' gradients and the output: a few chunks, and a few copies of a head.
+        assert peaks[-1] < 12 * 4 * n * 16 + 4 * 4 * chunks.CPU_BUDGET.scores
+    assert peaks[-1] < 4 * lengths[-1] ** 2 / 4  # far from even a quarter of an n x n matrix
+    assert exponent([pattern.pairs(n) for n in lengths], peaks) < 1.1
+
+
+def test_the_oracles_memory_is_seen_to_grow_with_n_squared():
+    """The measure itself: it must tell the oracle's n x n tensors."""
+    n = 1024
+    inputs = [torch.randn(1, 1, n, 4, requires_grad=True) for _ in range(3)]
+
+    def both():
+        attend(*inputs, STRIDED, impl="reference").sum().backward()
+
+    assert peak_bytes(both, torch.device("cpu")) > 4 * n * n
+
+
+def test_the_proof_of_what_ran_can_fail():
+    q, k, v, _ = tensors(1, 1, 8, 2, 2)
+    with Ran() as ran:
+        attend(q, k, v, STRIDED, impl="reference")
+    assert "longstride.blocked_forward" not in ran.ops

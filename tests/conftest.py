@@ -1,0 +1,23 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+# The same examples on every run of the same code: a failure is then always somebody's change.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Fills uninitialized memory with NaN, so that an element that is never written shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
