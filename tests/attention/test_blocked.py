@@ -225,3 +225,11 @@ def test_the_proof_of_what_ran_can_fail():
     with Ran() as ran:
         attend(q, k, v, STRIDED, impl="reference")
     assert "longstride.blocked_forward" not in ran.ops
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("pattern", [STRIDED, FIXED, Dense(), [Local(5), Summary(7, 3)], Block(6) | Block(4)], ids=repr)
+def test_on_a_gpu(dtype, pattern):
+    for n in (1, 61, 2000):
+        assert_within_the_rule("blocked", *(x.cuda() for x in tensors(2, 2, n, 16, 8, dtype)), pattern)

@@ -36,7 +36,7 @@ def attend_blocked(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sc
 
 @torch.library.custom_op("longstride::blocked_forward", mutates_args=())
 def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, and of every query the largest score (in bits) and the sum of its weights relative to that.
+    """The output, and of every query the largest score and the sum of its weights relative to that.
 
     The two are kept apart, since taking their log-sum-exp would add a rounding to every weight in backward.
     """
@@ -83,11 +83,10 @@ def blocked_backward(
     with without_autocast(q.device):
         for pattern, head in _head_by_head(q, patterns):
             inputs = _take(q, head), _take(k, head), _take(v, head)
-            # Dividing a query's slopes by its weights' sum, once, spares dividing the weights themselves.
-            slopes = _take(gradient, head) / weight[head].unsqueeze(-1)
-            # Weights sum to 1, so the slopes of a query's scores lose their mean, which is this product.
+            slopes = _take(gradient, head)
+            # A query's weights sum to 1, so the slopes of its scores lose their mean, which is this product.
             mean = (slopes * _take(output, head)).sum(-1, keepdim=True)
-            by_query = slopes, mean, largest[head].unsqueeze(-1)
+            by_query = slopes, mean, largest[head].unsqueeze(-1), weight[head].unsqueeze(-1).log2().neg_()
             totals = [_zeros(x, head) if wanted else None for x, wanted in zip(results, needed)]
             for arrangement in plan(pattern, q.shape[2]):
                 for lanes in lane_groups(arrangement, inputs[0]):
@@ -107,6 +106,14 @@ def blocked_backward(
     return results
 
 
+def _exp(x: Tensor, bits: Tensor | None = None) -> Tensor:
+    """exp(x) * 2 ** bits, in place.
+
+    Not torch.exp: on a CPU that takes five times as long where the result is 0, as it is at pairs that do not count.
+    """
+    return (x.mul_(LOG2_E) if bits is None else torch.add(bits, x, alpha=LOG2_E, out=x)).exp2_()
+
+
 def _forward_chunk(
     chunk: Chunk,
     scratch: Scratch,
@@ -118,14 +125,14 @@ def _forward_chunk(
     weight: Tensor,
     weighted: Tensor,
 ) -> None:
-    scores = chunk.scores(chunk.queries(q), chunk.keys(k), scale * LOG2_E, scratch)
+    scores = chunk.scores(chunk.queries(q), chunk.keys(k), scale, scratch)
     before = chunk.query_windows(largest)
     now = torch.maximum(before, scores.amax(-1, keepdim=True).view(before.shape))
-    weights = scores.sub_(now.flatten(0, 1)).exp2_()
+    weights = _exp(scores.sub_(now.flatten(0, 1)))
     sums = weights.sum(-1, keepdim=True).view(now.shape)
     weight_so_far, weighted_so_far = chunk.query_windows(weight), chunk.query_windows(weighted)
     if not chunk.tiles.fresh:
-        kept = (before - now).exp2_()
+        kept = _exp(before - now)
         weighted_so_far.mul_(kept)
         sums.addcmul_(weight_so_far, kept)
     before.copy_(now)
@@ -143,12 +150,13 @@ def _backward_chunk(
     slopes: Tensor,
     mean: Tensor,
     largest: Tensor,
+    shrink: Tensor,
     q_sum: Tensor | None,
     k_sum: Tensor | None,
     v_sum: Tensor | None,
 ) -> None:
     queries, keys, output_slopes = chunk.queries(q), chunk.keys(k), chunk.queries(slopes)
-    weights = chunk.scores(queries, keys, scale * LOG2_E, scratch).sub_(chunk.queries(largest)).exp2_()
+    weights = _exp(chunk.scores(queries, keys, scale, scratch).sub_(chunk.queries(largest)), chunk.queries(shrink))
     if v_sum is not None:
         chunk.add_to_keys(v_sum, weights.transpose(1, 2), output_slopes, 1, scratch)
     if q_sum is None and k_sum is None:

@@ -152,7 +152,7 @@ def _window(length: int, reach: int | None) -> Iterator[Rectangle]:
     """A window of `reach` positions back (None: no limit) inside a lane."""
     back = length - 1 if reach is None else min(reach, length - 1)
     wide = back >= WIDE
-    height = _side(back, TALL) if wide else max(LEAST, min(LOW, back))
+    height = _side(back, TALL) if wide else max(LEAST, min(LOW, back + 1))
     for query in range(0, length, height):
         rows = min(height, length - query)
         # A wide window is cut in squares, so that tiles that are computed together share no key.

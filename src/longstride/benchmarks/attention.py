@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from longstride.atomic import atomic_path
 from longstride.attention import attend
+from longstride.attention.api import choose
 from longstride.benchmarks.measure import exponent, machine, peak_bytes, seconds_each
 from longstride.notation import parse
 from longstride.patterns import Dense, Pattern
@@ -77,6 +78,7 @@ class Contender:
     name: str
     pattern: Pattern
     call: Callable[[Tensor, Tensor, Tensor], Tensor]
+    peer: bool
     differentiable: bool = True
 
 
@@ -140,6 +142,7 @@ def _check(settings: AttentionBenchmark) -> list[tuple[str, Pattern]]:
                 "that sees what they see"
             )
         patterns.append((text, heads[0]))
+    choose(settings.impl, torch.device(settings.device))
     return patterns
 
 
@@ -153,7 +156,7 @@ def _measure_length(
     )
     contenders = _contenders(settings, patterns, n, device)
     failures: dict[str, str] = {}
-    for contender in contenders:
+    for contender in (one for one in contenders if one.peer):
         try:  # A peer may not run here at all: FlexAttention wants a C++ compiler, for one.
             contender.call(q, k, v)
         except Exception as error:
@@ -196,15 +199,17 @@ def _contenders(
 ) -> list[Contender]:
     contenders = []
     if settings.peers != "none":
-        contenders.append(
-            Contender("SDPA dense", Dense(), lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True))
-        )
+        contenders.append(Contender("SDPA dense", Dense(), _sdpa, peer=True))
     for text, pattern in patterns:
-        contenders.append(Contender(text, pattern, _ours(pattern, settings.impl)))
+        contenders.append(Contender(text, pattern, _ours(pattern, settings.impl), peer=False))
         if settings.peers == "all":
-            # FlexAttention has no backward on a CPU.
-            contenders.append(Contender(f"Flex {text}", pattern, _flex(pattern, n, device), device.type != "cpu"))
+            flex = _flex(pattern, n, device)  # It has no backward on a CPU.
+            contenders.append(Contender(f"Flex {text}", pattern, flex, peer=True, differentiable=device.type != "cpu"))
     return contenders
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def _ours(pattern: Pattern, impl: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -1,0 +1,132 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("tyro")
+
+from longstride import cli
+
+
+def run(capsys, *words):
+    """(exit code, standard output, standard error)"""
+    code = 0
+    try:
+        cli.main(words)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_doctor_says_what_runs_and_why(capsys):
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    for expected in (
+        "longstride",
+        "torch",
+        "triton",
+        "device cpu",
+        "auto on cpu",
+        "blocked: ",
+        "agrees with the oracle here",
+    ):
+        assert expected in out
+
+
+def test_doctor_sees_a_wrong_result(capsys, monkeypatch):
+    import longstride.attention.api as api
+
+    monkeypatch.setitem(api.IMPLEMENTATIONS, "blocked", lambda q, k, v, heads, scale: q + k + v)
+    _, out, _ = run(capsys, "doctor")
+    assert "DISAGREES with the oracle" in out
+
+
+def test_plot_patterns(capsys, tmp_path):
+    path = tmp_path / "figure.svg"
+    code, out, _ = run(capsys, "plot", "patterns", "--patterns", "strided(4)", "local(2) | column(4)", "--out", str(path))
+    assert code == 0
+    assert f"wrote {path}" in out
+    assert path.exists()
+
+
+def test_plot_patterns_is_the_papers_figure_by_default(capsys, tmp_path, monkeypatch):
+    import longstride.plots
+
+    called = []
+    monkeypatch.setattr(longstride.plots, "plot_patterns", lambda schemes, *rest: called.append(schemes))
+    run(capsys, "plot", "patterns", "--width", "8")
+    assert [repr(scheme.heads) for scheme in called[0]] == [
+        "(Dense(),)",
+        "(Local(8), Column(8))",
+        "(Block(8), Summary(8, 1))",
+    ]
+
+
+def test_without_matplotlib_it_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "longstride.plots", None)
+    code, _, err = run(capsys, "plot", "patterns")
+    assert code == 2
+    assert "pip install 'longstride[plot]'" in err
+
+
+def test_bench_attention(capsys, tmp_path):
+    path = tmp_path / "result.json"
+    words = "bench attention --lengths 32 64 128 --heads 2 --peers sdpa --repeats 1 --patterns merged(strided(8)) --json"
+    code, out, _ = run(capsys, *words.split(), str(path))
+    assert code == 0
+    assert "SDPA dense" in out
+    assert "time ~ pairs^" in out
+    result = json.loads(path.read_text())
+    assert [(row["n"], row["name"]) for row in result["rows"]] == [
+        (n, name) for n in (32, 64, 128) for name in ("SDPA dense", "merged(strided(8))")
+    ]
+    assert all(row["forward_ms"] > 0 and row["both_ms"] > 0 and row["peak_mib"] > 0 for row in result["rows"])
+    assert {"device", "threads", "torch", "python", "longstride"} <= result["machine"].keys()
+    assert result["settings"]["heads"] == 2
+    assert [growth["name"] for growth in result["growth"]] == ["SDPA dense", "merged(strided(8))"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("polt patterns", "there is no verb 'polt patterns'; did you mean 'plot patterns'?"),
+        ("plot", "did you mean 'plot patterns'?"),
+        ("doctro", "did you mean 'doctor'?"),
+        ("xyz", "longstride --help lists the verbs"),
+        ("plot patterns --patterns lokal(3)", "there is no pattern 'lokal'; did you mean 'local'?"),
+        ("plot patterns --patterns summary(3,4)", "c = 4 cells do not fit into a block of l = 3"),
+        ("plot patterns --out figure.gif", "'figure.gif' must end in .png or .svg"),
+        ("plot patterns --height x", "--height"),
+        ("bench attention --lengths 0", "lengths must be at least 1, got 0"),
+        ("bench attention --heads 0", "heads must be at least 1, got 0"),
+        ("bench attention --patterns strided(4)", "is 2 heads; write 'merged(strided(4))'"),
+        ("bench attention --device nowhere", "device = 'nowhere' cannot be used"),
+        ("bench attention --impl bloked", "did you mean 'blocked'?"),
+        ("bench attention --lenghts 4", "--lengths"),
+    ],
+)
+def test_mistakes_end_in_exit_code_2(capsys, words, says):
+    code, _, err = run(capsys, *words.split())
+    assert code == 2
+    assert says in err
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_help_lists_every_verb(capsys, words):
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    assert all(f"longstride {verb}" in out for verb in cli.VERBS)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_help_with_an_example(capsys, verb):
+    code, out, _ = run(capsys, *verb.split(), "--help")
+    assert code == 0
+    assert "Example: longstride" in out
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "longstride", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0.1.0"

@@ -1,0 +1,73 @@
+"""One way through the house: a module imports only from modules to its left."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import longstride
+
+ROOT = Path(longstride.__file__).parent
+# A unit may import what stands before it. `atomic` and `version` are tools without imports of ours.
+FLOW = ["version", "atomic", "patterns", "notation", "attention", "benchmarks", "plots", "doctor", "cli"]
+# Inside attention: the oracle and the fast implementations never import each other, and api joins them.
+ATTENTION = {
+    "reference": {"patterns"},
+    "tiles": {"patterns"},
+    "chunks": {"patterns", "attention.tiles"},
+    "blocked": {"patterns", "notation", "attention.chunks", "attention.tiles"},
+    "api": {"patterns", "attention.reference", "attention.blocked"},
+    "__init__": {"attention.api"},
+}
+LIGHT = {"version", "atomic", "patterns", "notation", "attention", "__init__"}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module
+            found |= {f"{node.module}.{name.name}" for name in node.names} if node.module == "longstride" else {node.module}
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    return {name.removeprefix("longstride.") for name in imports(path) if name.startswith("longstride.")}
+
+
+def unit(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_left(path):
+    if unit(path) in ("__init__", "__main__"):
+        return
+    assert unit(path) in FLOW, f"{path.name} has no place in the flow yet"
+    for name in ours(path):
+        target = name.split(".")[0]
+        assert FLOW.index(target) <= FLOW.index(unit(path)), f"{unit(path)} imports {target}, which is to its right"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "attention").glob("*.py")), ids=lambda path: path.stem)
+def test_implementations_do_not_import_each_other(path):
+    assert ours(path) <= ATTENTION[path.stem]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_core_needs_torch_alone(path):
+    if unit(path) in LIGHT:
+        foreign = {name.split(".")[0] for name in imports(path)} & {"tyro", "rich", "numpy", "matplotlib", "triton"}
+        assert not foreign
+
+
+def test_files_stay_short():
+    for path in FILES:
+        assert len(path.read_text().splitlines()) <= 400, f"{path} has outgrown its one concept"

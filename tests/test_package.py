@@ -1,0 +1,61 @@
+"""A wheel made from the repository holds what it needs and runs where nothing else of the repository is."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+if not (ROOT / "pyproject.toml").exists():
+    pytest.skip("not run from the repository", allow_module_level=True)
+pytest.importorskip("setuptools")
+pytest.importorskip("tyro")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    copy = tmp_path_factory.mktemp("source") / "longstride"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "demo", "carry"))
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, copy], check=True, capture_output=True
+    )
+    (made,) = out.glob("*.whl")
+    return made
+
+
+def test_holds_every_module_and_nothing_else(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    source = ROOT / "src"
+    expected = {
+        str(path.relative_to(source)) for path in (source / "longstride").rglob("*") if path.suffix in (".py", ".typed")
+    }
+    assert expected == {name for name in names if ".dist-info/" not in name}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_runs_in_an_environment_of_its_own(wheel, tmp_path):
+    home = tmp_path / "environment"
+    venv.create(home, with_pip=True)
+    python = home / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+    # What it depends on is borrowed from this environment, as torch is large; longstride is not, as the wheel comes first.
+    site = next((home / "lib").glob("python*/site-packages"))
+    (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    where = subprocess.run(
+        [python, "-c", "import longstride; print(longstride.__file__)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(home) in where.stdout
+    doctor = subprocess.run(
+        [home / "bin" / "longstride", "doctor"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "agrees with the oracle here" in doctor.stdout

@@ -1,0 +1,84 @@
+import matplotlib.image
+import numpy as np
+import pytest
+
+import longstride.plots
+from longstride.notation import parse
+from longstride.plots import Scheme, plot_patterns
+
+
+def schemes(*texts):
+    return [Scheme(text, parse(text)) for text in texts]
+
+
+def test_writes_a_png_that_is_not_blank(tmp_path):
+    plot_patterns(schemes("dense()", "strided(6)", "fixed(6, 1)"), tmp_path / "figure.png")
+    image = matplotlib.image.imread(tmp_path / "figure.png")
+    assert image.shape[0] > 500
+    assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 10
+    assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+
+
+def test_writes_an_svg_into_a_new_folder(tmp_path):
+    plot_patterns(schemes("strided(4)"), tmp_path / "new" / "figure.svg", height=3, width=4, row=2, column=0)
+    assert "<svg" in (tmp_path / "new" / "figure.svg").read_text()
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What was handed to imshow: the image and the matrix of each scheme, as RGB."""
+    pictures = []
+    original = longstride.plots.Axes.imshow
+
+    def imshow(axes, picture, **options):
+        pictures.append(np.asarray(picture))
+        return original(axes, picture, **options)
+
+    monkeypatch.setattr(longstride.plots.Axes, "imshow", imshow)
+    return pictures
+
+
+def test_draws_what_the_heads_see(tmp_path, drawn):
+    heads = parse("strided(6)")
+    plot_patterns([Scheme("strided", heads)], tmp_path / "figure.png", height=6, width=6, row=4, column=3)
+    image, matrix = drawn
+    first, second, unseen, future = (
+        longstride.plots.to_rgb(colour)
+        for colour in (*longstride.plots.HEADS[:2], longstride.plots.UNSEEN, longstride.plots.FUTURE)
+    )
+    for key, colour in {26: first, 9: second, 0: unseen, 28: future}.items():
+        assert tuple(image[key // 6, key % 6]) == colour
+    assert np.allclose(image[3, 3], np.add(first, second) / 2)  # a stride back, both heads see it
+    assert matrix.shape == (36, 36, 3)
+    for i in range(36):
+        for j in range(36):
+            seen = [colour for head, colour in zip(heads, (first, second)) if head.sees(i, j)]
+            expected = np.mean(seen, axis=0) if seen else unseen if j <= i else future
+            assert np.allclose(matrix[i, j], expected)
+
+
+def test_a_large_matrix_keeps_its_thin_lines(tmp_path, drawn):
+    plot_patterns(schemes("column(50)"), tmp_path / "figure.png", height=50, width=50)
+    _, matrix = drawn
+    assert len(matrix) < 1024
+    coloured = (matrix == longstride.plots.to_rgb(longstride.plots.HEADS[0])).all(-1)
+    assert coloured.any(axis=1).all()
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "says"),
+    [
+        (["dense()"], {"path": "figure.pdf"}, "must end in .png or .svg"),
+        ([], {}, "no patterns were given"),
+        (["dense()"], {"height": 0}, "height must be at least 1, got 0"),
+        (["dense()"], {"height": 400, "width": 400}, "160000 is too much .* 16384 at most"),
+        (["dense()"], {"row": 6}, "row must be 0 to 5, got 6"),
+        (["dense()"], {"column": -1}, "column must be 0 to 5, got -1"),
+        (["grid(1000, 7)"], {}, "has 7 heads, and there are colours for 6"),
+    ],
+)
+def test_mistakes_are_named_and_leave_nothing(tmp_path, texts, options, says):
+    path = tmp_path / options.pop("path", "figure.png")
+    with pytest.raises(ValueError, match=says):
+        plot_patterns(schemes(*texts), path, **options)
+    assert not list(tmp_path.iterdir())
