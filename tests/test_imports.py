@@ -15,8 +15,9 @@ ATTENTION = {
     "reference": {"patterns"},
     "tiles": {"patterns"},
     "chunks": {"patterns", "attention.tiles"},
-    "blocked": {"patterns", "notation", "attention.chunks", "attention.tiles"},
-    "api": {"patterns", "attention.reference", "attention.blocked"},
+    "precision": set(),
+    "blocked": {"patterns", "notation", "attention.chunks", "attention.precision", "attention.tiles"},
+    "api": {"patterns", "attention.reference", "attention.blocked", "attention.precision"},
     "__init__": {"attention.api"},
 }
 LIGHT = {"version", "atomic", "patterns", "notation", "attention", "__init__"}

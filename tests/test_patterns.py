@@ -151,8 +151,9 @@ def test_repr_is_how_one_writes_it(pattern, text):
 
 
 def test_patterns_are_frozen_values():
-    with pytest.raises(AttributeError):
-        Block(4).l = 5  # type: ignore[misc]
+    for pattern, name in ((Block(4), "l"), (Local(4), "reach"), (Dilated(2), "step"), (Summary(4, 1), "c")):
+        with pytest.raises(AttributeError):
+            setattr(pattern, name, 5)
     for pattern in (Local(3), Block(4) | Summary(4, 1)):
         assert pickle.loads(pickle.dumps(pattern)) == pattern
 

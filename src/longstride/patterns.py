@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from functools import lru_cache
 from itertools import combinations
 from math import inf, lcm
@@ -83,17 +83,18 @@ class Leaf(Pattern):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Dilated(Leaf):
-    """Every `step`-th earlier position, at most `reach` back (None: no limit). The rule under Dense, Local and Column."""
+    """Every `step`-th earlier position, at most `reach` back (None: no limit). The rule under Dense, Local and Column.
+
+    Frozen, but no dataclass: compilers build a dataclass from its fields and pass over the __init__ of those three.
+    """
 
     step: int
-    reach: int | None = None
+    reach: int | None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "step", _integer("Dilated", "step", self.step, least=1))
-        if self.reach is not None:
-            object.__setattr__(self, "reach", _integer("Dilated", "reach", self.reach, least=0))
+    def __init__(self, step: int, reach: int | None = None) -> None:
+        object.__setattr__(self, "step", _integer("Dilated", "step", step, least=1))
+        object.__setattr__(self, "reach", None if reach is None else _integer("Dilated", "reach", reach, least=0))
         # Local(l), Column(l) and Dense() are names for some of these values, so all print and compare by value.
         if self.reach is None:
             text = "Dense()" if self.step == 1 else f"Column({self.step})"
@@ -141,6 +142,9 @@ class Dilated(Leaf):
 
     def __hash__(self) -> int:
         return hash((Dilated, self.step, self.reach))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
 class Dense(Dilated):
@@ -345,11 +349,8 @@ def connects(patterns: Sequence[Pattern], n: int) -> bool:
 @lru_cache(maxsize=1024)
 def _union_pairs(leaves: tuple[Leaf, ...], n: int) -> int:
     """Inclusion and exclusion: add what each leaf has, take off what two share, add what three share, ..."""
-    return sum(
-        (-1) ** (size + 1) * _shared_pairs(some, n)
-        for size in range(1, len(leaves) + 1)
-        for some in combinations(leaves, size)
-    )
+    subsets = (some for size in range(1, len(leaves) + 1) for some in combinations(leaves, size))
+    return sum((-1) ** (len(some) + 1) * _shared_pairs(some, n) for some in subsets)
 
 
 def _shared_pairs(leaves: tuple[Leaf, ...], n: int) -> int:

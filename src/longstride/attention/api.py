@@ -10,15 +10,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.amp import is_autocast_available
 
-from longstride.attention.blocked import attend_blocked, without_autocast
+from longstride.attention.blocked import attend_blocked
+from longstride.attention.precision import DTYPES, cast_as_autocast_would, without_autocast
 from longstride.attention.reference import attend_reference
 from longstride.patterns import Pattern
 
 IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked}
 CHOICES = ("auto", "reference", "blocked", "triton")
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def attend(
@@ -38,8 +37,7 @@ def attend(
 
     A query that sees no key gets output 0 and gradient 0. Under autocast the inputs are cast to the region's dtype.
     """
-    q, k, v = _autocast(q, k, v)
-    _check_tensors(q, k, v)
+    q, k, v = _checked_tensors(q, k, v)
     heads = _one_per_head(pattern, q.shape[1])
     implementation = IMPLEMENTATIONS[choose(impl, q.device).impl]
     with without_autocast(q.device):
@@ -69,20 +67,7 @@ def choose(impl: str, device: torch.device) -> Choice:
     return Choice(impl, "asked for by name")
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As autocast treats a matrix product: floating-point inputs to the region's dtype, float64 left alone."""
-
-    def cast(x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor) or not is_autocast_available(x.device.type):
-            return x
-        if not torch.is_autocast_enabled(x.device.type):
-            return x
-        return x.to(torch.get_autocast_dtype(x.device.type)) if x.dtype in DTYPES[1:] else x
-
-    return cast(q), cast(k), cast(v)
-
-
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _checked_tensors(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise ValueError(f"attend: {name} must be a tensor, got {type(x).__name__}")
@@ -96,10 +81,12 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"attend: q and k must have the same shape, got q {_shape(q)} and k {_shape(k)}")
     if q.shape[:3] != v.shape[:3]:
         raise ValueError(f"attend: v must have q's batch, heads and n, got q {_shape(q)} and v {_shape(v)}")
+    q, k, v = cast_as_autocast_would(q), cast_as_autocast_would(k), cast_as_autocast_would(v)
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"attend: q, k and v must be on one device, got q {q.device}, k {k.device} and v {v.device}")
+    return q, k, v
 
 
 def _one_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list[Pattern]:

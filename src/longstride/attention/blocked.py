@@ -13,16 +13,15 @@ batch; tiles of those [tiles, rows, d] for queries and [tiles, columns, d] for k
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from math import log
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp import is_autocast_available
 
 from longstride import notation
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
+from longstride.attention.precision import without_autocast
 from longstride.attention.tiles import plan
 from longstride.patterns import Pattern
 
@@ -167,11 +166,6 @@ def _backward_chunk(
         scratch.add_product(chunk.query_windows(q_sum), score_slopes, keys, scale, chunk.tiles.fresh)
     if k_sum is not None:
         chunk.add_to_keys(k_sum, score_slopes.transpose(1, 2), queries, scale, scratch)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[None]:
-    """Here the precision of each product is decided, not by the region around it."""
-    return torch.autocast(device.type, enabled=False) if is_autocast_available(device.type) else nullcontext()
 
 
 def _head_by_head(q: Tensor, patterns: str) -> Iterator[tuple[Pattern, tuple[slice, int]]]:

@@ -13,9 +13,7 @@ from longstride.patterns import Pattern
 
 def attend_reference(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
     """softmax(q k^T * scale) v over the pairs of each head's pattern, with the whole n x n score matrix in memory."""
-    n = q.shape[-2]
-    masks = {pattern: pattern.mask(n, q.device) for pattern in set(heads)}
-    hidden = ~torch.stack([masks[pattern] for pattern in heads])  # [heads, n, n]
+    hidden = ~torch.stack([pattern.mask(q.shape[-2], q.device) for pattern in heads])  # [heads, n, n]
     scores = (q @ k.transpose(-1, -2)) * scale  # [batch, heads, n, n]
     # A finite fill keeps a query that sees no key free of NaN; the second mask then takes its even weights to 0.
     weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(dim=-1)
