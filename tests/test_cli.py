@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("tyro")
 
+import longstride
 from longstride import cli
 
 
@@ -39,7 +40,8 @@ def test_doctor_sees_a_wrong_result(capsys, monkeypatch):
     import longstride.attention.api as api
 
     monkeypatch.setitem(api.IMPLEMENTATIONS, "blocked", lambda q, k, v, heads, scale: q + k + v)
-    _, out, _ = run(capsys, "doctor")
+    code, out, _ = run(capsys, "doctor")
+    assert code == 1
     assert "DISAGREES with the oracle" in out
 
 
@@ -104,6 +106,9 @@ def test_bench_attention(capsys, tmp_path):
         ("bench attention --patterns strided(4)", "is 2 heads; write 'merged(strided(4))'"),
         ("bench attention --device nowhere", "device = 'nowhere' cannot be used"),
         ("bench attention --impl bloked", "did you mean 'blocked'?"),
+        ("bench attention --impl triton", "has no Triton kernels"),
+        ("bench attention --lengths 64 64", "lengths must be one or more different ones, got [64, 64]"),
+        ("bench attention --device meta", "device = 'meta' cannot be used"),
         ("bench attention --lenghts 4", "--lengths"),
     ],
 )
@@ -120,6 +125,13 @@ def test_help_lists_every_verb(capsys, words):
     assert all(f"longstride {verb}" in out for verb in cli.VERBS)
 
 
+def test_help_of_a_group_lists_its_verbs(capsys):
+    code, out, _ = run(capsys, "plot", "--help")
+    assert code == 0
+    assert "longstride plot patterns" in out
+    assert "bench" not in out
+
+
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_has_help_with_an_example(capsys, verb):
     code, out, _ = run(capsys, *verb.split(), "--help")
@@ -129,4 +141,4 @@ def test_every_verb_has_help_with_an_example(capsys, verb):
 
 def test_as_a_module():
     done = subprocess.run([sys.executable, "-m", "longstride", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "0.1.0"
+    assert done.stdout.strip() == longstride.__version__

@@ -8,8 +8,8 @@ import pytest
 import longstride
 
 ROOT = Path(longstride.__file__).parent
-# A unit may import what stands before it. `atomic` and `version` are tools without imports of ours.
-FLOW = ["version", "atomic", "patterns", "notation", "attention", "benchmarks", "plots", "doctor", "cli"]
+# A unit may import what stands before it. The first three are tools without imports of ours.
+FLOW = ["version", "checks", "atomic", "patterns", "notation", "attention", "benchmarks", "plots", "doctor", "cli"]
 # Inside attention: the oracle and the fast implementations never import each other, and api joins them.
 ATTENTION = {
     "reference": {"patterns"},
@@ -20,7 +20,7 @@ ATTENTION = {
     "api": {"patterns", "attention.reference", "attention.blocked", "attention.precision"},
     "__init__": {"attention.api"},
 }
-LIGHT = {"version", "atomic", "patterns", "notation", "attention", "__init__"}
+LIGHT = {"version", "checks", "atomic", "patterns", "notation", "attention", "__init__"}
 
 
 def imports(path: Path) -> set[str]:

@@ -53,6 +53,7 @@ def test_text_a_person_would_type(text, heads):
         ("__import__('os').system('true')", "cannot read"),
         ("summary(8, 9)", "c = 9 cells do not fit"),
         ("merged()", "no pattern was given"),
+        ("merged(local(3), x=column(2))", "merged takes patterns without names, got 'x'"),
     ],
 )
 def test_mistakes_are_named(text, says):

@@ -89,6 +89,9 @@ def test_pairs_at_a_million():
     blocks = n // 128
     assert union(*fixed(128, 32)).pairs(n) == blocks * (128 * 129 // 2) + 32 * 128 * (blocks * (blocks - 1) // 2)
     assert union(*grid(n, 4)).pairs(n) < 4 * 33 * n
+    # All the parts of a block together are the block, so this is full attention; and steps may be larger than any length.
+    assert union(*(Summary(128, 8, part) for part in range(16))).pairs(n) == dense
+    assert union(Column(1 << 61), Dilated((1 << 61) - 1), Block(7)).pairs(n) == Block(7).pairs(n)
 
 
 @given(leaves(), leaves(), leaves())
@@ -167,6 +170,11 @@ def test_grid_has_p_small_patterns_that_connect(n, p):
     assert connects(heads, min(n, 120))
 
 
+def test_connects_takes_any_iterable_and_one_pattern():
+    assert connects(iter(strided(4)), 16)
+    assert connects(Dense(), 16)
+
+
 def test_grid_in_two_dimensions_is_strided():
     assert grid(4096, 2) == strided(64)
 
@@ -212,7 +220,7 @@ def test_connects_is_a_product_of_masks(heads, n):
         (lambda: Dilated(2, -1), "Dilated: reach must be at least 0, got -1"),
         (lambda: Local(-1), "Local: l must be at least 0, got -1"),
         (lambda: Local(1.5), "Local: l must be a whole number of at least 0, got 1.5"),
-        (lambda: strided(0), "Column: l must be at least 1, got 0"),
+        (lambda: strided(0), "strided: l must be at least 1, got 0"),
         (lambda: Summary(0, 1), "Summary: l must be at least 1, got 0"),
         (lambda: Summary(8, 0), "Summary: c must be at least 1, got 0"),
         (lambda: Summary(8, 9), "Summary: c = 9 cells do not fit into a block of l = 8; c must be 1 to 8"),
@@ -224,7 +232,10 @@ def test_connects_is_a_product_of_masks(heads, n):
         (lambda: Dense().mask(-1), "mask: n must be at least 0, got -1"),
         (lambda: Dense().pairs(-1), "pairs: n must be at least 0, got -1"),
         (lambda: connects([3], 5), r"connects: patterns\[0\] must be a Pattern, got 3"),
+        (lambda: connects(7, 5), "connects: patterns must be"),
         (lambda: union(), "union: no pattern was given"),
+        (lambda: union(3), r"union: patterns\[0\] must be a Pattern, got 3"),
+        (lambda: Column(1 << 63), r"Column: l must be at most 2 \*\* 62"),
     ],
 )
 def test_mistakes_are_named(make, says):

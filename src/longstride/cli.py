@@ -21,8 +21,12 @@ def doctor() -> None:
     """Show versions, devices, and which implementation `auto` picks and why. Example: longstride doctor"""
     from longstride.doctor import report
 
+    wrong = False
     for what, finding in report():
         print(f"{what:<16}{finding}")
+        wrong |= "FAILED" in finding or "DISAGREES" in finding
+    if wrong:
+        sys.exit(1)
 
 
 def plot_patterns(
@@ -79,12 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a verb. Bad input ends in one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
-        print(_help())
+        print(_help(VERBS))
         return
     if words[0] == "--version":
         from longstride.version import __version__
 
         print(__version__)
+        return
+    group = {name: verb for name, verb in VERBS.items() if name.split()[0] == words[0] != name}
+    if group and words[1:] in (["-h"], ["--help"]):
+        print(_help(group))
         return
     verb = next((name for name in VERBS if words[: len(name.split())] == name.split()), None)
     try:
@@ -96,8 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _help() -> str:
-    lines = [f"  longstride {name:<18}{(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()]
+def _help(verbs: dict[str, Callable[..., None]]) -> str:
+    lines = [f"  longstride {name:<18}{(verb.__doc__ or '').splitlines()[0]}" for name, verb in verbs.items()]
     return "\n".join(["usage: longstride VERB [options]", "", *lines, "", "Every verb has --help."])
 
 

@@ -70,6 +70,8 @@ def _heads(node: ast.expr, text: str) -> tuple[Pattern, ...]:
         raise ValueError(f"pattern {text!r}: there is no pattern {node.func.id!r}; {hint}")
     call = _CALLS[name]
     if call is merged:
+        if node.keywords:
+            raise ValueError(f"pattern {text!r}: merged takes patterns without names, got {node.keywords[0].arg!r}")
         return (merged(*(pattern for argument in node.args for pattern in _heads(argument, text))),)
     try:
         arguments = inspect.signature(call).bind(

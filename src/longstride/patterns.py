@@ -12,8 +12,7 @@ its definition, and everything else follows from that. Sections 4.2 and 4.3 of t
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import FrozenInstanceError, dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -22,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from longstride.checks import whole_number
 
 
 class Pattern:
@@ -35,7 +36,7 @@ class Pattern:
         raise NotImplementedError
 
     def pairs(self, n: int) -> int:
-        """How many (query, key) pairs there are in a sequence of length n. Closed form, exact."""
+        """How many (query, key) pairs there are in a sequence of length n, exactly, without looking at them."""
         raise NotImplementedError
 
     @property
@@ -45,7 +46,7 @@ class Pattern:
 
     def mask(self, n: int, device: torch.device | str | None = None) -> Tensor:
         """The n x n truth table, queries down and keys across: for tests and pictures."""
-        position = torch.arange(_integer("mask", "n", n, least=0), device=device)
+        position = torch.arange(whole_number("mask", "n", n, least=0), device=device)
         seen: Tensor = self.sees(position[:, None], position[None, :])
         return seen
 
@@ -93,8 +94,8 @@ class Dilated(Leaf):
     reach: int | None
 
     def __init__(self, step: int, reach: int | None = None) -> None:
-        object.__setattr__(self, "step", _integer("Dilated", "step", step, least=1))
-        object.__setattr__(self, "reach", None if reach is None else _integer("Dilated", "reach", reach, least=0))
+        object.__setattr__(self, "step", whole_number("Dilated", "step", step, least=1))
+        object.__setattr__(self, "reach", None if reach is None else whole_number("Dilated", "reach", reach, least=0))
         # Local(l), Column(l) and Dense() are names for some of these values, so all print and compare by value.
         if self.reach is None:
             text = "Dense()" if self.step == 1 else f"Column({self.step})"
@@ -108,7 +109,7 @@ class Dilated(Leaf):
         return seen if self.reach is None else seen & (distance <= self.reach)
 
     def pairs(self, n: int) -> int:
-        n = _integer("pairs", "n", n, least=0)
+        n = whole_number("pairs", "n", n, least=0)
         if n == 0:
             return 0
         # n - distance queries look back by `distance`, for distance = 0, step, 2 * step, ..., steps * step.
@@ -158,14 +159,14 @@ class Local(Dilated):
     """The query's own position and the l before it: strided attention, A(1)."""
 
     def __init__(self, l: int) -> None:
-        super().__init__(1, _integer("Local", "l", l, least=0))
+        super().__init__(1, whole_number("Local", "l", l, least=0))
 
 
 class Column(Dilated):
     """Every l-th position, counted back from the query's own: strided attention, A(2)."""
 
     def __init__(self, l: int) -> None:
-        super().__init__(_integer("Column", "l", l, least=1), None)
+        super().__init__(whole_number("Column", "l", l, least=1), None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,14 +176,14 @@ class Block(Leaf):
     l: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "l", _integer("Block", "l", self.l, least=1))
+        object.__setattr__(self, "l", whole_number("Block", "l", self.l, least=1))
         object.__setattr__(self, "text", f"Block({self.l})")
 
     def sees(self, query: Any, key: Any) -> Any:
         return (key <= query) & (query // self.l == key // self.l)
 
     def pairs(self, n: int) -> int:
-        whole, rest = divmod(_integer("pairs", "n", n, least=0), self.l)
+        whole, rest = divmod(whole_number("pairs", "n", n, least=0), self.l)
         return whole * (self.l * (self.l + 1) // 2) + rest * (rest + 1) // 2
 
     def contains(self, other: Leaf) -> bool:
@@ -212,9 +213,9 @@ class Summary(Leaf):
     part: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "l", _integer("Summary", "l", self.l, least=1))
-        object.__setattr__(self, "c", _integer("Summary", "c", self.c, least=1))
-        object.__setattr__(self, "part", _integer("Summary", "part", self.part, least=0))
+        object.__setattr__(self, "l", whole_number("Summary", "l", self.l, least=1))
+        object.__setattr__(self, "c", whole_number("Summary", "c", self.c, least=1))
+        object.__setattr__(self, "part", whole_number("Summary", "part", self.part, least=0))
         if self.c > self.l:
             raise ValueError(f"Summary: c = {self.c} cells do not fit into a block of l = {self.l}; c must be 1 to {self.l}")
         if (self.part + 1) * self.c > self.l:
@@ -242,7 +243,7 @@ class Summary(Leaf):
     def pairs(self, n: int) -> int:
         # Key j is seen by the n - j queries from its own on. Blocks whose cells all lie inside n are summed as one
         # arithmetic series; the block that n cuts adds the cells that still fit.
-        whole, rest = divmod(_integer("pairs", "n", n, least=0), self.l)
+        whole, rest = divmod(whole_number("pairs", "n", n, least=0), self.l)
         first, last = self.cells[0], self.cells[-1]
         in_whole = whole * self.c * n - self.c * self.l * (whole * (whole - 1) // 2) - whole * self.c * (first + last) // 2
         cut = max(0, min(rest, self.cells.stop) - first)
@@ -287,13 +288,13 @@ class Union(Pattern):
         return seen
 
     def pairs(self, n: int) -> int:
-        return _union_pairs(self.members, _integer("pairs", "n", n, least=0))
+        return _union_pairs(self.members, whole_number("pairs", "n", n, least=0))
 
 
 def union(*patterns: Pattern) -> Pattern:
     """What any of the patterns sees: `a | b | ...` for patterns that come in a list."""
     kept: list[Leaf] = []
-    for leaf in (leaf for pattern in patterns for leaf in pattern.leaves):
+    for leaf in (leaf for pattern in _all_patterns("union", patterns) for leaf in pattern.leaves):
         if not any(other.contains(leaf) for other in kept):
             kept = [other for other in kept if not leaf.contains(other)] + [leaf]
     if not kept:
@@ -303,11 +304,13 @@ def union(*patterns: Pattern) -> Pattern:
 
 def strided(l: int) -> tuple[Pattern, Pattern]:
     """The paper's strided factorization, for data whose structure aligns with the stride: images, some music."""
+    l = whole_number("strided", "l", l, least=1)
     return Local(l), Column(l)
 
 
 def fixed(l: int, c: int) -> tuple[Pattern, Pattern]:
     """The paper's fixed factorization, for data without a period, such as text: blocks, and c cells that summarize each."""
+    l = whole_number("fixed", "l", l, least=1)
     return Block(l), Summary(l, c)
 
 
@@ -316,26 +319,22 @@ def grid(n: int, p: int) -> tuple[Pattern, ...]:
 
     A distance below n is a p-digit number in base l, where l ** p >= n; pattern m moves by the m-th digit.
     """
-    n, p = _integer("grid", "n", n, least=1), _integer("grid", "p", p, least=2)
-    l = round(n ** (1 / p))
+    n, p = whole_number("grid", "n", n, least=1), whole_number("grid", "p", p, least=2)
+    l = max(1, round(n ** (1 / p)) - 1)
     while l**p < n:
         l += 1
-    while l > 1 and (l - 1) ** p >= n:
-        l -= 1
     return tuple(Dilated(l**m, l ** (m + 1) if m < p - 1 else None) for m in range(p))
 
 
-def connects(patterns: Sequence[Pattern], n: int) -> bool:
+def connects(patterns: Iterable[Pattern], n: int) -> bool:
     """Whether every position reaches every later one through the patterns, one step of each, in their order.
 
     This is the paper's validity criterion: for every j <= i a path j, a, b, ..., i with j in A(1) of a, a in A(2) of b and
     so forth. A step may also stay where it is, as the residual connection does.
     """
-    for index, pattern in enumerate(patterns):
-        if not isinstance(pattern, Pattern):
-            raise ValueError(f"connects: patterns[{index}] must be a Pattern, got {pattern!r}")
+    patterns = _all_patterns("connects", (patterns,) if isinstance(patterns, Pattern) else patterns)
     # Bit j of reached[i] says that what position j held has arrived at position i.
-    reached = [1 << position for position in range(_integer("connects", "n", n, least=0))]
+    reached = [1 << position for position in range(whole_number("connects", "n", n, least=0))]
     for pattern in patterns:
         arrived = []
         for row, before in zip(pattern.mask(n), reached, strict=True):
@@ -346,11 +345,24 @@ def connects(patterns: Sequence[Pattern], n: int) -> bool:
     return all(bits == (1 << position + 1) - 1 for position, bits in enumerate(reached))
 
 
+def _all_patterns(owner: str, patterns: Iterable[Pattern]) -> tuple[Pattern, ...]:
+    if not isinstance(patterns, Iterable):
+        raise ValueError(f"{owner}: patterns must be patterns, got {patterns!r}")
+    patterns = tuple(patterns)
+    for index, pattern in enumerate(patterns):
+        if not isinstance(pattern, Pattern):
+            raise ValueError(f"{owner}: patterns[{index}] must be a Pattern, got {pattern!r}")
+    return patterns
+
+
 @lru_cache(maxsize=1024)
-def _union_pairs(leaves: tuple[Leaf, ...], n: int) -> int:
-    """Inclusion and exclusion: add what each leaf has, take off what two share, add what three share, ..."""
-    subsets = (some for size in range(1, len(leaves) + 1) for some in combinations(leaves, size))
-    return sum((-1) ** (len(some) + 1) * _shared_pairs(some, n) for some in subsets)
+def _union_pairs(leaves: tuple[Leaf, ...], n: int, shared: tuple[Leaf, ...] = ()) -> int:
+    """How many pairs (of those in `shared`) any of the leaves has: each leaf's, less what the later ones repeat."""
+    total = 0
+    for index, leaf in enumerate(leaves):
+        count = _shared_pairs((*shared, leaf), n)
+        total += count - (_union_pairs(leaves[index + 1 :], n, (*shared, leaf)) if count else 0)
+    return total
 
 
 def _shared_pairs(leaves: tuple[Leaf, ...], n: int) -> int:
@@ -360,12 +372,12 @@ def _shared_pairs(leaves: tuple[Leaf, ...], n: int) -> int:
     dilated = [leaf for leaf in leaves if isinstance(leaf, Dilated)]
     blocks = [leaf for leaf in leaves if isinstance(leaf, Block)]
     summaries = [leaf for leaf in leaves if isinstance(leaf, Summary)]
+    if any(a.l == b.l and not set(a.cells) & set(b.cells) for a, b in combinations(summaries, 2)):
+        return 0
     reach = min((leaf.reach for leaf in dilated if leaf.reach is not None), default=None)
-    common = Dilated(lcm(*(leaf.step for leaf in dilated)), reach)
-    if not blocks and not summaries:
-        return common.pairs(n)
+    common = Dilated(min(lcm(*(leaf.step for leaf in dilated)), n + 1), reach)  # a step past the end is as good as any
     if not blocks:
-        return _pairs_by_key(common, blocks, summaries, n)
+        return _pairs_by_key(common, blocks, summaries, n) if summaries else common.pairs(n)
     # Nothing crosses a multiple of all the block lengths, so one such period stands for the others.
     period = lcm(*(block.l for block in blocks), *(summary.l for summary in summaries))
     whole, rest = divmod(n, period)
@@ -375,8 +387,8 @@ def _shared_pairs(leaves: tuple[Leaf, ...], n: int) -> int:
 
 def _pairs_by_key(common: Dilated, blocks: list[Block], summaries: list[Summary], n: int) -> int:
     """The same for leaves that mix kinds: how many queries see a key is closed form, and the keys are summed."""
-    key = torch.arange(n)
-    seen = torch.ones(n, dtype=torch.bool)
+    key = torch.arange(n, device="cpu")
+    seen = torch.ones(n, dtype=torch.bool, device="cpu")
     for summary in summaries:
         seen &= summary.sees(key, key)
     farthest = n - 1 - key
@@ -385,14 +397,3 @@ def _pairs_by_key(common: Dilated, blocks: list[Block], summaries: list[Summary]
     if common.reach is not None:
         farthest = farthest.clamp(max=common.reach)
     return int((farthest // common.step + 1)[seen].sum())
-
-
-def _integer(owner: str, name: str, value: object, least: int) -> int:
-    """`value` as an int, or an error that names whose argument it is."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"{owner}: {name} must be a whole number of at least {least}, got {value!r}") from None
-    if number < least:
-        raise ValueError(f"{owner}: {name} must be at least {least}, got {number}")
-    return number

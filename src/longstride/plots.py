@@ -102,7 +102,7 @@ def _draw_image(axes: Axes, heads: Sequence[Pattern], height: int, width: int, q
 def _draw_matrix(axes: Axes, heads: Sequence[Pattern], n: int) -> None:
     # Every pixel stands for a square of pairs and is coloured when any of them is seen, so that thin lines do not vanish.
     size = -(-n // PIXELS)
-    seen = [_any_in_squares(pattern.mask(n).numpy(), size) for pattern in heads]
+    seen = [_any_in_squares(pattern, n, size) for pattern in heads]
     at = np.arange(len(seen[0]))
     axes.imshow(_mix(seen, future=at[None, :] > at[:, None]), interpolation="nearest", extent=(0, n, n, 0))
     axes.set_xlabel("key", fontsize=10)
@@ -111,13 +111,16 @@ def _draw_matrix(axes: Axes, heads: Sequence[Pattern], n: int) -> None:
     axes.tick_params(labelsize=8)
 
 
-def _any_in_squares(mask: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bool_]:
-    if size == 1:
-        return mask
-    edge = -len(mask) % size
-    mask = np.pad(mask, ((0, edge), (0, edge)))
-    count = len(mask) // size
-    return np.asarray(mask.reshape(count, size, count, size).any(axis=(1, 3)))
+def _any_in_squares(pattern: Pattern, n: int, size: int) -> npt.NDArray[np.bool_]:
+    """The mask of the pattern with each square of this size made one, a band of queries at a time."""
+    count = -(-n // size)
+    key = np.arange(count * size)
+    bands = []
+    for first in range(0, count * size, size):
+        query = np.arange(first, first + size)[:, None]
+        seen = pattern.sees(query, key) & (query < n)
+        bands.append(seen.reshape(size, count, size).any(axis=(0, 2)))
+    return np.stack(bands)
 
 
 def _mix(seen: Sequence[npt.NDArray[np.bool_]], future: npt.NDArray[np.bool_]) -> Image:

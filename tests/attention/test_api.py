@@ -59,10 +59,11 @@ def test_inputs_as_the_projections_leave_them(impl):
 
 @BOTH
 def test_a_gradient_that_is_expanded(impl):
-    q, k, v = (x.requires_grad_() for x in tensors())
-    attend(q, k, v, PATTERN, impl=impl).sum().backward()
-    assert q.grad is not None
-    assert q.grad.isfinite().all()
+    inputs = [x.requires_grad_() for x in tensors()]
+    output = attend(*inputs, PATTERN, impl=impl)
+    expanded = torch.autograd.grad(output.sum(), inputs, retain_graph=True)
+    for ours, theirs in zip(expanded, torch.autograd.grad(output, inputs, torch.ones_like(output))):
+        assert torch.equal(ours, theirs)
 
 
 @BOTH
@@ -84,10 +85,21 @@ def test_autocast_picks_the_regions_dtype(impl, dtype):
 def test_autocast_does_not_reach_into_the_sums():
     """Blocked computes half precision in float32; autocast around it must not make that half again."""
     q, k, v = (x.bfloat16() for x in tensors(n=200, d_qk=32))
-    outside = attend(q, k, v, PATTERN, impl="blocked")
+    slopes = torch.randn_like(v)
+    outside = results("blocked", q, k, v, slopes, PATTERN)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = attend(q, k, v, PATTERN, impl="blocked")
-    assert torch.equal(outside, inside)
+        inside = results("blocked", q, k, v, slopes, PATTERN)  # backward, too
+    assert all(torch.equal(x, y) for x, y in zip(outside, inside))
+
+
+def test_half_precision_is_summed_in_single():
+    """The result is that of float32 on the same numbers, rounded once; its gradients all but."""
+    low = [x.bfloat16() for x in tensors(n=200, d_qk=32)]
+    slopes = torch.randn_like(low[2])
+    ours = results("blocked", *low, slopes, PATTERN)
+    single = results("blocked", *(x.float() for x in low), slopes.float(), PATTERN)
+    assert torch.equal(ours[0], single[0].bfloat16())
+    assert torch.equal(ours[3], single[3].bfloat16())
 
 
 @BOTH
@@ -105,7 +117,8 @@ def test_compiles_without_a_graph_break(impl, dynamic):
         actual = torch.autograd.grad(compiled(*inputs, pattern).square().sum(), inputs)
         for ours, theirs in zip(actual, expected):
             torch.testing.assert_close(ours, theirs)
-    assert torch.equal(compiled(*tensors(n=31), PATTERN).isfinite(), torch.ones(2, 3, 31, 6).bool())
+    longer = tensors(n=31)
+    torch.testing.assert_close(compiled(*longer, PATTERN), call(*longer, PATTERN))
 
 
 @BOTH
@@ -172,6 +185,7 @@ X = torch.randn(2, 3, 5, 4)
         ((X, X, X, PATTERN), {"impl": "cuda"}, "it must be one of 'auto', 'reference', 'blocked', 'triton'"),
         ((X, X, X, PATTERN), {"scale": float("nan")}, "scale must be a finite number .* got nan"),
         ((X, X, X, PATTERN), {"scale": "1"}, "scale must be a finite number .* got '1'"),
+        ((X, X, X, PATTERN), {"scale": 10**400}, "scale must be a finite number"),
     ],
 )
 def test_mistakes_are_named(arguments, options, says):

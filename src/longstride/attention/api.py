@@ -5,7 +5,8 @@ Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batc
 
 import difflib
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import sqrt
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from longstride.attention.reference import attend_reference
 from longstride.patterns import Pattern
 
 IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked}
+SCALE_LIMIT = 1e38  # float32 has no more
 CHOICES = ("auto", "reference", "blocked", "triton")
 
 
@@ -36,6 +38,7 @@ def attend(
     impl: "auto", "reference", "blocked" or "triton"; one that cannot run is an error, never replaced by another.
 
     A query that sees no key gets output 0 and gradient 0. Under autocast the inputs are cast to the region's dtype.
+    Inputs must be finite: a NaN or inf in v may also reach queries that do not see it, as 0 times it is NaN.
     """
     q, k, v = _checked_tensors(q, k, v)
     heads = _one_per_head(pattern, q.shape[1])
@@ -108,7 +111,7 @@ def _one_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list[Patt
 def _checked_scale(scale: float | None, d_qk: int) -> float:
     if scale is None:
         return 1 / sqrt(d_qk)
-    if not isinstance(scale, int | float) or not isfinite(scale):
+    if not isinstance(scale, int | float | Real) or not -SCALE_LIMIT < scale < SCALE_LIMIT:
         raise ValueError(f"attend: scale must be a finite number or None for 1 / sqrt(d_qk), got {scale!r}")
     return float(scale)
 

@@ -82,27 +82,29 @@ class LaneGroup:
         lane = torch.arange(self.first, self.first + self.count, device=self.device).repeat(self.batch)
         for tiles in self.arrangement.tiles:
             at_once = max(1, budget(self.device).scores // (len(lane) * tiles.rows * tiles.columns))
-            bias = None
-            if tiles.masked and tiles.uniform:
-                bias = _uniform_bias(self.arrangement, tiles, self.dtype, self.device)
+            alike = tiles.masked and tiles.uniform and tiles.count * self.arrangement.lanes > 1
             for first in range(0, tiles.count, at_once):
                 count = min(at_once, tiles.count - first)
-                if tiles.masked and not tiles.uniform:
+                cap = None
+                if alike:
+                    cap = _one_cap(self.arrangement, tiles, self.dtype, self.device)
+                elif tiles.masked:
                     tile = torch.arange(first, first + count, device=self.device)
-                    bias = _bias(self.arrangement.visible(tiles, lane, tile), self.dtype)
-                yield Chunk(tiles, first, count, bias)
+                    cap = _cap(self.arrangement.visible(tiles, lane, tile), self.dtype)
+                yield Chunk(tiles, first, count, cap)
 
 
 @lru_cache(maxsize=64)
-def _uniform_bias(arrangement: Arrangement, tiles: Tiles, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _one_cap(arrangement: Arrangement, tiles: Tiles, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The cap that all of these tiles share. A plan is remembered, and so are its caps, by identity."""
     zero = torch.zeros(1, dtype=torch.long, device=device)
-    return _bias(arrangement.visible(tiles, zero, zero), dtype)
+    return _cap(arrangement.visible(tiles, zero, zero), dtype)
 
 
-def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a pair counts and -inf where it does not: [tiles, rows, columns]."""
-    hidden = ~visible.flatten(0, 1)
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+def _cap(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """The most that a score can be: +inf where a pair counts and -inf where it does not, [tiles, rows, columns]."""
+    cap = torch.full(visible.shape, -torch.inf, dtype=dtype, device=visible.device)
+    return cap.masked_fill_(visible, torch.inf).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Chunk:
     tiles: Tiles
     first: int
     count: int
-    bias: Tensor | None
+    cap: Tensor | None
 
     def queries(self, x: Tensor) -> Tensor:
         """[lanes, length, d] -> [lanes * tiles, rows, d]."""
@@ -141,7 +143,9 @@ class Chunk:
 
     def scores(self, queries: Tensor, keys: Tensor, scale: float, scratch: Scratch) -> Tensor:
         """q k^T * scale, and -inf for pairs that do not count."""
-        return scratch.product("scores", queries, keys.transpose(1, 2), scale, self.bias)
+        scores = scratch.product("scores", queries, keys.transpose(1, 2), scale)
+        # A cap rather than adding -inf: it also holds where a product has overflowed.
+        return scores if self.cap is None else torch.minimum(scores, self.cap, out=scores)
 
 
 class Scratch:
@@ -151,15 +155,14 @@ class Scratch:
         self.empty = torch.empty(0, dtype=dtype, device=device)
         self.buffers: dict[str, Tensor] = {}
 
-    def product(self, name: str, left: Tensor, right: Tensor, factor: float = 1, bias: Tensor | None = None) -> Tensor:
-        """left right * factor + bias as a batch of matrix products, in the memory of that name."""
+    def product(self, name: str, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
+        """left right * factor, as a batch of matrix products, in the memory of that name."""
         shape = (left.shape[0], left.shape[1], right.shape[2])
         size = shape[0] * shape[1] * shape[2]
         if self.buffers.get(name, self.empty).numel() < size:
             self.buffers[name] = self.empty.new_empty(size)
         result = self.buffers[name][:size].view(shape)
-        start, beta = (result, 0) if bias is None else (bias, 1)
-        return torch.baddbmm(start, left, right, beta=beta, alpha=factor, out=result)
+        return torch.baddbmm(result, left, right, beta=0, alpha=factor, out=result)
 
     def add_product(self, total: Tensor, left: Tensor, right: Tensor, factor: float, fresh: bool) -> None:
         """Adds left right * factor to a view [lanes, tiles, ...], or sets it if it is fresh."""

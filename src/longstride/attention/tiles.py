@@ -14,6 +14,7 @@ computes them together. A pair that two leaves of a union share belongs to the f
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ class Rectangle(NamedTuple):
     family: Hashable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tiles:
     """`count` rectangles of one shape, the t-th with its queries from query + t * query_shift on, and its keys likewise."""
 
@@ -66,7 +67,7 @@ class Tiles:
     """Whether these queries have met no key yet."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Arrangement:
     """Lanes of equal length for one leaf: lane m is every `step`-th position from origin + m * lane_shift on."""
 
@@ -191,6 +192,7 @@ def _together(lanes: Arrangement, alike: list[Rectangle]) -> Tiles:
     """One Tiles for rectangles at equal distances, with `masked` and `uniform` decided on the first of them."""
     first, second = alike[0], alike[min(1, len(alike) - 1)]
     query_shift, key_shift = second.query - first.query, second.key - first.key
+    assert all(b.query - a.query == query_shift and b.key - a.key == key_shift for a, b in pairwise(alike))
     queries = range(lanes.query_position(0, first.query), lanes.query_position(0, first.query + first.rows - 1) + 1)
     keys = range(lanes.key_position(0, first.key), lanes.key_position(0, first.key + first.columns - 1) + 1)
     shifts = [lanes.lane_shift] * (lanes.lanes > 1) + [query_shift * lanes.step] * (len(alike) > 1)

@@ -125,11 +125,15 @@ def _check(settings: AttentionBenchmark) -> list[tuple[str, Pattern]]:
     for name in ("batch", "heads", "d_qk", "d_v", "repeats"):
         if getattr(settings, name) < 1:
             raise ValueError(f"bench attention: {name} must be at least 1, got {getattr(settings, name)}")
+    for name in ("lengths", "patterns"):
+        given = getattr(settings, name)
+        if not given or len(set(given)) < len(given):
+            raise ValueError(f"bench attention: {name} must be one or more different ones, got {list(given)}")
     for n in settings.lengths:
         if n < 1:
             raise ValueError(f"bench attention: lengths must be at least 1, got {n}")
     try:
-        torch.empty(0, device=settings.device)
+        torch.ones(1, device=settings.device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"bench attention: device = {settings.device!r} cannot be used: {reason}") from None
@@ -142,7 +146,10 @@ def _check(settings: AttentionBenchmark) -> list[tuple[str, Pattern]]:
                 "that sees what they see"
             )
         patterns.append((text, heads[0]))
-    choose(settings.impl, torch.device(settings.device))
+    try:
+        choose(settings.impl, torch.device(settings.device))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
     return patterns
 
 
@@ -235,7 +242,7 @@ def _flex(pattern: Pattern, n: int, device: torch.device) -> Callable[[Tensor, T
 def _growth(rows: Sequence[Row]) -> list[Growth]:
     growth = []
     for name in dict.fromkeys(row.name for row in rows):
-        own = [row for row in rows if row.name == name and row.both_ms and row.peak_mib]
+        own = [row for row in rows if row.name == name and row.pairs and row.both_ms and row.peak_mib]
         if len(own) >= 3:
             pairs = [row.pairs for row in own]
             growth.append(
