@@ -1,6 +1,6 @@
 import pytest
 
-from longstride.atomic import atomic_path
+from longstride.atomic import atomic_path, writable
 
 
 def test_what_fails_leaves_the_old_file(tmp_path):
@@ -26,3 +26,17 @@ def test_what_succeeds_replaces_it(tmp_path):
         assert not path.exists()
     assert path.read_text() == "new"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_writable_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "new" / "result.json"
+    assert writable("test", "json", path) == path
+    assert list(path.parent.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"test: json = .* cannot be written: it is a folder; give a file in it"):
+        writable("test", "json", tmp_path)
+    with pytest.raises(ValueError, match=r"test: json = .* cannot be written: "):
+        writable("test", "json", tmp_path / "file" / "result.json")

@@ -110,6 +110,7 @@ def test_bench_attention(capsys, tmp_path):
         ("bench attention --lengths 64 64", "lengths must be one or more different ones, got [64, 64]"),
         ("bench attention --device meta", "device = 'meta' cannot be used"),
         ("bench attention --lenghts 4", "--lengths"),
+        ("bench attention --json .", "json = '.' cannot be written"),
     ],
 )
 def test_mistakes_end_in_exit_code_2(capsys, words, says):

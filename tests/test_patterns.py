@@ -220,6 +220,7 @@ def test_connects_is_a_product_of_masks(heads, n):
         (lambda: Dilated(2, -1), "Dilated: reach must be at least 0, got -1"),
         (lambda: Local(-1), "Local: l must be at least 0, got -1"),
         (lambda: Local(1.5), "Local: l must be a whole number of at least 0, got 1.5"),
+        (lambda: Local(True), "Local: l must be a whole number of at least 0, got True"),
         (lambda: strided(0), "strided: l must be at least 1, got 0"),
         (lambda: Summary(0, 1), "Summary: l must be at least 1, got 0"),
         (lambda: Summary(8, 0), "Summary: c must be at least 1, got 0"),

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 
 @contextmanager
@@ -17,3 +18,16 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def writable(owner: str, name: str, path: str | Path) -> Path:
+    """`path`, where a file can be written, or an error that says why not: to be asked before the work, not after it."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder; give a file in it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ValueError(f"{owner}: {name} = {str(path)!r} cannot be written: {error.strerror}") from None
+    return path

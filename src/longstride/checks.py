@@ -8,6 +8,8 @@ MOST = 2**62  # Positions are 64-bit integers on a device.
 def whole_number(owner: str, name: str, value: object, least: int) -> int:
     """`value` as an int, or an error that names whose argument it is and what it can be."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(f"{owner}: {name} must be a whole number of at least {least}, got {value!r}") from None

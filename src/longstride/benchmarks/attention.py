@@ -17,14 +17,12 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from longstride.atomic import atomic_path
+from longstride.atomic import atomic_path, writable
 from longstride.attention import attend
 from longstride.attention.api import choose
-from longstride.benchmarks.measure import exponent, machine, peak_bytes, seconds_each
+from longstride.benchmarks.measure import exponent, keep_freed_memory, machine, peak_bytes, seconds_each
 from longstride.notation import parse
 from longstride.patterns import Dense, Pattern
-
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,7 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     patterns = _check(settings)
     console = console or Console()
     device = torch.device(settings.device)
+    keep_freed_memory()
     result = Result(machine(device), _plain(settings))
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(settings.lengths))
@@ -150,13 +149,15 @@ def _check(settings: AttentionBenchmark) -> list[tuple[str, Pattern]]:
         choose(settings.impl, torch.device(settings.device))
     except RuntimeError as error:
         raise ValueError(str(error)) from None
+    if settings.json is not None:
+        writable("bench attention", "json", settings.json)
     return patterns
 
 
 def _measure_length(
     settings: AttentionBenchmark, patterns: Sequence[tuple[str, Pattern]], n: int, device: torch.device
 ) -> list[Row]:
-    shape, dtype = (settings.batch, settings.heads, n), DTYPES[settings.dtype]
+    shape, dtype = (settings.batch, settings.heads, n), getattr(torch, settings.dtype)
     q, k, v, slopes = (
         torch.randn(*shape, d, dtype=dtype, device=device)
         for d in (settings.d_qk, settings.d_qk, settings.d_v, settings.d_v)

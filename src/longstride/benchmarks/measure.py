@@ -1,5 +1,6 @@
 """How long a call takes and how much memory it needs, on a CPU or a GPU."""
 
+import ctypes
 import json
 import os
 import platform
@@ -15,6 +16,21 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from longstride.version import __version__
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Asks the C library not to hand freed memory back to the system, as a GPU's allocator and jemalloc do by themselves.
+
+    Without this a call on a CPU is timed together with the page faults of its results, all contenders alike.
+    """
+    try:
+        library = ctypes.CDLL("libc.so.6")
+        for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            library.mallopt(parameter, 2**31 - 1)
+    except (OSError, AttributeError):
+        pass  # Another C library: the page faults stay in.
 
 
 def seconds_each(calls: dict[str, Callable[[], Any]], repeats: int, device: torch.device) -> dict[str, float]:
