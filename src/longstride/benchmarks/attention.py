@@ -229,11 +229,12 @@ def _flex(pattern: Pattern, n: int, device: torch.device) -> Callable[[Tensor, T
     compiled: list[Any] = []
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if not compiled:
-            mask = torch.compile(create_block_mask)(lambda b, h, i, j: pattern.sees(i, j), None, None, n, n, device=device)
-            compiled.extend((torch.compile(flex_attention, dynamic=False), mask))
         # Each pattern and length is compiled for itself; the default stops that after eight.
         with torch._dynamo.config.patch(recompile_limit=256):
+            if not compiled:
+                make = torch.compile(create_block_mask)
+                mask = make(lambda b, h, i, j: pattern.sees(i, j), None, None, n, n, device=device)
+                compiled.extend((torch.compile(flex_attention, dynamic=False), mask))
             output: Tensor = compiled[0](q, k, v, block_mask=compiled[1])
             return output
 
