@@ -1,8 +1,13 @@
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+# Without a GPU the kernels run in Triton's interpreter. Triton looks at this when the kernels are imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # The same examples on every run of the same code: a failure is then always somebody's change.
 settings.register_profile("repeatable", derandomize=True, deadline=None)

@@ -7,15 +7,16 @@ from longstride.patterns import Block, Column, Dense, Local, Summary
 from tests.attention.error_rule import Ran, results
 
 PATTERN = Local(4) | Column(5)
-BOTH = pytest.mark.parametrize("impl", ["blocked", "reference"])
+ALL = pytest.mark.parametrize("impl", ["blocked", "reference", "triton"])
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def tensors(batch=2, heads=3, n=23, d_qk=4, d_v=6):
-    return [torch.randn(batch, heads, n, d) for d in (d_qk, d_qk, d_v)]
+def tensors(batch=2, heads=3, n=23, d_qk=4, d_v=6, device=DEVICE):
+    return [torch.randn(batch, heads, n, d, device=device) for d in (d_qk, d_qk, d_v)]
 
 
 def test_auto_is_blocked_on_a_cpu():
-    q, k, v = tensors()
+    q, k, v = tensors(device="cpu")
     with Ran() as ran:
         output = attend(q, k, v, PATTERN)
     assert "longstride.blocked_forward" in ran.ops
@@ -24,7 +25,7 @@ def test_auto_is_blocked_on_a_cpu():
     assert choose("auto", q.device).impl == "blocked"
 
 
-@BOTH
+@ALL
 def test_one_pattern_for_each_head(impl):
     q, k, v = tensors()
     heads = (Local(4), Block(5) | Summary(5, 2), Dense())
@@ -35,20 +36,20 @@ def test_one_pattern_for_each_head(impl):
         torch.testing.assert_close(together[:, one], alone)
 
 
-@BOTH
+@ALL
 def test_the_scale_is_one_over_the_root_of_d_qk(impl):
     q, k, v = tensors(d_qk=16)
     assert torch.equal(attend(q, k, v, PATTERN, impl=impl), attend(q, k, v, PATTERN, scale=0.25, impl=impl))
     assert not torch.allclose(attend(q, k, v, PATTERN, impl=impl), attend(q, k, v, PATTERN, scale=1, impl=impl))
 
 
-@BOTH
+@ALL
 def test_inputs_as_the_projections_leave_them(impl):
     """[batch, n, heads, d] transposed, and other views, give the same as copies of them; none is changed."""
-    views = [torch.randn(2, 23, 3, d).transpose(1, 2) for d in (4, 4, 6)]
-    views[1] = torch.randn(2, 3, 4, 23).transpose(2, 3)
+    views = [torch.randn(2, 23, 3, d, device=DEVICE).transpose(1, 2) for d in (4, 4, 6)]
+    views[1] = torch.randn(2, 3, 4, 23, device=DEVICE).transpose(2, 3)
     kept = [x.clone() for x in views]
-    slopes = torch.randn(2, 23, 3, 6).transpose(1, 2)
+    slopes = torch.randn(2, 23, 3, 6, device=DEVICE).transpose(1, 2)
     expected = results(impl, *kept, slopes.contiguous(), PATTERN)
     inputs = [x.detach().requires_grad_() for x in views]
     output = attend(*inputs, PATTERN, impl=impl)
@@ -57,7 +58,7 @@ def test_inputs_as_the_projections_leave_them(impl):
     assert all(torch.equal(x, y) for x, y in zip(views, kept))
 
 
-@BOTH
+@ALL
 def test_a_gradient_that_is_expanded(impl):
     inputs = [x.requires_grad_() for x in tensors()]
     output = attend(*inputs, PATTERN, impl=impl)
@@ -66,11 +67,13 @@ def test_a_gradient_that_is_expanded(impl):
         assert torch.equal(ours, theirs)
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_picks_the_regions_dtype(impl, dtype):
+    if impl == "triton" and DEVICE == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter is wrong for bfloat16")
     q, k, v = (x.requires_grad_() for x in tensors())
-    with torch.autocast("cpu", dtype=dtype):
+    with torch.autocast(DEVICE, dtype=dtype):
         output = attend(q, k.bfloat16(), v, PATTERN, impl=impl)  # as a linear layer and a norm may leave them
     assert output.dtype == dtype
     output.sum().backward()
@@ -78,7 +81,9 @@ def test_autocast_picks_the_regions_dtype(impl, dtype):
     assert q.grad.dtype == torch.float32
     low = [x.detach().to(dtype) for x in (q, k.bfloat16(), v)]
     assert torch.equal(output, attend(*low, PATTERN, impl=impl))
-    with torch.autocast("cpu", dtype=dtype):
+    if impl == "triton":
+        return  # It has no float64.
+    with torch.autocast(DEVICE, dtype=dtype):
         assert attend(*(x.double() for x in (q, k, v)), PATTERN, impl=impl).dtype == torch.float64
 
 
@@ -102,7 +107,7 @@ def test_half_precision_is_summed_in_single():
     assert torch.equal(ours[3], single[3].bfloat16())
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_without_a_graph_break(impl, dynamic):
     torch._dynamo.reset()
@@ -121,7 +126,7 @@ def test_compiles_without_a_graph_break(impl, dynamic):
     torch.testing.assert_close(compiled(*longer, PATTERN), call(*longer, PATTERN))
 
 
-@BOTH
+@ALL
 def test_an_empty_batch(impl):
     q, k, v = (x.requires_grad_() for x in tensors(batch=0))
     output = attend(q, k, v, [PATTERN, Block(4), Summary(4, 2)], impl=impl)
@@ -131,7 +136,7 @@ def test_an_empty_batch(impl):
     assert q.grad.shape == q.shape
 
 
-@BOTH
+@ALL
 def test_a_single_position(impl):
     q, k, v = tensors(n=1)
     for pattern in (PATTERN, Dense(), Block(9)):
@@ -139,7 +144,7 @@ def test_a_single_position(impl):
     assert (attend(q, k, v, Summary(9, 1), impl=impl) == 0).all()
 
 
-@BOTH
+@ALL
 def test_inference_mode_then_training(impl):
     q, k, v = (x.requires_grad_() for x in tensors())
     with torch.inference_mode():
@@ -193,6 +198,15 @@ def test_mistakes_are_named(arguments, options, says):
         attend(*arguments, **options)
 
 
-def test_triton_is_not_silently_replaced():
-    with pytest.raises(RuntimeError, match=r"impl = 'triton' was asked for on cpu.*'blocked' runs on every device"):
+def test_triton_is_not_silently_replaced(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(RuntimeError, match=r"impl = 'triton' on cpu needs a CUDA device.*'blocked' runs on every device"):
         attend(X, X, X, PATTERN, impl="triton")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for impl in ("auto", "triton"):
+        with pytest.raises(RuntimeError, match=rf"impl = '{impl}' on cuda needs Triton, .* pip install triton"):
+            choose(impl, torch.device("cuda"))
+
+
+def test_auto_is_triton_on_a_gpu():
+    assert choose("auto", torch.device("cuda")).impl == "triton"

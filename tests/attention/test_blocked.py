@@ -9,26 +9,10 @@ import longstride.attention.tiles as tiles
 from longstride import attend
 from longstride.benchmarks.measure import exponent, peak_bytes
 from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary, fixed, grid, strided, union
+from tests.attention.cases import cases, tensors
 from tests.attention.error_rule import Ran, assert_within_the_rule
-from tests.strategies import patterns
 
 STRIDED, FIXED = union(*strided(6)), union(*fixed(8, 2))
-
-
-@st.composite
-def cases(draw, longest_n=130, longest_stride=24):
-    """(pattern or patterns, batch, heads, n, d_qk, d_v)"""
-    heads = draw(st.integers(1, 3))
-    one = patterns(longest_stride)
-    pattern = draw(st.one_of(one, st.lists(one, min_size=heads, max_size=heads)))
-    n = draw(st.one_of(st.just(1), st.integers(1, longest_n)))
-    return pattern, draw(st.integers(1, 2)), heads, n, draw(st.integers(1, 9)), draw(st.integers(1, 9))
-
-
-def tensors(batch, heads, n, d_qk, d_v, dtype=torch.float32):
-    """q, k, v, and a gradient of the output, the same for the same shape."""
-    torch.manual_seed(0)
-    return (torch.randn(batch, heads, n, d).to(dtype) for d in (d_qk, d_qk, d_v, d_v))
 
 
 @given(cases(longest_n=700, longest_stride=150))

@@ -4,6 +4,8 @@ Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batc
 """
 
 import difflib
+import importlib.util
+import os
 from collections.abc import Sequence
 from math import sqrt
 from numbers import Real
@@ -17,7 +19,15 @@ from longstride.attention.precision import DTYPES, cast_as_autocast_would, witho
 from longstride.attention.reference import attend_reference
 from longstride.patterns import Pattern
 
-IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked}
+
+def _attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
+    # Imported when it is used, since Triton is not everywhere.
+    from longstride.attention.kernels.ops import attend_triton
+
+    return attend_triton(q, k, v, heads, scale)
+
+
+IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked, "triton": _attend_triton}
 SCALE_LIMIT = 1e38  # float32 has no more
 CHOICES = ("auto", "reference", "blocked", "triton")
 
@@ -60,14 +70,25 @@ def choose(impl: str, device: torch.device) -> Choice:
         near = difflib.get_close_matches(str(impl), CHOICES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(map(repr, CHOICES))}"
         raise ValueError(f"attend: impl = {impl!r} is not an implementation; {hint}")
-    if impl == "triton":
-        raise RuntimeError(
-            f"attend: impl = 'triton' was asked for on {device}, but this version of longstride has no Triton kernels; "
-            "'blocked' runs on every device, and 'auto' picks it"
-        )
+    on_gpu = device.type == "cuda"
+    if impl == "triton" or (impl == "auto" and on_gpu):
+        missing = _missing_for_triton(on_gpu)
+        if missing:
+            raise RuntimeError(
+                f"attend: impl = {impl!r} on {device} needs {missing}; impl = 'blocked' runs on every device, more slowly"
+            )
+        return Choice("triton", "kernels for this GPU" if on_gpu else "asked for by name; Triton interprets the kernels")
     if impl == "auto":
-        return Choice("blocked", "the fastest there is in this version; it runs on every device")
+        return Choice("blocked", "plain PyTorch, the fastest there is without a GPU that Triton knows")
     return Choice(impl, "asked for by name")
+
+
+def _missing_for_triton(on_gpu: bool) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton, which is not installed: pip install triton"
+    if not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
+        return "a CUDA device, or TRITON_INTERPRET=1 in the environment to try the kernels out without one"
+    return None
 
 
 def _checked_tensors(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,229 @@
+"""The kernels as PyTorch operators: longstride::triton_forward and longstride::triton_backward.
+
+Inputs are read where they lie: any strides, as long as a row's numbers are side by side. Results have the layout of the
+inputs that they belong to. Each pass of `jobs.passes` is one launch forward, and backward one for dq and one or two for dk
+and dv, the second for the summary cells, which also later lanes see.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import log
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from longstride import notation
+from longstride.attention.kernels.backward import backward_dkv, backward_dq, backward_mean
+from longstride.attention.kernels.forward import forward
+from longstride.attention.kernels.jobs import Pass, passes
+from longstride.attention.kernels.settings import LEAST, Launch, launch
+from longstride.patterns import Pattern
+
+LOG2_E = 1 / log(2)
+LEAST_SCALE = 1e-30
+"""Stands for a scale of 0, which would make a score of -inf NaN; scores times this are 0 for all that matters."""
+MEAN_ROWS = 64
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WIDEST = 256
+LONGEST = 2**30
+"""Positions, and sums of two of them, are 32-bit numbers in the kernels."""
+
+
+def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
+    """softmax(q k^T * scale) v over the pairs of each head's pattern, in Triton."""
+    _check(q, v)
+    return triton_forward(q, k, v, notation.write(heads), scale)[0]  # type: ignore[no-any-return]
+
+
+def _check(q: Tensor, v: Tensor) -> None:
+    elsewhere = "impl = 'blocked' takes it"
+    if q.dtype not in DTYPES:
+        raise ValueError(f"attend: impl = 'triton' takes float16, bfloat16 and float32, got {q.dtype}; {elsewhere}")
+    for name, x in (("d_qk", q), ("d_v", v)):
+        if x.shape[3] > WIDEST:
+            raise ValueError(f"attend: impl = 'triton' takes {name} up to {WIDEST}, got {x.shape[3]}; {elsewhere}")
+    if q.shape[2] > LONGEST:
+        raise ValueError(f"attend: impl = 'triton' takes n up to {LONGEST:,}, got {q.shape[2]:,}; {elsewhere}")
+    if q.dtype == torch.bfloat16 and q.device.type == "cpu":
+        raise ValueError("attend: impl = 'triton' on a CPU is Triton's interpreter, which is wrong for bfloat16")
+
+
+@torch.library.custom_op("longstride::triton_forward", mutates_args=())
+def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
+    """The output, and of every query the log-sum-exp of its scores in base 2, float32."""
+    output, log_sum_exp = _forward_like(q, k, v, patterns, scale)
+    q, k, v = _readable(-q if scale < 0 else q), _readable(k), _readable(v)
+    for number, one in enumerate(passes(patterns, q.shape[2])):
+        sizes = _sizes(q, v, one, "forward", one.summary)
+        tiles = one.tiles(sizes.rows)
+        jobs, exclusions = _tables(one, q.device)
+        _run(
+            forward, len(q) * len(one.jobs) * tiles, sizes, q.device,
+            q, k, v, output, log_sum_exp, jobs, exclusions,
+            *_strides(q), *_strides(k), *_strides(v), *_strides(output),
+            q.shape[1], q.shape[2], len(one.jobs), tiles, max(abs(scale), LEAST_SCALE) * LOG2_E,
+            **_constants(q, v, one, sizes, cells=sizes.columns), SUMMARY=one.summary, LATER=number > 0,
+        )  # fmt: skip
+    return output, log_sum_exp
+
+
+@torch.library.custom_op("longstride::triton_backward", mutates_args=())
+def triton_backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    log_sum_exp: Tensor,
+    patterns: str,
+    scale: float,
+    needed: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v; one that is not needed is left empty."""
+    results: tuple[Tensor, Tensor, Tensor] = _backward_like(gradient, q, k, v, output, log_sum_exp, patterns, scale, needed)
+    need_q, need_keys = needed[0], needed[1] or needed[2]
+    dq, dk, dv = (x if x.shape == like.shape else torch.empty_like(like) for x, like in zip(results, (q, k, v)))
+    size, heads, n, _ = q.shape
+    gradient = _readable(gradient)
+    q, k, v = _readable(-q if scale < 0 else q), _readable(k), _readable(v)
+    scales = max(abs(scale), LEAST_SCALE) * LOG2_E, abs(scale)
+    mean = torch.empty_like(log_sum_exp)
+    tiles = triton.cdiv(n, MEAN_ROWS)
+    _run(
+        backward_mean, size * heads * tiles, Launch(MEAN_ROWS, 0, 4, 1), q.device,
+        gradient, output, mean, *_strides(gradient), *_strides(output), heads, n, tiles,
+        D_V=v.shape[3], WIDTH_V=_width(v), ROWS=MEAN_ROWS,
+    )  # fmt: skip
+    for number, one in enumerate(passes(patterns, n)):
+        inputs = q, k, v, gradient, log_sum_exp, mean
+        strides = *_strides(q), *_strides(k), *_strides(v), *_strides(gradient)
+        jobs, exclusions = _tables(one, q.device)
+        if need_q:
+            sizes = _sizes(q, v, one, "dq", one.summary)
+            tiles = one.tiles(sizes.rows)
+            _run(
+                backward_dq, size * len(one.jobs) * tiles, sizes, q.device,
+                *inputs, dq, jobs, exclusions, *strides, *_strides(dq), heads, n, len(one.jobs), tiles, *scales,
+                **_constants(q, v, one, sizes, cells=sizes.columns), SUMMARY=one.summary, LATER=number > 0,
+            )  # fmt: skip
+        if need_keys:
+            for cells in (False, True) if one.summary else (False,):
+                sizes = _sizes(q, v, one, "dkv", cells)
+                tiles = one.cell_tiles(sizes.columns) if cells else one.tiles(sizes.columns)
+                _run(
+                    backward_dkv, size * len(one.jobs) * tiles, sizes, q.device,
+                    *inputs, dk, dv, jobs, exclusions, *strides, *_strides(dk), *_strides(dv), heads, n, len(one.jobs),
+                    tiles, *scales,
+                    **_constants(q, v, one, sizes, cells=sizes.columns), CELLS=cells, LATER=number > 0 or cells,
+                )  # fmt: skip
+    if scale < 0:
+        dq.neg_()
+    return results
+
+
+def _run(kernel: Any, programs: int, sizes: Launch, device: torch.device, *arguments: Any, **constants: Any) -> None:
+    if programs:
+        with torch.cuda.device(device if device.type == "cuda" else -1):
+            kernel[(programs,)](*arguments, **constants, num_warps=sizes.warps, num_stages=sizes.stages)
+
+
+@lru_cache(maxsize=256)
+def _tables(one: Pass, device: torch.device) -> tuple[Tensor, Tensor]:
+    return one.tables(device)
+
+
+def _sizes(q: Tensor, v: Tensor, one: Pass, kernel: str, summary: bool) -> Launch:
+    return launch(kernel, summary, max(_width(q), _width(v)), q.dtype, one.longest)
+
+
+def _constants(q: Tensor, v: Tensor, one: Pass, sizes: Launch, cells: int) -> dict[str, Any]:
+    return {
+        "D_QK": q.shape[3],
+        "D_V": v.shape[3],
+        "WIDTH_QK": _width(q),
+        "WIDTH_V": _width(v),
+        "ROWS": sizes.rows,
+        "COLUMNS": sizes.columns,
+        "EVEN": all(job.cells and cells % job.cells == 0 for job in one.jobs),
+        "GROUPED": one.grouped,
+        "EXCLUDE": one.most_exclusions,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+    }
+
+
+def _width(x: Tensor) -> int:
+    """The power of two that a row of x is padded to."""
+    return max(LEAST, 1 << (x.shape[3] - 1).bit_length())
+
+
+def _strides(x: Tensor) -> tuple[int, int, int]:
+    return x.stride(0), x.stride(1), x.stride(2)
+
+
+def _readable(x: Tensor) -> Tensor:
+    """x with its rows' numbers side by side: itself, unless it comes as a rare kind of view."""
+    return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
+
+
+@triton_forward.register_fake
+def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
+    return _result_like(v), v.new_empty(v.shape[:-1], dtype=torch.float32)
+
+
+@triton_backward.register_fake
+def _backward_like(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    log_sum_exp: Tensor,
+    patterns: str,
+    scale: float,
+    needed: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    like_q, like_k, like_v = (_result_like(x) if wanted else x.new_empty(0) for x, wanted in zip((q, k, v), needed))
+    return like_q, like_k, like_v
+
+
+def _result_like(x: Tensor) -> Tensor:
+    """Memory for a result in x's own order of dimensions, [batch, n, heads, d] for what the projections leave."""
+    if x.stride(1) < x.stride(2):
+        return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+    return x.new_empty(x.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, ctx.patterns, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    needed = list(ctx.needs_input_grad[:3])
+    gradients = triton_backward(gradient, *ctx.saved_tensors, ctx.patterns, ctx.scale, needed)
+    return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None
+
+
+triton_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+@register_flop_formula(torch.ops.longstride.triton_forward)
+def _forward_flops(q: Any, k: Any, v: Any, patterns: str, scale: float, **_: Any) -> int:
+    """Two products for each pair: with the key, and of the weight with the value."""
+    return int(2 * q[0] * (q[3] + v[3]) * _pairs(patterns, q[2]))
+
+
+@register_flop_formula(torch.ops.longstride.triton_backward)
+def _backward_flops(
+    gradient: Any, q: Any, k: Any, v: Any, output: Any, log_sum_exp: Any, patterns: str, *_: Any, **__: Any
+) -> int:
+    """Five: the score again, and the gradients of the weight, the value, the query and the key."""
+    return int(2 * q[0] * (3 * q[3] + 2 * v[3]) * _pairs(patterns, q[2]))
+
+
+def _pairs(patterns: str, n: int) -> int:
+    return sum(pattern.pairs(n) for pattern in notation.parse(patterns))

@@ -1,0 +1,108 @@
+"""What all kernels share: where a tile lies, which pairs count, and rows of a matrix as tiles.
+
+A position in the sequence is 32 bits; an address is 64. Rows that may overrun are masked, and so is the part of a row
+between the head's dimension and the power of two above it.
+"""
+
+import triton
+import triton.language as tl
+
+JOB_FIELDS = tl.constexpr(11)
+EXCLUSION_FIELDS = tl.constexpr(6)
+
+
+@triton.jit
+def read_job(jobs, index):
+    """The fields of a job, in the order of `Job`."""
+    row = jobs + index * JOB_FIELDS
+    head = tl.load(row)
+    lanes = tl.load(row + 1)
+    lane_shift = tl.load(row + 2)
+    step = tl.load(row + 3)
+    limit = tl.load(row + 4)
+    near = tl.load(row + 5)
+    far = tl.load(row + 6)
+    own = tl.load(row + 7)
+    block = tl.load(row + 8)
+    cells = tl.load(row + 9)
+    first_cell = tl.load(row + 10)
+    return head, lanes, lane_shift, step, limit, near, far, own, block, cells, first_cell
+
+
+@triton.jit
+def locate(tile, lanes, limit, SIZE: tl.constexpr):
+    """The lane of a tile and its first index there; past the end of the lane if there is no such tile.
+
+    Neighbouring programs have neighbouring lanes, which lie side by side in memory, and the tiles with most work come first.
+    """
+    along = (limit + SIZE - 1) // SIZE - 1 - tile // lanes
+    return lanes - 1 - tile % lanes, tl.where(along < 0, limit, along * SIZE)
+
+
+@triton.jit
+def lane_length(lane, lane_shift, step, limit, n):
+    return tl.minimum(limit, (n - 1 - lane * lane_shift) // step + 1)
+
+
+@triton.jit
+def cell_position(start, offset, cells, block, first_cell, EVEN: tl.constexpr):
+    """Where the summary cells start + offset are. EVEN: `cells` divides every start, so that what varies is a constant."""
+    if EVEN:
+        return (start // cells + offset // cells) * block + first_cell + offset % cells
+    else:
+        index = start + offset
+        return index // cells * block + first_cell + index % cells
+
+
+@triton.jit
+def window_sees(row, key, near, far, own, block, cells, first_cell, GROUPED: tl.constexpr):
+    """Which pairs of a lane count; row and key are indices in the lane that broadcast."""
+    distance = row - key
+    seen = (distance >= near) & (distance <= far)
+    if GROUPED:
+        inside = key % block
+        in_own_block = (row // block == key // block) & (own != 0)
+        is_cell = (inside >= first_cell) & (inside < first_cell + cells)
+        seen = seen & (in_own_block | is_cell)
+    return seen
+
+
+@triton.jit
+def excluded(query, key, exclusions, index, COUNT: tl.constexpr):
+    """Which pairs belong to an earlier leaf of the union; query and key are positions in the sequence that broadcast."""
+    distance = query - key
+    found = distance != distance  # none yet, in the shape of the pairs
+    for number in tl.static_range(COUNT):
+        row = exclusions + (index * COUNT + number) * EXCLUSION_FIELDS
+        step, reach, block = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+        period, first_cell, end_cell = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
+        seen = (distance % step == 0) & (distance <= reach) & (query // block == key // block)
+        found = found | (seen & (key % period >= first_cell) & (key % period < end_cell))
+    return found
+
+
+@triton.jit
+def load_rows(matrix, position, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """[positions, WIDTH] of a matrix with DIM columns, and 0 where there is nothing."""
+    column = tl.arange(0, WIDTH)
+    address = matrix + position.to(tl.int64)[:, None] * stride + column[None, :]
+    if MASKED:
+        if DIM < WIDTH:
+            return tl.load(address, mask=valid[:, None] & (column < DIM)[None, :], other=0.0)
+        else:
+            return tl.load(address, mask=valid[:, None], other=0.0)
+    else:
+        if DIM < WIDTH:
+            return tl.load(address, mask=(column < DIM)[None, :], other=0.0)
+        else:
+            return tl.load(address)
+
+
+@triton.jit
+def store_rows(values, matrix, position, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    column = tl.arange(0, WIDTH)
+    address = matrix + position.to(tl.int64)[:, None] * stride + column[None, :]
+    mask = valid[:, None]
+    if DIM < WIDTH:
+        mask = mask & (column < DIM)[None, :]
+    tl.store(address, values.to(matrix.dtype.element_ty), mask=mask)

@@ -1,0 +1,63 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longstride.attention.kernels.jobs import Job, passes
+from longstride.patterns import Block, Column, Local, Summary, fixed, strided, union
+from tests.strategies import patterns
+
+
+def pairs_of(job: Job, exclusions, n: int) -> torch.Tensor:
+    """What the kernels compute for a job, pair by pair, straight from the meaning of its fields."""
+    seen = torch.zeros(n, n, dtype=torch.bool)
+    for lane in range(job.lanes):
+        start = lane * job.lane_shift
+        length = min(job.limit, (n - 1 - start) // job.step + 1)
+        before = lane * (job.lane_shift // job.block) * job.cells
+        cells = [cell // job.cells * job.block + job.first_cell + cell % job.cells for cell in range(before)]
+        for row in range(length):
+            query = start + row * job.step
+            seen[query, cells] = True
+            for key in range(length):
+                inside = key % job.block
+                is_cell = job.first_cell <= inside < job.first_cell + job.cells
+                own = job.own and row // job.block == key // job.block
+                if job.near <= row - key <= job.far and (own or is_cell):
+                    seen[query, start + key * job.step] = True
+    query, key = torch.arange(n)[:, None], torch.arange(n)[None, :]
+    for one in exclusions:
+        distance, cell = query - key, key % one.period
+        same = (distance % one.step == 0) & (distance <= one.reach) & (query // one.block == key // one.block)
+        seen &= ~(same & (cell >= one.first_cell) & (cell < one.end_cell))
+    return seen
+
+
+@given(patterns(), st.integers(1, 70))
+@settings(max_examples=300)
+def test_jobs_hold_every_pair_once(pattern, n):
+    times = torch.zeros(n, n, dtype=torch.int)
+    for one in passes(pattern.text, n):
+        times += pairs_of(one.jobs[0], one.exclusions[0], n).int()
+    assert torch.equal(times, pattern.mask(n).int())
+
+
+@pytest.mark.parametrize("pattern", [*strided(128), *fixed(128, 32), union(*strided(128)), union(*fixed(128, 32))], ids=repr)
+def test_the_papers_heads_need_no_exclusions(pattern):
+    found = passes(pattern.text, 1_048_576)
+    assert len(found) == (2 if pattern == union(*strided(128)) else 1)
+    assert all(one.most_exclusions == 0 for one in found)
+
+
+def test_heads_of_different_patterns_share_a_launch():
+    (one,) = passes("Local(128), Column(128), Block(128) | Summary(128, 32), Dense()", 1000)
+    assert [job.head for job in one.jobs] == [0, 1, 2, 3]
+    first, second = passes("Local(5) | Column(5), Dense()", 1000)
+    assert [job.head for job in first.jobs] == [0, 1]
+    assert [job.head for job in second.jobs] == [0]
+
+
+def test_numbers_fit_into_32_bits():
+    for pattern in (Local(2**62), Column(2**62), Block(2**62), Summary(2**62, 2**60, 1)):
+        for one in passes(pattern.text, 2**30):
+            one.tables(torch.device("cpu"))

@@ -1,0 +1,240 @@
+"""Every kernel against the oracle: in Triton's interpreter without a GPU, and on one where there is one."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
+
+pytest.importorskip("triton")
+
+from longstride import attend
+from longstride.attention.kernels import ops
+from longstride.attention.kernels.settings import Launch
+from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary, fixed, grid, strided, union
+from tests.attention.cases import cases, tensors
+from tests.attention.error_rule import assert_within_the_rule, results
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # The interpreter is silently wrong for bfloat16.
+STRIDED, FIXED = union(*strided(12)), union(*fixed(32, 8))
+KINDS = [
+    Dense(),
+    Local(20),
+    Column(7),
+    Dilated(3, 30),
+    Block(40),
+    Block(5),
+    Summary(40, 8),
+    Summary(8, 2, 1),
+    STRIDED,
+    FIXED,
+    union(*fixed(16, 4)),
+    union(*grid(300, 3)),
+    Column(4) | Column(6),
+    Local(9) | Block(11) | Summary(11, 3),
+]
+
+
+def on_device(*shape, dtype=torch.float32):
+    return [x.to(DEVICE) for x in tensors(*shape, dtype=dtype)]
+
+
+@given(
+    cases(longest_n=90),
+    st.sampled_from([16, 32]),
+    st.sampled_from([16, 32]),
+    st.sampled_from([torch.float32, HALF]),
+)
+@settings(max_examples=25)
+@example(([Local(9), Column(9)], 2, 2, 70, 8, 9), 16, 16, torch.float32)
+@example(([Block(12) | Summary(12, 3, part) for part in range(3)], 1, 3, 90, 4, 4), 16, 16, torch.float32)
+def test_agrees_with_the_oracle(case, rows, columns, dtype):
+    """With tiles so small that a short sequence has every kind of them."""
+    pattern, *shape = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "launch", lambda *_: Launch(rows, columns, 4, 1))
+        assert_within_the_rule("triton", *on_device(*shape, dtype=dtype), pattern)
+
+
+@pytest.mark.slow
+@given(cases(longest_n=200, longest_stride=60), st.sampled_from([16, 32, 64]), st.sampled_from([16, 32, 64]))
+@settings(max_examples=300)
+def test_agrees_with_the_oracle_at_length(case, rows, columns):
+    pattern, *shape = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "launch", lambda *_: Launch(rows, columns, 4, 1))
+        assert_within_the_rule("triton", *on_device(*shape), pattern)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+@pytest.mark.parametrize("pattern", KINDS, ids=repr)
+def test_with_the_settings_that_ship(pattern, dtype):
+    for n in (1, 130, 257):
+        assert_within_the_rule("triton", *on_device(1, 2, n, 16, 24, dtype=dtype), pattern)
+
+
+@pytest.mark.parametrize(("d_qk", "d_v"), [(80, 96), (64, 128), (256, 16), (1, 3), (40, 256)])
+def test_head_dimensions(d_qk, d_v):
+    for dtype in (torch.float32, HALF):
+        assert_within_the_rule("triton", *on_device(1, 1, 70, d_qk, d_v, dtype=dtype), FIXED)
+
+
+def test_scores_far_apart():
+    for scale in (0.0, -3.0, 50.0):
+        assert_within_the_rule("triton", *on_device(1, 1, 80, 8, 8), STRIDED, scale)
+
+
+@given(cases(longest_n=90), st.sampled_from([1, 1e30]))
+@settings(max_examples=15)
+def test_the_future_changes_nothing(case, size):
+    pattern, *shape = case
+    q, k, v, _ = on_device(*shape)
+    before = attend(q, k, v, pattern, impl="triton")
+    now = int(torch.randint(shape[2], ()))
+    for x in (q, k, v):
+        x[:, :, now + 1 :] = torch.randn_like(x[:, :, now + 1 :]).abs() * size
+    after = attend(q, k, v, pattern, impl="triton")
+    assert torch.equal(before[:, :, : now + 1], after[:, :, : now + 1])
+
+
+@pytest.mark.parametrize("pattern", [STRIDED, FIXED, Summary(9, 2), [Dense(), Summary(50, 1)]], ids=repr)
+def test_every_element_is_written(poisoned, pattern):
+    for n in (1, 65):
+        inputs = [torch.randn(2, 2, n, 4, device=DEVICE, requires_grad=True) for _ in range(3)]
+        output = attend(*inputs, pattern, impl="triton")
+        for x in (output, *torch.autograd.grad(output, inputs, torch.randn_like(output))):
+            assert x.isfinite().all()
+
+
+def test_a_query_without_keys_gets_nothing():
+    q, k, v = (torch.randn(1, 1, 6, 2, device=DEVICE, requires_grad=True) for _ in range(3))
+    output = attend(q, k, v, Summary(4, 1), impl="triton")
+    output.sum().backward()
+    assert q.grad is not None
+    assert (output[0, 0, :3] == 0).all()
+    assert (q.grad[0, 0, :3] == 0).all()
+    assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True), (True, False, True)])
+def test_only_the_gradients_that_are_needed(wanted):
+    whole = [x.requires_grad_() for x in on_device(1, 2, 30, 4, 5)[:3]]
+    some = [x.detach().requires_grad_(want) for x, want in zip(whole, wanted)]
+    attend(*whole, FIXED, impl="triton").square().sum().backward()
+    attend(*some, FIXED, impl="triton").square().sum().backward()
+    for x, y, want in zip(whole, some, wanted):
+        assert (y.grad is not None) == want
+        assert not want or torch.equal(x.grad, y.grad)
+
+
+def test_results_have_the_layout_of_the_inputs():
+    """What comes as [batch, n, heads, d] goes back so, and nothing is copied on the way."""
+    inputs = [torch.randn(2, 20, 3, 4, device=DEVICE).transpose(1, 2).requires_grad_() for _ in range(3)]
+    output = attend(*inputs, STRIDED, impl="triton")
+    for x in (output, *torch.autograd.grad(output.sum(), inputs)):
+        assert x.transpose(1, 2).is_contiguous()
+
+
+def test_operators_keep_their_promises():
+    q, k, v, slopes = on_device(2, 2, 20, 4, 3)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    text = "Local(3) | Column(5), Block(4) | Summary(4, 1)"
+    torch.library.opcheck(torch.ops.longstride.triton_forward.default, (*inputs, text, 0.5))
+    with torch.no_grad():
+        saved = torch.ops.longstride.triton_forward(*inputs, text, 0.5)
+        arguments = (slopes, *(x.detach() for x in inputs), *saved, text, 0.5, [True, False, True])
+        torch.library.opcheck(torch.ops.longstride.triton_backward.default, arguments)
+
+
+def test_flops_are_counted_by_pairs():
+    q, k, v = (torch.randn(2, 3, 50, 8, device=DEVICE, requires_grad=True) for _ in range(3))
+    pairs = sum(pattern.pairs(50) for pattern in (STRIDED, FIXED, Dense()))
+    with FlopCounterMode(display=False) as counter:
+        output = attend(q, k, v, [STRIDED, FIXED, Dense()], impl="triton")
+        assert counter.get_total_flops() == 2 * 2 * pairs * (8 + 8)
+        output.sum().backward()
+    assert counter.get_total_flops() == 2 * 2 * pairs * 7 * 8
+
+
+def test_selective_checkpointing_can_keep_the_op():
+    q, k, v = (x.requires_grad_() for x in on_device(1, 1, 20, 4, 4)[:3])
+    runs = []
+
+    def policy(context, op, *arguments, **options):
+        keep = op == torch.ops.longstride.triton_forward.default
+        if keep:
+            runs.append(context.is_recompute)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def call(q, k, v):
+        return attend(q.sin(), k, v, FIXED, impl="triton").square()
+
+    expected = torch.autograd.grad(call(q, k, v).sum(), (q, k, v))
+    output = checkpoint(call, q, k, v, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(policy))
+    actual = torch.autograd.grad(output.sum(), (q, k, v))
+    assert runs[0] is False
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "says"),
+    [
+        ((1, 1, 4, 512, 8), torch.float32, "takes d_qk up to 256, got 512; impl = 'blocked' takes it"),
+        ((1, 1, 4, 8, 300), torch.float32, "takes d_v up to 256, got 300"),
+        ((1, 1, 4, 8, 8), torch.float64, "takes float16, bfloat16 and float32, got torch.float64"),
+    ],
+)
+def test_what_is_not_supported_is_refused(shape, dtype, says):
+    q, k, v, _ = on_device(*shape, dtype=dtype)
+    with pytest.raises(ValueError, match=says):
+        attend(q, k, v, STRIDED, impl="triton")
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="for the interpreter")
+def test_the_interpreter_is_not_trusted_with_bfloat16():
+    q, k, v, _ = on_device(1, 1, 4, 8, 8, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="wrong for bfloat16"):
+        attend(q, k, v, STRIDED, impl="triton")
+
+
+GPU = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+PAPER = [*strided(128), *fixed(128, 32), union(*strided(128)), union(*fixed(128, 32)), union(*fixed(96, 8))]
+
+
+@GPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("pattern", [*PAPER, Dense(), union(*grid(4096, 3))], ids=repr)
+def test_on_a_gpu(pattern, dtype):
+    for n, d_qk, d_v in ((1537, 64, 64), (3072, 64, 128), (1000, 32, 32), (500, 96, 80), (300, 256, 256)):
+        assert_within_the_rule("triton", *on_device(2, 2, n, d_qk, d_v, dtype=dtype), pattern)
+
+
+@GPU
+@pytest.mark.parametrize("pattern", PAPER, ids=repr)
+def test_the_same_bits_every_time(pattern):
+    data = on_device(2, 4, 3000, 64, 64, dtype=torch.bfloat16)
+    first = results("triton", *data, pattern)
+    for _ in range(100):
+        assert all(torch.equal(x, y) for x, y in zip(first, results("triton", *data, pattern)))
+
+
+@GPU
+@pytest.mark.parametrize("pattern", [union(*strided(1024)), union(*fixed(1024, 8))], ids=repr)
+def test_a_million_positions(pattern):
+    """Against the oracle at some queries, and for gradients through what those alone send back."""
+    n, d = 1_048_576, 64
+    q, k, v = (torch.randn(1, 1, n, d, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    some = torch.randint(n, (24,), device=DEVICE).sort().values
+    output = attend(q, k, v, pattern, impl="triton")
+    slopes = torch.zeros_like(output)
+    slopes[:, :, some] = torch.randn(1, 1, 24, d, device=DEVICE, dtype=torch.bfloat16)
+    gradients = torch.autograd.grad(output, (q, k, v), slopes)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    seen = pattern.sees(some[:, None], torch.arange(n, device=DEVICE)[None, :])
+    scores = (exact[0][0, 0, some] @ exact[1][0, 0].T / d**0.5).masked_fill(~seen, -torch.inf)
+    expected = scores.softmax(-1) @ exact[2][0, 0]
+    true = torch.autograd.grad(expected, exact, slopes[0, 0, some].double())
+    for ours, theirs in zip([output[0, 0, some], *gradients], [expected, *true]):
+        assert (ours.double() - theirs).norm() <= 1e-2 * theirs.norm()
