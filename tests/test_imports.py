@@ -29,6 +29,7 @@ ATTENTION = {
     "kernels/primitives": set(),
     "kernels/forward": {"attention.kernels.primitives"},
     "kernels/backward": {"attention.kernels.primitives"},
+    "kernels/lanes": {"attention.kernels.primitives"},
     "kernels/settings": set(),
     "kernels/ops": {
         "patterns",
@@ -36,6 +37,7 @@ ATTENTION = {
         "attention.kernels.jobs",
         "attention.kernels.forward",
         "attention.kernels.backward",
+        "attention.kernels.lanes",
         "attention.kernels.settings",
     },
     "__init__": {"attention.api"},

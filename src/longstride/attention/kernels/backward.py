@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.primitives import (
-    cell_position,
+    cell_base,
+    cell_offset,
     excluded,
     lane_length,
     load_rows,
@@ -38,10 +39,10 @@ def backward_mean(
     batch = (program // tiles // heads).to(tl.int64)
     row = program % tiles * ROWS + tl.arange(0, ROWS)
     valid = row < n
-    slopes = load_rows(
-        gradient + batch * gradient_batch + head * gradient_head, row, gradient_row, valid, D_V, WIDTH_V, True
-    )
-    values = load_rows(output + batch * output_batch + head * output_head, row, output_row, valid, D_V, WIDTH_V, True)
+    gradient += batch * gradient_batch + head * gradient_head
+    output += batch * output_batch + head * output_head
+    slopes = load_rows(gradient, head * 0, row, gradient_row, valid, D_V, WIDTH_V, True)
+    values = load_rows(output, head * 0, row, output_row, valid, D_V, WIDTH_V, True)
     total = tl.sum(slopes.to(tl.float32) * values.to(tl.float32), 1)
     tl.store(mean + (batch * heads + head) * n + row, total, mask=valid)
 
@@ -66,15 +67,17 @@ def dq_over_window(
     D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, COLUMNS: tl.constexpr,
     MASKED: tl.constexpr, GROUPED: tl.constexpr, EXCLUDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    offset = tl.arange(0, COLUMNS)
     for start in tl.range(first, end, COLUMNS):
-        key = start + tl.arange(0, COLUMNS)
-        position = lane_start + key * step
-        keys = load_rows(k, position, k_row, key < last, D_QK, WIDTH_QK, MASKED)
-        values = load_rows(v, position, v_row, key < last, D_V, WIDTH_V, MASKED)
+        key = start + offset
+        base = lane_start + start * step
+        keys = load_rows(k, base, offset * step, k_row, key < last, D_QK, WIDTH_QK, MASKED)
+        values = load_rows(v, base, offset * step, v_row, key < last, D_V, WIDTH_V, MASKED)
         seen = (key < last)[None, :]
         if MASKED:
             seen = seen & window_sees(row[:, None], key[None, :], near, far, own, block, cells, first_cell, GROUPED)
             if EXCLUDE > 0:
+                position = lane_start + key * step
                 seen = seen & ~excluded((lane_start + row * step)[:, None], position[None, :], exclusions, index, EXCLUDE)
         dq = add_dq(dq, query, slopes, log_sum_exp, mean, keys, values, seen, scale, MASKED, PRECISION)
     return dq
@@ -89,13 +92,14 @@ def dq_over_cells(
 ):  # fmt: skip
     offset = tl.arange(0, COLUMNS)
     for start in tl.range(first, end, COLUMNS):
-        position = cell_position(start, offset, cells, block, first_cell, EVEN)
+        base = cell_base(start, cells, block, EVEN)
+        place = cell_offset(start, offset, cells, block, first_cell, EVEN)
         valid = start + offset < last
-        keys = load_rows(k, position, k_row, valid, D_QK, WIDTH_QK, MASKED)
-        values = load_rows(v, position, v_row, valid, D_V, WIDTH_V, MASKED)
+        keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, MASKED)
+        values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, MASKED)
         seen = valid[None, :]
         if EXCLUDE > 0:
-            seen = seen & ~excluded(query_position[:, None], position[None, :], exclusions, index, EXCLUDE)
+            seen = seen & ~excluded(query_position[:, None], (base + place)[None, :], exclusions, index, EXCLUDE)
         dq = add_dq(dq, query, slopes, log_sum_exp, mean, keys, values, seen, scale, MASKED, PRECISION)
     return dq
 
@@ -108,7 +112,7 @@ def backward_dq(
     heads, n, job_count, tiles, scale, slope_scale,
     D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMMARY: tl.constexpr, EVEN: tl.constexpr, GROUPED: tl.constexpr,
-    EXCLUDE: tl.constexpr, LATER: tl.constexpr, PRECISION: tl.constexpr,
+    SHORT: tl.constexpr, EXCLUDE: tl.constexpr, LATER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The tiles and ranges are those of forward."""
     program = tl.program_id(0)
@@ -130,8 +134,8 @@ def backward_dq(
         row = first_row + tl.arange(0, ROWS)
         valid = row < length
         position = lane_start + row * step
-        query = load_rows(q, position, q_row, valid, D_QK, WIDTH_QK, True)
-        slopes = load_rows(gradient, position, gradient_row, valid, D_V, WIDTH_V, True)
+        query = load_rows(q, lane_start, row * step, q_row, valid, D_QK, WIDTH_QK, True)
+        slopes = load_rows(gradient, lane_start, row * step, gradient_row, valid, D_V, WIDTH_V, True)
         row_log_sum_exp = tl.load(log_sum_exp + position, mask=valid, other=float("inf"))
         row_mean = tl.load(mean + position, mask=valid, other=0.0)
         total = tl.zeros([ROWS, WIDTH_QK], tl.float32)
@@ -155,32 +159,37 @@ def backward_dq(
 
         first = tl.maximum(0, first_row - far)
         end = tl.minimum(length, first_row + ROWS - near)
-        inner = first + tl.cdiv(tl.maximum(0, first_row + ROWS - 1 - far - first), COLUMNS) * COLUMNS
-        outer = inner
-        if EXCLUDE == 0:
-            if (own != 0) & (block >= limit):
-                outer = inner + tl.maximum(0, first_row - near + 1 - inner) // COLUMNS * COLUMNS
-        total = dq_over_window(
-            total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, first, tl.minimum(inner, end), end,
-            lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-            D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
-        )  # fmt: skip
-        if EXCLUDE == 0:
+        if SHORT:
+            total = dq_over_window(
+                total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, first, end, end,
+                lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+            )  # fmt: skip
+        else:
+            inner = first + tl.cdiv(tl.maximum(0, first_row + ROWS - 1 - far - first), COLUMNS) * COLUMNS
+            outer = inner + tl.maximum(0, first_row - near + 1 - inner) // COLUMNS * COLUMNS
+            if (own == 0) | (block < limit):
+                outer = inner
+            total = dq_over_window(
+                total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, first, tl.minimum(inner, end), end,
+                lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+            )  # fmt: skip
             total = dq_over_window(
                 total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, inner, outer, end,
                 lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
                 D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, False, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
-        total = dq_over_window(
-            total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, outer, end, end,
-            lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-            D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
-        )  # fmt: skip
+            total = dq_over_window(
+                total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, outer, end, end,
+                lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+            )  # fmt: skip
 
         total *= slope_scale
         if LATER:
-            total += load_rows(dq, position, dq_row, valid, D_QK, WIDTH_QK, True).to(tl.float32)
-        store_rows(total, dq, position, dq_row, valid, D_QK, WIDTH_QK)
+            total += load_rows(dq, lane_start, row * step, dq_row, valid, D_QK, WIDTH_QK, True).to(tl.float32)
+        store_rows(total, dq, lane_start, row * step, dq_row, valid, D_QK, WIDTH_QK)
 
 
 @triton.jit
@@ -191,11 +200,13 @@ def add_dkv(
     CELLS: tl.constexpr, MASKED: tl.constexpr, GROUPED: tl.constexpr, EXCLUDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The queries [first, end) of a lane, in tiles. Pairs lie keys down and queries across: both sums want them so."""
+    offset = tl.arange(0, ROWS)
     for start in tl.range(first, end, ROWS):
-        row = start + tl.arange(0, ROWS)
+        row = start + offset
         valid = row < length
-        position = lane_start + row * step
-        query = load_rows(q, position, q_row, valid, D_QK, WIDTH_QK, True)
+        base = lane_start + start * step
+        position = base + offset * step
+        query = load_rows(q, base, offset * step, q_row, valid, D_QK, WIDTH_QK, True)
         # A row that is not there has weight 0: 2 ** (0 - inf).
         row_log_sum_exp = tl.load(log_sum_exp + position, mask=valid, other=float("inf"))
         scores = tl.dot(keys, tl.trans(query), input_precision=PRECISION)
@@ -209,7 +220,7 @@ def add_dkv(
             if EXCLUDE > 0:
                 seen = seen & ~excluded(position[None, :], key_position[:, None], exclusions, index, EXCLUDE)
             weights = tl.where(seen, weights, 0.0)
-        slopes = load_rows(gradient, position, gradient_row, valid, D_V, WIDTH_V, True)
+        slopes = load_rows(gradient, base, offset * step, gradient_row, valid, D_V, WIDTH_V, True)
         dv = tl.dot(weights.to(slopes.dtype), slopes, dv, input_precision=PRECISION, out_dtype=tl.float32)
         weight_slopes = tl.dot(values, tl.trans(slopes), input_precision=PRECISION)
         row_mean = tl.load(mean + position, mask=valid, other=0.0)
@@ -226,7 +237,7 @@ def backward_dkv(
     heads, n, job_count, tiles, scale, slope_scale,
     D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CELLS: tl.constexpr, EVEN: tl.constexpr, GROUPED: tl.constexpr,
-    EXCLUDE: tl.constexpr, LATER: tl.constexpr, PRECISION: tl.constexpr,
+    SHORT: tl.constexpr, EXCLUDE: tl.constexpr, LATER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """CELLS: the keys are summary cells and the queries those of all later lanes; or else both are in one lane's window."""
     program = tl.program_id(0)
@@ -256,42 +267,51 @@ def backward_dkv(
         log_sum_exp += (batch * heads + head) * n
         mean += (batch * heads + head) * n
 
-        # The queries are [first, end). All of a tile of them that starts in [inner, outer) see all keys, and need no mask.
         key = first_key + offset
         valid = key < key_count
-        plain = EXCLUDE == 0
         if CELLS:
-            position = cell_position(first_key, offset, cells, block, first_cell, EVEN)
+            base = cell_base(first_key, cells, block, EVEN)
+            place = cell_offset(first_key, offset, cells, block, first_cell, EVEN)
             seen_from = (key // in_lane + 1) * lane_shift
             first = (first_key // in_lane + 1) * lane_shift
             end = n
-            last_key = tl.minimum(first_key + COLUMNS, key_count) - 1
-            inner = first + tl.cdiv((last_key // in_lane + 1) * lane_shift - first, ROWS) * ROWS
-            outer = tl.maximum(inner, end)
         else:
-            position = lane_start + key * step
+            base = lane_start + first_key * step
+            place = offset * step
             seen_from = key
             first = first_key + near
             end = tl.minimum(length, first_key + COLUMNS + far)
-            inner = first + tl.cdiv(COLUMNS - 1, ROWS) * ROWS
-            outer = inner + tl.maximum(0, tl.minimum(first_key + far + 1, length) - inner) // ROWS * ROWS
-            plain = plain & (own != 0) & (block >= limit)
-        bound = tl.maximum(first, end)
-        if not plain:
-            inner = bound
-        inner = tl.minimum(inner, bound)
-        outer = tl.maximum(inner, tl.minimum(outer, bound))
-
-        keys = load_rows(k, position, k_row, valid, D_QK, WIDTH_QK, True)
-        values = load_rows(v, position, v_row, valid, D_V, WIDTH_V, True)
+        position = base + place
+        keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, True)
+        values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, True)
         dk_total = tl.zeros([COLUMNS, WIDTH_QK], tl.float32)
         dv_total = tl.zeros([COLUMNS, WIDTH_V], tl.float32)
-        dk_total, dv_total = add_dkv(
-            dk_total, dv_total, keys, values, key, position, q, gradient, log_sum_exp, mean, q_row, gradient_row, first,
-            inner, length, lane_start, step, near, far, own, block, cells, first_cell, seen_from, scale, exclusions, index,
-            D_QK, D_V, WIDTH_QK, WIDTH_V, ROWS, CELLS, True, GROUPED, EXCLUDE, PRECISION,
-        )  # fmt: skip
-        if EXCLUDE == 0:
+
+        # The queries are [first, end). All of a tile of them that starts in [inner, outer) see all keys, and need no mask.
+        if SHORT:
+            dk_total, dv_total = add_dkv(
+                dk_total, dv_total, keys, values, key, position, q, gradient, log_sum_exp, mean, q_row, gradient_row, first,
+                end, length, lane_start, step, near, far, own, block, cells, first_cell, seen_from, scale, exclusions,
+                index, D_QK, D_V, WIDTH_QK, WIDTH_V, ROWS, CELLS, True, GROUPED, EXCLUDE, PRECISION,
+            )  # fmt: skip
+        else:
+            bound = tl.maximum(first, end)
+            if CELLS:
+                last_key = tl.minimum(first_key + COLUMNS, key_count) - 1
+                inner = first + tl.cdiv((last_key // in_lane + 1) * lane_shift - first, ROWS) * ROWS
+                outer = bound
+            else:
+                inner = first + tl.cdiv(COLUMNS - 1, ROWS) * ROWS
+                outer = inner + tl.maximum(0, tl.minimum(first_key + far + 1, length) - inner) // ROWS * ROWS
+                if (own == 0) | (block < limit):
+                    inner = bound
+            inner = tl.minimum(inner, bound)
+            outer = tl.maximum(inner, tl.minimum(outer, bound))
+            dk_total, dv_total = add_dkv(
+                dk_total, dv_total, keys, values, key, position, q, gradient, log_sum_exp, mean, q_row, gradient_row, first,
+                inner, length, lane_start, step, near, far, own, block, cells, first_cell, seen_from, scale, exclusions,
+                index, D_QK, D_V, WIDTH_QK, WIDTH_V, ROWS, CELLS, True, GROUPED, EXCLUDE, PRECISION,
+            )  # fmt: skip
             dk_total, dv_total = add_dkv(
                 dk_total, dv_total, keys, values, key, position, q, gradient, log_sum_exp, mean, q_row, gradient_row, inner,
                 outer, length, lane_start, step, near, far, own, block, cells, first_cell, seen_from, scale, exclusions,
@@ -306,7 +326,7 @@ def backward_dkv(
 
         dk_total *= slope_scale
         if LATER:
-            dk_total += load_rows(dk, position, dk_row, valid, D_QK, WIDTH_QK, True).to(tl.float32)
-            dv_total += load_rows(dv, position, dv_row, valid, D_V, WIDTH_V, True).to(tl.float32)
-        store_rows(dk_total, dk, position, dk_row, valid, D_QK, WIDTH_QK)
-        store_rows(dv_total, dv, position, dv_row, valid, D_V, WIDTH_V)
+            dk_total += load_rows(dk, base, place, dk_row, valid, D_QK, WIDTH_QK, True).to(tl.float32)
+            dv_total += load_rows(dv, base, place, dv_row, valid, D_V, WIDTH_V, True).to(tl.float32)
+        store_rows(dk_total, dk, base, place, dk_row, valid, D_QK, WIDTH_QK)
+        store_rows(dv_total, dv, base, place, dv_row, valid, D_V, WIDTH_V)

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.primitives import (
-    cell_position,
+    cell_base,
+    cell_offset,
     excluded,
     lane_length,
     load_rows,
@@ -44,18 +45,20 @@ def over_window(
     MASKED: tl.constexpr, GROUPED: tl.constexpr, EXCLUDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The keys [first, end) of the own lane, in tiles; those from `last` on are not there."""
+    offset = tl.arange(0, COLUMNS)
     for start in tl.range(first, end, COLUMNS):
-        key = start + tl.arange(0, COLUMNS)
-        position = lane_start + key * step
-        keys = load_rows(k, position, k_row, key < last, D_QK, WIDTH_QK, MASKED)
+        key = start + offset
+        base = lane_start + start * step
+        keys = load_rows(k, base, offset * step, k_row, key < last, D_QK, WIDTH_QK, MASKED)
         scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             seen = window_sees(row[:, None], key[None, :], near, far, own, block, cells, first_cell, GROUPED)
             seen = seen & (key < last)[None, :]
             if EXCLUDE > 0:
+                position = lane_start + key * step
                 seen = seen & ~excluded((lane_start + row * step)[:, None], position[None, :], exclusions, index, EXCLUDE)
             scores = tl.where(seen, scores, float("-inf"))
-        values = load_rows(v, position, v_row, key < last, D_V, WIDTH_V, MASKED)
+        values = load_rows(v, base, offset * step, v_row, key < last, D_V, WIDTH_V, MASKED)
         accumulator, weight, running_max = take_in(
             accumulator, weight, running_max, scores, values, scale, MASKED, PRECISION
         )
@@ -72,16 +75,17 @@ def over_cells(
     """The summary cells [first, end) of earlier lanes, in tiles; those from `last` on are not seen."""
     offset = tl.arange(0, COLUMNS)
     for start in tl.range(first, end, COLUMNS):
-        position = cell_position(start, offset, cells, block, first_cell, EVEN)
+        base = cell_base(start, cells, block, EVEN)
+        place = cell_offset(start, offset, cells, block, first_cell, EVEN)
         valid = start + offset < last
-        keys = load_rows(k, position, k_row, valid, D_QK, WIDTH_QK, MASKED)
+        keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, MASKED)
         scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             seen = valid[None, :]
             if EXCLUDE > 0:
-                seen = seen & ~excluded(query_position[:, None], position[None, :], exclusions, index, EXCLUDE)
+                seen = seen & ~excluded(query_position[:, None], (base + place)[None, :], exclusions, index, EXCLUDE)
             scores = tl.where(seen, scores, float("-inf"))
-        values = load_rows(v, position, v_row, valid, D_V, WIDTH_V, MASKED)
+        values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, MASKED)
         accumulator, weight, running_max = take_in(
             accumulator, weight, running_max, scores, values, scale, MASKED, PRECISION
         )
@@ -95,7 +99,7 @@ def forward(
     heads, n, job_count, tiles, scale,
     D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMMARY: tl.constexpr, EVEN: tl.constexpr, GROUPED: tl.constexpr,
-    EXCLUDE: tl.constexpr, LATER: tl.constexpr, PRECISION: tl.constexpr,
+    SHORT: tl.constexpr, EXCLUDE: tl.constexpr, LATER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """LATER: this is not the first pass over these heads, and goes on from what the last one left."""
     program = tl.program_id(0)
@@ -115,11 +119,11 @@ def forward(
         row = first_row + tl.arange(0, ROWS)
         valid = row < length
         position = lane_start + row * step
-        query = load_rows(q, position, q_row, valid, D_QK, WIDTH_QK, True)
+        query = load_rows(q, lane_start, row * step, q_row, valid, D_QK, WIDTH_QK, True)
         if LATER:
             running_max = tl.load(log_sum_exp + position, mask=valid, other=0.0)
             weight = tl.where(running_max == float("-inf"), 0.0, 1.0)
-            accumulator = load_rows(output, position, output_row, valid, D_V, WIDTH_V, True).to(tl.float32)
+            accumulator = load_rows(output, lane_start, row * step, output_row, valid, D_V, WIDTH_V, True).to(tl.float32)
         else:
             running_max = tl.full([ROWS], float("-inf"), tl.float32)
             weight = tl.zeros([ROWS], tl.float32)
@@ -142,33 +146,39 @@ def forward(
                 D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, EVEN, EXCLUDE, PRECISION,
             )  # fmt: skip
 
-        # The keys are [first, end). All rows see all of a tile that starts in [inner, outer), and need no mask.
+        # The keys are [first, end). All rows see all of a tile that starts in [inner, outer), and need no mask there; but
+        # where there are few tiles, one loop that loads ahead is faster than three that do not.
         first = tl.maximum(0, first_row - far)
         end = tl.minimum(length, first_row + ROWS - near)
-        inner = first + tl.cdiv(tl.maximum(0, first_row + ROWS - 1 - far - first), COLUMNS) * COLUMNS
-        outer = inner
-        if EXCLUDE == 0:
-            if (own != 0) & (block >= limit):
-                outer = inner + tl.maximum(0, first_row - near + 1 - inner) // COLUMNS * COLUMNS
-        accumulator, weight, running_max = over_window(
-            accumulator, weight, running_max, query, row, k, v, k_row, v_row, first, tl.minimum(inner, end), end, lane_start,
-            step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-            D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
-        )  # fmt: skip
-        if EXCLUDE == 0:
+        if SHORT:
+            accumulator, weight, running_max = over_window(
+                accumulator, weight, running_max, query, row, k, v, k_row, v_row, first, end, end, lane_start,
+                step, near, far, own, block, cells, first_cell, scale, exclusions, index,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+            )  # fmt: skip
+        else:
+            inner = first + tl.cdiv(tl.maximum(0, first_row + ROWS - 1 - far - first), COLUMNS) * COLUMNS
+            outer = inner + tl.maximum(0, first_row - near + 1 - inner) // COLUMNS * COLUMNS
+            if (own == 0) | (block < limit):
+                outer = inner
+            accumulator, weight, running_max = over_window(
+                accumulator, weight, running_max, query, row, k, v, k_row, v_row, first, tl.minimum(inner, end), end,
+                lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+            )  # fmt: skip
             accumulator, weight, running_max = over_window(
                 accumulator, weight, running_max, query, row, k, v, k_row, v_row, inner, outer, end, lane_start,
                 step, near, far, own, block, cells, first_cell, scale, exclusions, index,
                 D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, False, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
-        accumulator, weight, running_max = over_window(
-            accumulator, weight, running_max, query, row, k, v, k_row, v_row, outer, end, end, lane_start,
-            step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-            D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
-        )  # fmt: skip
+            accumulator, weight, running_max = over_window(
+                accumulator, weight, running_max, query, row, k, v, k_row, v_row, outer, end, end, lane_start,
+                step, near, far, own, block, cells, first_cell, scale, exclusions, index,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+            )  # fmt: skip
 
         nothing = weight == 0
         result = accumulator / tl.where(nothing, 1.0, weight)[:, None]
-        store_rows(result, output, position, output_row, valid, D_V, WIDTH_V)
+        store_rows(result, output, lane_start, row * step, output_row, valid, D_V, WIDTH_V)
         total = tl.where(nothing, float("-inf"), running_max + tl.log2(tl.where(nothing, 1.0, weight)))
         tl.store(log_sum_exp + position, total, mask=valid)

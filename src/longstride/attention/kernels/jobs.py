@@ -85,6 +85,10 @@ class Pass:
         """How many tiles of `size` positions the lanes of a head have, at most."""
         return max(job.lanes * -(-job.limit // size) for job in self.jobs)
 
+    def lane_tiles(self, together: int) -> int:
+        """How many tiles of so many whole lanes a head has, at most."""
+        return max(-(-job.lanes // together) for job in self.jobs)
+
     def cell_tiles(self, size: int) -> int:
         """The same for the summary cells that later lanes see."""
         return max(-(-(job.lanes - 1) * (job.lane_shift // job.block) * job.cells // size) for job in self.jobs)

@@ -11,7 +11,6 @@ from math import log
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
@@ -19,13 +18,16 @@ from longstride import notation
 from longstride.attention.kernels.backward import backward_dkv, backward_dq, backward_mean
 from longstride.attention.kernels.forward import forward
 from longstride.attention.kernels.jobs import Pass, passes
-from longstride.attention.kernels.settings import LEAST, Launch, launch
+from longstride.attention.kernels.lanes import lane_backward, lane_forward
+from longstride.attention.kernels.settings import LEAST, LaneLaunch, Launch, lane_launch, launch
 from longstride.patterns import Pattern
 
 LOG2_E = 1 / log(2)
 LEAST_SCALE = 1e-30
 """Stands for a scale of 0, which would make a score of -inf NaN; scores times this are 0 for all that matters."""
 MEAN_ROWS = 64
+FEW = 4
+"""Up to this many tiles of a window are passed over in one loop."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 256
 LONGEST = 2**30
@@ -57,16 +59,20 @@ def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float)
     output, log_sum_exp = _forward_like(q, k, v, patterns, scale)
     q, k, v = _readable(-q if scale < 0 else q), _readable(k), _readable(v)
     for number, one in enumerate(passes(patterns, q.shape[2])):
-        sizes = _sizes(q, v, one, "forward", one.summary)
-        tiles = one.tiles(sizes.rows)
-        jobs, exclusions = _tables(one, q.device)
-        _run(
-            forward, len(q) * len(one.jobs) * tiles, sizes, q.device,
-            q, k, v, output, log_sum_exp, jobs, exclusions,
-            *_strides(q), *_strides(k), *_strides(v), *_strides(output),
-            q.shape[1], q.shape[2], len(one.jobs), tiles, max(abs(scale), LEAST_SCALE) * LOG2_E,
-            **_constants(q, v, one, sizes, cells=sizes.columns), SUMMARY=one.summary, LATER=number > 0,
-        )  # fmt: skip
+        tensors = q, k, v, output, log_sum_exp, *_tables(one, q.device)
+        strides = *_strides(q), *_strides(k), *_strides(v), *_strides(output)
+        shape = q.shape[1], q.shape[2], len(one.jobs)
+        bits = max(abs(scale), LEAST_SCALE) * LOG2_E
+        whole = _whole_lanes(q, v, one, backward=False)
+        if whole:
+            _run_lanes(lane_forward, whole, one, q, v, *tensors, *strides, *shape, scales=(bits,), LATER=number > 0)
+        else:
+            sizes = _sizes(q, v, one, "forward", one.summary)
+            tiles = one.tiles(sizes.rows)
+            _run(
+                forward, len(q) * len(one.jobs) * tiles, sizes, q.device, *tensors, *strides, *shape, tiles, bits,
+                **_constants(q, v, one, sizes, False), SUMMARY=one.summary, LATER=number > 0,
+            )  # fmt: skip
     return output, log_sum_exp
 
 
@@ -90,24 +96,28 @@ def triton_backward(
     gradient = _readable(gradient)
     q, k, v = _readable(-q if scale < 0 else q), _readable(k), _readable(v)
     scales = max(abs(scale), LEAST_SCALE) * LOG2_E, abs(scale)
-    mean = torch.empty_like(log_sum_exp)
-    tiles = triton.cdiv(n, MEAN_ROWS)
-    _run(
-        backward_mean, size * heads * tiles, Launch(MEAN_ROWS, 0, 4, 1), q.device,
-        gradient, output, mean, *_strides(gradient), *_strides(output), heads, n, tiles,
-        D_V=v.shape[3], WIDTH_V=_width(v), ROWS=MEAN_ROWS,
-    )  # fmt: skip
+    mean = None
     for number, one in enumerate(passes(patterns, n)):
-        inputs = q, k, v, gradient, log_sum_exp, mean
+        inputs, tables = (q, k, v, gradient), _tables(one, q.device)
         strides = *_strides(q), *_strides(k), *_strides(v), *_strides(gradient)
-        jobs, exclusions = _tables(one, q.device)
+        shape = heads, n, len(one.jobs)
+        whole = _whole_lanes(q, v, one, backward=True)
+        if whole:
+            _run_lanes(
+                lane_backward, whole, one, q, v, *inputs, output, log_sum_exp, dq, dk, dv, *tables, *strides,
+                *_strides(output), *_strides(dq), *_strides(dk), *_strides(dv), *shape, scales=scales, LATER=number > 0,
+            )  # fmt: skip
+            continue
+        if mean is None:
+            mean = _mean(gradient, output, log_sum_exp)
+        by_query = log_sum_exp, mean
         if need_q:
             sizes = _sizes(q, v, one, "dq", one.summary)
             tiles = one.tiles(sizes.rows)
             _run(
                 backward_dq, size * len(one.jobs) * tiles, sizes, q.device,
-                *inputs, dq, jobs, exclusions, *strides, *_strides(dq), heads, n, len(one.jobs), tiles, *scales,
-                **_constants(q, v, one, sizes, cells=sizes.columns), SUMMARY=one.summary, LATER=number > 0,
+                *inputs, *by_query, dq, *tables, *strides, *_strides(dq), *shape, tiles, *scales,
+                **_constants(q, v, one, sizes, False), SUMMARY=one.summary, LATER=number > 0,
             )  # fmt: skip
         if need_keys:
             for cells in (False, True) if one.summary else (False,):
@@ -115,9 +125,8 @@ def triton_backward(
                 tiles = one.cell_tiles(sizes.columns) if cells else one.tiles(sizes.columns)
                 _run(
                     backward_dkv, size * len(one.jobs) * tiles, sizes, q.device,
-                    *inputs, dk, dv, jobs, exclusions, *strides, *_strides(dk), *_strides(dv), heads, n, len(one.jobs),
-                    tiles, *scales,
-                    **_constants(q, v, one, sizes, cells=sizes.columns), CELLS=cells, LATER=number > 0 or cells,
+                    *inputs, *by_query, dk, dv, *tables, *strides, *_strides(dk), *_strides(dv), *shape, tiles, *scales,
+                    **_constants(q, v, one, sizes, cells), CELLS=cells, LATER=number > 0 or cells,
                 )  # fmt: skip
     if scale < 0:
         dq.neg_()
@@ -130,6 +139,41 @@ def _run(kernel: Any, programs: int, sizes: Launch, device: torch.device, *argum
             kernel[(programs,)](*arguments, **constants, num_warps=sizes.warps, num_stages=sizes.stages)
 
 
+def _run_lanes(
+    kernel: Any, sizes: LaneLaunch, one: Pass, q: Tensor, v: Tensor, *arguments: Any, scales: tuple[float, ...], LATER: bool
+) -> None:
+    tiles = one.lane_tiles(sizes.together)
+    total = len(q) * len(one.jobs) * tiles
+    constants = {
+        **_dimensions(q, v),
+        "ROWS": sizes.rows,
+        "TOGETHER": sizes.together,
+        "GROUPED": one.grouped,
+        "EXCLUDE": one.most_exclusions,
+        "LATER": LATER,
+        "STAGES": sizes.stages,
+    }
+    programs = min(total, _processors(q.device) * sizes.per_processor)
+    _run(kernel, programs, Launch(0, 0, sizes.warps, sizes.stages), q.device, *arguments, tiles, total, *scales, **constants)
+
+
+def _mean(gradient: Tensor, output: Tensor, log_sum_exp: Tensor) -> Tensor:
+    mean = torch.empty_like(log_sum_exp)
+    size, heads, n, _ = output.shape
+    tiles = -(-n // MEAN_ROWS)
+    _run(
+        backward_mean, size * heads * tiles, Launch(MEAN_ROWS, 0, 4, 1), output.device,
+        gradient, output, mean, *_strides(gradient), *_strides(output), heads, n, tiles,
+        D_V=output.shape[3], WIDTH_V=_width(output), ROWS=MEAN_ROWS,
+    )  # fmt: skip
+    return mean
+
+
+@lru_cache(maxsize=16)
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
 @lru_cache(maxsize=256)
 def _tables(one: Pass, device: torch.device) -> tuple[Tensor, Tensor]:
     return one.tables(device)
@@ -139,18 +183,31 @@ def _sizes(q: Tensor, v: Tensor, one: Pass, kernel: str, summary: bool) -> Launc
     return launch(kernel, summary, max(_width(q), _width(v)), q.dtype, one.longest)
 
 
-def _constants(q: Tensor, v: Tensor, one: Pass, sizes: Launch, cells: int) -> dict[str, Any]:
+def _whole_lanes(q: Tensor, v: Tensor, one: Pass, backward: bool) -> LaneLaunch | None:
+    """Settings for whole lanes, where this pass has only such."""
+    return None if one.summary else lane_launch(backward, max(_width(q), _width(v)), q.dtype, one.longest)
+
+
+def _dimensions(q: Tensor, v: Tensor) -> dict[str, Any]:
     return {
         "D_QK": q.shape[3],
         "D_V": v.shape[3],
         "WIDTH_QK": _width(q),
         "WIDTH_V": _width(v),
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+    }
+
+
+def _constants(q: Tensor, v: Tensor, one: Pass, sizes: Launch, cells: bool) -> dict[str, Any]:
+    window = max(sizes.rows, sizes.columns) + max(min(job.far, job.limit - 1) for job in one.jobs)
+    return {
+        **_dimensions(q, v),
         "ROWS": sizes.rows,
         "COLUMNS": sizes.columns,
-        "EVEN": all(job.cells and cells % job.cells == 0 for job in one.jobs),
+        "EVEN": all(job.cells and sizes.columns % job.cells == 0 for job in one.jobs),
         "GROUPED": one.grouped,
+        "SHORT": one.most_exclusions > 0 or (not cells and window <= FEW * min(sizes.rows, sizes.columns)),
         "EXCLUDE": one.most_exclusions,
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
     }
 
 

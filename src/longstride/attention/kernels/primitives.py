@@ -45,13 +45,24 @@ def lane_length(lane, lane_shift, step, limit, n):
 
 
 @triton.jit
-def cell_position(start, offset, cells, block, first_cell, EVEN: tl.constexpr):
-    """Where the summary cells start + offset are. EVEN: `cells` divides every start, so that what varies is a constant."""
+def cell_base(start, cells, block, EVEN: tl.constexpr):
+    """The part of a summary cell's position that is the same for all cells of a tile that begins at `start`.
+
+    EVEN: `cells` divides every start. What varies inside a tile is then the same for all tiles, and computed once.
+    """
     if EVEN:
-        return (start // cells + offset // cells) * block + first_cell + offset % cells
+        return start // cells * block
     else:
-        index = start + offset
-        return index // cells * block + first_cell + index % cells
+        return start * 0
+
+
+@triton.jit
+def cell_offset(start, offset, cells, block, first_cell, EVEN: tl.constexpr):
+    """The other part, for the cells start + offset."""
+    if EVEN:
+        return offset // cells * block + first_cell + offset % cells
+    else:
+        return (start + offset) // cells * block + first_cell + (start + offset) % cells
 
 
 @triton.jit
@@ -82,10 +93,13 @@ def excluded(query, key, exclusions, index, COUNT: tl.constexpr):
 
 
 @triton.jit
-def load_rows(matrix, position, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    """[positions, WIDTH] of a matrix with DIM columns, and 0 where there is nothing."""
+def load_rows(matrix, base, offset, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """[rows, WIDTH] of a matrix with DIM columns, at positions base + offset, and 0 where there is nothing.
+
+    The base is one number, so that in a loop where only it moves the addresses cost one addition each.
+    """
     column = tl.arange(0, WIDTH)
-    address = matrix + position.to(tl.int64)[:, None] * stride + column[None, :]
+    address = (matrix + base.to(tl.int64) * stride) + (offset.to(tl.int64)[:, None] * stride + column[None, :])
     if MASKED:
         if DIM < WIDTH:
             return tl.load(address, mask=valid[:, None] & (column < DIM)[None, :], other=0.0)
@@ -99,9 +113,9 @@ def load_rows(matrix, position, stride, valid, DIM: tl.constexpr, WIDTH: tl.cons
 
 
 @triton.jit
-def store_rows(values, matrix, position, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr):
+def store_rows(values, matrix, base, offset, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr):
     column = tl.arange(0, WIDTH)
-    address = matrix + position.to(tl.int64)[:, None] * stride + column[None, :]
+    address = (matrix + base.to(tl.int64) * stride) + (offset.to(tl.int64)[:, None] * stride + column[None, :])
     mask = valid[:, None]
     if DIM < WIDTH:
         mask = mask & (column < DIM)[None, :]

@@ -38,11 +38,35 @@ def launch(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: 
     return found if summary else found._replace(rows=min(found.rows, most), columns=min(found.columns, most))
 
 
+class LaneLaunch(NamedTuple):
+    """Settings for lanes that fit into a tile whole."""
+
+    rows: int
+    together: int
+    """Lanes of a tile."""
+    warps: int
+    stages: int
+    per_processor: int
+    """Programs that a multiprocessor holds at a time."""
+
+
+LANE = 128
+"""The most rows of a tile that holds whole lanes."""
+
+
+def lane_launch(backward: bool, width: int, dtype: torch.dtype, longest: int) -> LaneLaunch | None:
+    """The same for whole lanes, or None where they do not fit."""
+    if longest > LANE or dtype == torch.float32 or width > 64:
+        return None
+    length = 1 << (longest - 1).bit_length()
+    return LaneLaunch(LANE, LANE // length, 8, 2 if backward else 3, 1)
+
+
 TABLE = {
     ("forward", False): Launch(64, 64, 4, 2),
     ("forward", True): Launch(128, 64, 4, 3),
     ("dq", False): Launch(64, 64, 4, 1),
-    ("dq", True): Launch(128, 64, 4, 3),
-    ("dkv", False): Launch(64, 64, 4, 1),
+    ("dq", True): Launch(64, 64, 4, 3),
+    ("dkv", False): Launch(32, 64, 4, 1),
     ("dkv", True): Launch(128, 64, 4, 2),
 }
