@@ -111,6 +111,8 @@ def test_bench_attention(capsys, tmp_path):
         ("bench attention --device meta", "device = 'meta' cannot be used"),
         ("bench attention --lenghts 4", "--lengths"),
         ("bench attention --json .", "json = '.' cannot be written"),
+        ("bench attention --picture times.gif", "picture = 'times.gif' must end in .png or .svg"),
+        ("bench attention --shapes cifar", "shapes has 'cifar'; the names are enwik8, imagenet64, cifar10"),
     ],
 )
 def test_mistakes_end_in_exit_code_2(capsys, monkeypatch, words, says):

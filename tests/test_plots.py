@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 import longstride.plots
+from longstride.benchmarks.attention import Row
 from longstride.notation import parse
-from longstride.plots import Scheme, plot_patterns
+from longstride.plots import Scheme, plot_patterns, plot_times
 
 
 def schemes(*texts):
@@ -82,3 +83,14 @@ def test_mistakes_are_named_and_leave_nothing(tmp_path, texts, options, says):
     with pytest.raises(ValueError, match=says):
         plot_patterns(schemes(*texts), path, **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_draws_times_against_length(tmp_path):
+    rows = [
+        Row(f"n = {n}", n, name, "", n, forward_ms=n / 10, both_ms=n / 3) for n in (64, 128) for name in ("ours", "Flex")
+    ]
+    rows.append(Row("n = 256", 256, "Flex", "", 256, failure="too long"))
+    plot_times(rows, tmp_path / "times.svg")
+    text = (tmp_path / "times.svg").read_text()
+    assert "<svg" in text
+    assert text.count("<!-- ours -->") + text.count("<!-- Flex -->") == 2  # in the legend

@@ -69,7 +69,13 @@ def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="
     """Measure our patterns beside SDPA dense and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
     from longstride.benchmarks.attention import run
 
-    run(settings)
+    if settings.picture is None:
+        run(settings)
+        return
+    from longstride.plots import plot_times
+
+    plot_times(run(settings).rows, settings.picture)
+    print(f"wrote {settings.picture}")
 
 
 VERBS: dict[str, Callable[..., None]] = {

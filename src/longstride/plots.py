@@ -1,4 +1,7 @@
-"""Pictures: the paper's figure 3 for any patterns and image size. Needs matplotlib (`pip install 'longstride[plot]'`)."""
+"""Pictures: the paper's figure 3 for any patterns and image size, and times against length.
+
+They need matplotlib (`pip install 'longstride[plot]'`).
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from longstride.atomic import atomic_path
+from longstride.benchmarks.attention import Row
 from longstride.patterns import Pattern
 
 FORMATS = (".png", ".svg")
@@ -58,6 +62,32 @@ def plot_patterns(
         )  # fmt: skip
     axes[0, 0].set_ylabel(f"what pixel ({row}, {column}) sees", fontsize=10)
     axes[1, 0].set_ylabel("query", fontsize=10)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=160)
+
+
+def plot_times(rows: Sequence[Row], path: str | Path) -> None:
+    """Draws the time of each contender against n, forward alone and with backward, both axes logarithmic."""
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    names = list(dict.fromkeys(row.name for row in rows))
+    for axes, title, field in zip(
+        figure.subplots(1, 2, sharey=True), ("forward", "forward and backward"), ("forward_ms", "both_ms")
+    ):
+        for number, name in enumerate(names):
+            points = sorted((row.n, getattr(row, field)) for row in rows if row.name == name and getattr(row, field))
+            if points:
+                ours = not name.startswith(("SDPA", "Flex"))
+                axes.plot(
+                    *zip(*points), label=name, color=f"C{number % 10}", marker="o" if ours else "x",
+                    linestyle="-" if ours else "--", linewidth=2 if ours else 1,
+                )  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_title(title, fontsize=12)
+        axes.set_xlabel("n")
+        axes.grid(which="both", color="#e4e8ec", linewidth=0.5)
+    figure.axes[0].set_ylabel("milliseconds")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=160)
 

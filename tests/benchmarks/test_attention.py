@@ -1,27 +1,14 @@
 import io
-import shutil
 
 import pytest
-import torch
 from rich.console import Console
 
-import longstride.benchmarks.attention as bench
-from longstride import attend
+from longstride.benchmarks import peers
 from longstride.benchmarks.attention import AttentionBenchmark, run
 
 
 def quiet():
     return Console(file=io.StringIO(), width=120)
-
-
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="FlexAttention compiles C++")
-def test_flex_attention_computes_the_same_pattern():
-    """Both are measured on one job: FlexAttention with our mask must give our result."""
-    q, k, v = torch.randn(3, 1, 2, 256, 16)
-    pattern = bench.parse("merged(strided(16))")[0]
-    ours = attend(q, k, v, pattern)
-    theirs = bench._flex(pattern, 256, q.device)(q, k, v)
-    torch.testing.assert_close(ours, theirs)
 
 
 def test_a_peer_that_cannot_run_is_reported(monkeypatch):
@@ -31,7 +18,7 @@ def test_a_peer_that_cannot_run_is_reported(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(bench, "_flex", broken)
+    monkeypatch.setattr(peers, "flex", broken)
     console = quiet()
     result = run(AttentionBenchmark(lengths=(64,), patterns=("local(4)",), repeats=1), console)
     assert [row.failure for row in result.rows] == [None, None, "RuntimeError: no C++ compiler"]
@@ -52,3 +39,16 @@ def test_ours_is_what_was_asked_for():
     (row,) = result.rows
     assert row.pairs == 8 * 36
     assert row.faster_than_dense is None
+
+
+def test_the_papers_shapes():
+    console = quiet()
+    result = run(AttentionBenchmark(shapes=("cifar10",), peers="none", repeats=1, impl="blocked"), console)
+    assert {row.shape for row in result.rows} == {"cifar10"}
+    assert [row.name for row in result.rows][:2] == ["merged(strided(96))", "merged(fixed(96, 8))"]
+    limits = result.ceilings
+    moved = 4 * 32 * 2 * 3072 * (64 + 64 + 128 + 128)  # float32
+    for row in result.rows:
+        flops = 2 * 32 * 2 * row.pairs * (4 * 64 + 3 * 128)
+        assert row.forward_of_bytes * row.forward_ms / 1e3 * limits.bytes_per_second == pytest.approx(moved, rel=0.02)
+        assert row.both_of_flops * row.both_ms / 1e3 * limits.flops_per_second == pytest.approx(flops, rel=0.02)

@@ -1,6 +1,7 @@
-"""Our patterns beside what one would use instead: SDPA dense and FlexAttention with the same pattern.
+"""Our patterns beside what one would use instead, at any shape or at those of the paper's data sets.
 
 longstride bench attention --lengths 4096 16384 --patterns 'merged(strided(128))' --json result.json
+longstride bench attention --shapes enwik8 cifar10 --json result.json
 """
 
 import json
@@ -10,25 +11,69 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from longstride.atomic import atomic_path, writable
 from longstride.attention import attend
 from longstride.attention.api import choose
-from longstride.benchmarks.measure import exponent, keep_freed_memory, machine, peak_bytes, seconds_each
+from longstride.benchmarks import peers
+from longstride.benchmarks.measure import (
+    Ceilings,
+    ceilings,
+    exponent,
+    keep_freed_memory,
+    machine,
+    peak_bytes,
+    seconds_each,
+)
 from longstride.notation import parse
 from longstride.patterns import Dense, Pattern
+
+DENSE_LIMIT = 2**17
+"""Past this length dense attention and masks of FlexAttention take too long, or too much memory, to be waited for."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is measured together. `name` is a data set of the paper, or the length."""
+
+    name: str
+    batch: int
+    heads: int
+    n: int
+    d_qk: int
+    d_v: int
+    patterns: tuple[str, ...]
+
+
+def _paper(name: str, batch: int, heads: int, n: int, d_qk: int, d_v: int, l: int, c: int) -> Shape:
+    merged = (f"merged(strided({l}))", f"merged(fixed({l}, {c}))", f"merged(fixed({l}, 8))")
+    return Shape(name, batch, heads, n, d_qk, d_v, (*dict.fromkeys(merged), f"local({l})", f"column({l})", f"block({l})"))
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        _paper("enwik8", 8, 8, 12_288, 64, 64, l=128, c=32),
+        _paper("imagenet64", 8, 16, 12_288, 32, 32, l=128, c=8),
+        _paper("cifar10", 32, 2, 3_072, 64, 128, l=96, c=8),
+        _paper("music-65536", 1, 16, 65_536, 32, 32, l=256, c=8),
+        _paper("music-262144", 1, 8, 262_144, 32, 32, l=512, c=8),
+        _paper("music-1048576", 1, 1, 1_048_576, 64, 64, l=1024, c=8),
+    )
+}
 
 
 @dataclass(frozen=True)
 class AttentionBenchmark:
     """Time and memory of attention. Example: longstride bench attention --lengths 4096 16384 --heads 4"""
 
+    shapes: tuple[str, ...] = ()
+    """Data sets of the paper, instead of the next six: enwik8, imagenet64, cifar10, music-65536, -262144, -1048576."""
     lengths: tuple[int, ...] = (16_384,)
     """Sequence lengths; three or more also give how time and memory grow with pairs(n)."""
     patterns: tuple[str, ...] = (
@@ -39,26 +84,31 @@ class AttentionBenchmark:
         "block(128)",
     )
     """Patterns as text, one for all heads."""
-    peers: Literal["all", "sdpa", "none"] = "all"
-    """What to measure beside ours: SDPA dense and FlexAttention, SDPA alone, or nothing."""
     batch: int = 1
     heads: int = 1
     d_qk: int = 64
     d_v: int = 64
-    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
-    device: str = "cpu"
+    peers: Literal["all", "sdpa", "none"] = "all"
+    """What to measure beside ours: SDPA dense and FlexAttention, SDPA alone, or nothing."""
+    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
+    """Auto is bfloat16 on a GPU and float32 elsewhere."""
+    device: str = "auto"
+    """Auto is the GPU if there is one."""
     impl: str = "auto"
     """Which implementation of ours."""
     repeats: int = 5
     """Rounds, in which all take turns; the median counts."""
     json: Path | None = None
     """Where to keep the results."""
+    picture: Path | None = None
+    """Where to draw time against n, a .png or .svg."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contender at one length. Times in milliseconds; None where it has no such direction or failed."""
+    """One contender at one shape. Times in milliseconds; None where it has no such direction or failed."""
 
+    shape: str
     n: int
     name: str
     pattern: str
@@ -68,6 +118,12 @@ class Row:
     peak_mib: float | None = None
     faster_than_dense: float | None = None
     """How many times as fast as SDPA dense in the same run, forward and backward."""
+    forward_of_bytes: float | None = None
+    """The time to move each tensor once at the rate of a copy, over the measured time; likewise below."""
+    both_of_bytes: float | None = None
+    forward_of_flops: float | None = None
+    """The time of the pairs' products at the rate of a large matrix product, over the measured time; likewise below."""
+    both_of_flops: float | None = None
     failure: str | None = None
 
 
@@ -75,7 +131,7 @@ class Row:
 class Contender:
     name: str
     pattern: Pattern
-    call: Callable[[Tensor, Tensor, Tensor], Tensor]
+    call: peers.Attention
     peer: bool
     differentiable: bool = True
 
@@ -93,24 +149,27 @@ class Growth:
 class Result:
     machine: dict[str, str | int]
     settings: dict[str, Any]
+    ceilings: Ceilings
     rows: list[Row] = field(default_factory=list)
     growth: list[Growth] = field(default_factory=list)
 
 
 def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     """Measures, prints a table, and writes JSON where that is asked for."""
-    patterns = _check(settings)
+    device = _device(settings.device)
+    shapes = _check(settings, device)
     console = console or Console()
-    device = torch.device(settings.device)
     keep_freed_memory()
-    result = Result(machine(device), _plain(settings))
+    dtype = _dtype(settings.dtype, device)
+    limits = ceilings(dtype, device)
+    result = Result(machine(device), _plain(settings), limits)
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(settings.lengths))
-        for n in settings.lengths:
-            progress.update(task, description=f"n = {n:,}")
-            result.rows.extend(_measure_length(settings, patterns, n, device))
+        task = progress.add_task("measuring", total=len(shapes))
+        for shape in shapes:
+            progress.update(task, description=shape.name)
+            result.rows.extend(_measure(settings, shape, dtype, device, limits))
             progress.advance(task)
-    if len(settings.lengths) >= 3:
+    if not settings.shapes and len(settings.lengths) >= 3:
         result.growth.extend(_growth(result.rows))
     _print(result, console)
     if settings.json is not None:
@@ -119,8 +178,26 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     return result
 
 
-def _check(settings: AttentionBenchmark) -> list[tuple[str, Pattern]]:
-    """The patterns by their text, after everything that could be wrong has been looked at."""
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.ones(1, device=name).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"bench attention: device = {name!r} cannot be used: {reason}") from None
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
+    """What to measure, after everything that could be wrong has been looked at."""
     for name in ("batch", "heads", "d_qk", "d_v", "repeats"):
         if getattr(settings, name) < 1:
             raise ValueError(f"bench attention: {name} must be at least 1, got {getattr(settings, name)}")
@@ -131,12 +208,6 @@ def _check(settings: AttentionBenchmark) -> list[tuple[str, Pattern]]:
     for n in settings.lengths:
         if n < 1:
             raise ValueError(f"bench attention: lengths must be at least 1, got {n}")
-    try:
-        torch.ones(1, device=settings.device).item()
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"bench attention: device = {settings.device!r} cannot be used: {reason}") from None
-    patterns = []
     for text in settings.patterns:
         heads = parse(text)
         if len(heads) != 1:
@@ -144,25 +215,34 @@ def _check(settings: AttentionBenchmark) -> list[tuple[str, Pattern]]:
                 f"bench attention: patterns has {text!r}, which is {len(heads)} heads; write 'merged({text})' for one head "
                 "that sees what they see"
             )
-        patterns.append((text, heads[0]))
+    for shape in settings.shapes:
+        if shape not in SHAPES:
+            raise ValueError(f"bench attention: shapes has {shape!r}; the names are {', '.join(SHAPES)}")
     try:
-        choose(settings.impl, torch.device(settings.device))
+        choose(settings.impl, device)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-    if settings.json is not None:
-        writable("bench attention", "json", settings.json)
-    return patterns
+    if settings.picture is not None and settings.picture.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"bench attention: picture = {str(settings.picture)!r} must end in .png or .svg")
+    for name, path in (("json", settings.json), ("picture", settings.picture)):
+        if path is not None:
+            writable("bench attention", name, path)
+    if settings.shapes:
+        return [SHAPES[name] for name in settings.shapes]
+    return [
+        Shape(f"n = {n:,}", settings.batch, settings.heads, n, settings.d_qk, settings.d_v, settings.patterns)
+        for n in settings.lengths
+    ]
 
 
-def _measure_length(
-    settings: AttentionBenchmark, patterns: Sequence[tuple[str, Pattern]], n: int, device: torch.device
+def _measure(
+    settings: AttentionBenchmark, shape: Shape, dtype: torch.dtype, device: torch.device, limits: Ceilings
 ) -> list[Row]:
-    shape, dtype = (settings.batch, settings.heads, n), getattr(torch, settings.dtype)
     q, k, v, slopes = (
-        torch.randn(*shape, d, dtype=dtype, device=device)
-        for d in (settings.d_qk, settings.d_qk, settings.d_v, settings.d_v)
+        torch.randn(shape.batch, shape.heads, shape.n, d, device=device).to(dtype)
+        for d in (shape.d_qk, shape.d_qk, shape.d_v, shape.d_v)
     )
-    contenders = _contenders(settings, patterns, n, device)
+    contenders = _contenders(settings, shape, device)
     failures: dict[str, str] = {}
     for contender in (one for one in contenders if one.peer):
         try:  # A peer may not run here at all: FlexAttention wants a C++ compiler, for one.
@@ -183,60 +263,54 @@ def _measure_length(
     both_times = seconds_each(trained, settings.repeats, device)
     peaks = {name: peak_bytes(call, device) for name, call in trained.items()}
     dense = both_times.get("SDPA dense")
+    # Forward moves q, k, v and the output; backward those, the output's gradient and three more.
+    moved = (q.nbytes + v.nbytes) * 2 / limits.bytes_per_second
     rows = []
     for one in contenders:
-        both_time = both_times.get(one.name)
+        forward_time, both_time = forward_times.get(one.name), both_times.get(one.name)
+        pairs = one.pattern.pairs(shape.n)
+        # A product with the key and one with the value forward, and five more backward.
+        products = [2 * shape.batch * shape.heads * pairs * d / limits.flops_per_second for d in (shape.d_qk, shape.d_v)]
         rows.append(
             Row(
-                n=n,
+                shape=shape.name,
+                n=shape.n,
                 name=one.name,
                 pattern=repr(one.pattern),
-                pairs=one.pattern.pairs(n),
-                forward_ms=_rounded(forward_times.get(one.name), 1e3),
+                pairs=pairs,
+                forward_ms=_rounded(forward_time, 1e3),
                 both_ms=_rounded(both_time, 1e3),
                 peak_mib=_rounded(peaks.get(one.name), 2**-20),
-                faster_than_dense=_rounded(dense / both_time) if dense and both_time else None,
+                faster_than_dense=_ratio(dense, both_time),
+                forward_of_bytes=_ratio(moved, forward_time),
+                both_of_bytes=_ratio(3 * moved, both_time),
+                forward_of_flops=_ratio(sum(products), forward_time),
+                both_of_flops=_ratio(4 * products[0] + 3 * products[1], both_time),
                 failure=failures.get(one.name),
             )
         )
     return rows
 
 
-def _contenders(
-    settings: AttentionBenchmark, patterns: Sequence[tuple[str, Pattern]], n: int, device: torch.device
-) -> list[Contender]:
+def _contenders(settings: AttentionBenchmark, shape: Shape, device: torch.device) -> list[Contender]:
     contenders = []
-    if settings.peers != "none":
-        contenders.append(Contender("SDPA dense", Dense(), _sdpa, peer=True))
-    for text, pattern in patterns:
+    if settings.peers != "none" and shape.n <= DENSE_LIMIT:
+        contenders += [Contender(name, Dense(), call, peer=True) for name, call in peers.dense(device).items()]
+    for text in shape.patterns:
+        (pattern,) = parse(text)
         contenders.append(Contender(text, pattern, _ours(pattern, settings.impl), peer=False))
-        if settings.peers == "all":
-            flex = _flex(pattern, n, device)  # It has no backward on a CPU.
+        view = peers.on_a_view(pattern, shape.n)
+        if settings.peers != "none" and view is not None:
+            contenders.append(Contender(f"SDPA view {text}", pattern, view, peer=True))
+        if settings.peers == "all" and shape.n <= DENSE_LIMIT:
+            flex = peers.flex(pattern, shape.n, device)  # It has no backward on a CPU.
             contenders.append(Contender(f"Flex {text}", pattern, flex, peer=True, differentiable=device.type != "cpu"))
     return contenders
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-def _ours(pattern: Pattern, impl: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    return lambda q, k, v: attend(q, k, v, pattern, impl=impl)
-
-
-def _flex(pattern: Pattern, n: int, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """FlexAttention with the pattern as its mask, compiled, as its users are told to call it."""
-    compiled: list[Any] = []
-
+def _ours(pattern: Pattern, impl: str) -> peers.Attention:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # Each pattern and length is compiled for itself; the default stops that after eight.
-        with torch._dynamo.config.patch(recompile_limit=256):
-            if not compiled:
-                make = torch.compile(create_block_mask)
-                mask = make(lambda b, h, i, j: pattern.sees(i, j), None, None, n, n, device=device)
-                compiled.extend((torch.compile(flex_attention, dynamic=False), mask))
-            output: Tensor = compiled[0](q, k, v, block_mask=compiled[1])
-            return output
+        return attend(q, k, v, pattern, impl=impl)
 
     return call
 
@@ -260,27 +334,47 @@ def _growth(rows: Sequence[Row]) -> list[Growth]:
 def _print(result: Result, console: Console) -> None:
     about = ", ".join(f"{name} {value}" for name, value in result.machine.items())
     console.print(about, highlight=False)
-    for n in dict.fromkeys(row.n for row in result.rows):
-        table = Table(title=f"n = {n:,}", title_justify="left", title_style="bold")
+    limits = result.ceilings
+    console.print(
+        f"copy {limits.bytes_per_second / 1e12:.3f} TB/s, matrix product {limits.flops_per_second / 1e12:.3g} TFLOP/s",
+        highlight=False,
+    )
+    for shape in dict.fromkeys(row.shape for row in result.rows):
+        table = Table(
+            title=shape, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        )
         table.add_column("attention", no_wrap=True)
-        for heading in ("million\npairs", "forward\nms", "with\nbackward", "peak\nMiB", "dense\n/ this"):
+        for heading in ("million\npairs", "forward\nms", "with\nbackward", "peak\nMiB", "dense\n/ this", "share of\nfloor"):
             table.add_column(heading, justify="right", no_wrap=True)
-        for row in (row for row in result.rows if row.n == n):
-            measured = (row.forward_ms, row.both_ms, row.peak_mib, row.faster_than_dense)
-            table.add_row(row.name, f"{row.pairs / 1e6:,.2f}", *(_cell(value) for value in measured))
+        for row in (row for row in result.rows if row.shape == shape):
+            table.add_row(
+                row.name,
+                _cell(row.pairs / 1e6),
+                *(_cell(value) for value in (row.forward_ms, row.both_ms, row.peak_mib, row.faster_than_dense)),
+                _share(row.forward_of_bytes, row.forward_of_flops) + " " + _share(row.both_of_bytes, row.both_of_flops),
+            )
         console.print(table)
-    notes = [f"{row.name} at n = {row.n:,} did not run: {row.failure}" for row in result.rows if row.failure]
+    notes = [f"{row.name} at {row.shape} did not run: {row.failure}" for row in result.rows if row.failure]
     notes += [f"{one.name}: time ~ pairs^{one.time}, memory ~ pairs^{one.memory}" for one in result.growth]
     for note in notes:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
+    return "-" if value is None else f"{value:,.3f}" if value < 10 else f"{value:,.1f}"
+
+
+def _share(of_bytes: float | None, of_flops: float | None) -> str:
+    """How near the time is to the floor, which is the later of the two: the share that it reaches."""
+    return "-" if of_bytes is None or of_flops is None else f"{max(of_bytes, of_flops):.0%}"
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return _rounded(above / below) if above and below else None
 
 
 def _rounded(value: float | None, factor: float = 1) -> float | None:
-    return None if value is None else round(value * factor, 3)
+    return None if value is None else round(value * factor, 4)
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,8 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from math import log
 from pathlib import Path
 from statistics import median
@@ -18,6 +20,10 @@ from torch.profiler import ProfilerActivity, profile
 from longstride.version import __version__
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+CACHE_BYTES = 2**28
+"""More than the cache of any GPU."""
+QUEUE_CYCLES = 2_000_000
+"""About a millisecond."""
 
 
 def keep_freed_memory() -> None:
@@ -35,17 +41,49 @@ def keep_freed_memory() -> None:
 
 def seconds_each(calls: dict[str, Callable[[], Any]], repeats: int, device: torch.device) -> dict[str, float]:
     """The median time of each call. They take turns, so that a machine's slow minutes meet all of them alike."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
+    time_one = _seconds_on_gpu if device.type == "cuda" else _seconds
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
-            _wait(device)
-            start = perf_counter()
-            call()
-            _wait(device)
-            times[name].append(perf_counter() - start)
+            times[name].append(time_one(call, device))
     return {name: median(values) for name, values in times.items()}
+
+
+def _seconds(call: Callable[[], Any], device: torch.device) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+def _seconds_on_gpu(call: Callable[[], Any], device: torch.device) -> float:
+    """What the GPU takes, from a cold cache. It is kept waiting until the call is in its queue: launching is not timed."""
+    torch.empty(CACHE_BYTES, dtype=torch.int8, device=device).zero_()
+    torch.cuda._sleep(QUEUE_CYCLES)  # type: ignore[no-untyped-call]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize(device)
+    return float(start.elapsed_time(end)) / 1e3
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device can do at most, measured: bytes read and written by a copy, and flops of a matrix product."""
+
+    bytes_per_second: float
+    flops_per_second: float
+
+
+def ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
+    size = 8192 if device.type == "cuda" else 1024
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    source = torch.randn(2**28 if device.type == "cuda" else 2**24, device=device)
+    target = torch.empty_like(source)
+    times = seconds_each({"copy": lambda: target.copy_(source), "product": lambda: left @ right}, 9, device)
+    return Ceilings(2 * source.nbytes / times["copy"], 2 * size**3 / times["product"])
 
 
 def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
@@ -91,6 +129,7 @@ def machine(device: torch.device) -> dict[str, str | int]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **({"triton": version("triton")} if device.type == "cuda" else {}),
         "longstride": __version__,
     }
 
@@ -102,8 +141,3 @@ def _processor() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
