@@ -31,7 +31,7 @@ def backward_mean(
     gradient, output, mean,
     gradient_batch, gradient_head, gradient_row, output_batch, output_head, output_row,
     heads, n, tiles,
-    D_V: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
+    D_V: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """mean = sum over values of do * output, for every query."""
     program = tl.program_id(0)
@@ -41,8 +41,8 @@ def backward_mean(
     valid = row < n
     gradient += batch * gradient_batch + head * gradient_head
     output += batch * output_batch + head * output_head
-    slopes = load_rows(gradient, head * 0, row, gradient_row, valid, D_V, WIDTH_V, True)
-    values = load_rows(output, head * 0, row, output_row, valid, D_V, WIDTH_V, True)
+    slopes = load_rows(gradient, head * 0, row, gradient_row, valid, D_V, WIDTH_V, WIDE, True)
+    values = load_rows(output, head * 0, row, output_row, valid, D_V, WIDTH_V, WIDE, True)
     total = tl.sum(slopes.to(tl.float32) * values.to(tl.float32), 1)
     tl.store(mean + (batch * heads + head) * n + row, total, mask=valid)
 
@@ -64,15 +64,16 @@ def add_dq(
 def dq_over_window(
     dq, query, slopes, log_sum_exp, mean, row, k, v, k_row, v_row, first, end, last, lane_start, step, near, far, own,
     block, cells, first_cell, scale, exclusions, index,
-    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, COLUMNS: tl.constexpr,
+    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
     MASKED: tl.constexpr, GROUPED: tl.constexpr, EXCLUDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     offset = tl.arange(0, COLUMNS)
     for start in tl.range(first, end, COLUMNS):
         key = start + offset
         base = lane_start + start * step
-        keys = load_rows(k, base, offset * step, k_row, key < last, D_QK, WIDTH_QK, MASKED)
-        values = load_rows(v, base, offset * step, v_row, key < last, D_V, WIDTH_V, MASKED)
+        keys = load_rows(k, base, offset * step, k_row, key < last, D_QK, WIDTH_QK, WIDE, MASKED)
+        values = load_rows(v, base, offset * step, v_row, key < last, D_V, WIDTH_V, WIDE, MASKED)
         seen = (key < last)[None, :]
         if MASKED:
             seen = seen & window_sees(row[:, None], key[None, :], near, far, own, block, cells, first_cell, GROUPED)
@@ -87,7 +88,8 @@ def dq_over_window(
 def dq_over_cells(
     dq, query, slopes, log_sum_exp, mean, query_position, k, v, k_row, v_row, first, end, last, block, cells, first_cell,
     scale, exclusions, index,
-    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, COLUMNS: tl.constexpr,
+    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
     MASKED: tl.constexpr, EVEN: tl.constexpr, EXCLUDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     offset = tl.arange(0, COLUMNS)
@@ -95,8 +97,8 @@ def dq_over_cells(
         base = cell_base(start, cells, block, EVEN)
         place = cell_offset(start, offset, cells, block, first_cell, EVEN)
         valid = start + offset < last
-        keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, MASKED)
-        values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, MASKED)
+        keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, WIDE, MASKED)
+        values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, WIDE, MASKED)
         seen = valid[None, :]
         if EXCLUDE > 0:
             seen = seen & ~excluded(query_position[:, None], (base + place)[None, :], exclusions, index, EXCLUDE)
@@ -110,7 +112,7 @@ def backward_dq(
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, gradient_batch, gradient_head, gradient_row,
     dq_batch, dq_head, dq_row,
     heads, n, job_count, tiles, scale, slope_scale,
-    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr,
+    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMMARY: tl.constexpr, EVEN: tl.constexpr, GROUPED: tl.constexpr,
     SHORT: tl.constexpr, EXCLUDE: tl.constexpr, LATER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -134,8 +136,8 @@ def backward_dq(
         row = first_row + tl.arange(0, ROWS)
         valid = row < length
         position = lane_start + row * step
-        query = load_rows(q, lane_start, row * step, q_row, valid, D_QK, WIDTH_QK, True)
-        slopes = load_rows(gradient, lane_start, row * step, gradient_row, valid, D_V, WIDTH_V, True)
+        query = load_rows(q, lane_start, row * step, q_row, valid, D_QK, WIDTH_QK, WIDE, True)
+        slopes = load_rows(gradient, lane_start, row * step, gradient_row, valid, D_V, WIDTH_V, WIDE, True)
         row_log_sum_exp = tl.load(log_sum_exp + position, mask=valid, other=float("inf"))
         row_mean = tl.load(mean + position, mask=valid, other=0.0)
         total = tl.zeros([ROWS, WIDTH_QK], tl.float32)
@@ -149,12 +151,12 @@ def backward_dq(
                 total = dq_over_cells(
                     total, query, slopes, row_log_sum_exp, row_mean, position, k, v, k_row, v_row, 0, whole, before, block,
                     cells, first_cell, scale, exclusions, index,
-                    D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, False, EVEN, EXCLUDE, PRECISION,
+                    D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, False, EVEN, EXCLUDE, PRECISION,
                 )  # fmt: skip
             total = dq_over_cells(
                 total, query, slopes, row_log_sum_exp, row_mean, position, k, v, k_row, v_row, whole, before, before, block,
                 cells, first_cell, scale, exclusions, index,
-                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, EVEN, EXCLUDE, PRECISION,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, EVEN, EXCLUDE, PRECISION,
             )  # fmt: skip
 
         first = tl.maximum(0, first_row - far)
@@ -163,7 +165,7 @@ def backward_dq(
             total = dq_over_window(
                 total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, first, end, end,
                 lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
         else:
             inner = first + tl.cdiv(tl.maximum(0, first_row + ROWS - 1 - far - first), COLUMNS) * COLUMNS
@@ -173,30 +175,31 @@ def backward_dq(
             total = dq_over_window(
                 total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, first, tl.minimum(inner, end), end,
                 lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
             total = dq_over_window(
                 total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, inner, outer, end,
                 lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, False, GROUPED, EXCLUDE, PRECISION,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, False, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
             total = dq_over_window(
                 total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, outer, end, end,
                 lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
 
         total *= slope_scale
         if LATER:
-            total += load_rows(dq, lane_start, row * step, dq_row, valid, D_QK, WIDTH_QK, True).to(tl.float32)
-        store_rows(total, dq, lane_start, row * step, dq_row, valid, D_QK, WIDTH_QK)
+            total += load_rows(dq, lane_start, row * step, dq_row, valid, D_QK, WIDTH_QK, WIDE, True).to(tl.float32)
+        store_rows(total, dq, lane_start, row * step, dq_row, valid, D_QK, WIDTH_QK, WIDE)
 
 
 @triton.jit
 def add_dkv(
     dk, dv, keys, values, key, key_position, q, gradient, log_sum_exp, mean, q_row, gradient_row, first, end, length,
     lane_start, step, near, far, own, block, cells, first_cell, seen_from, scale, exclusions, index,
-    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
+    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
     CELLS: tl.constexpr, MASKED: tl.constexpr, GROUPED: tl.constexpr, EXCLUDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The queries [first, end) of a lane, in tiles. Pairs lie keys down and queries across: both sums want them so."""
@@ -206,7 +209,7 @@ def add_dkv(
         valid = row < length
         base = lane_start + start * step
         position = base + offset * step
-        query = load_rows(q, base, offset * step, q_row, valid, D_QK, WIDTH_QK, True)
+        query = load_rows(q, base, offset * step, q_row, valid, D_QK, WIDTH_QK, WIDE, True)
         # A row that is not there has weight 0: 2 ** (0 - inf).
         row_log_sum_exp = tl.load(log_sum_exp + position, mask=valid, other=float("inf"))
         scores = tl.dot(keys, tl.trans(query), input_precision=PRECISION)
@@ -220,7 +223,7 @@ def add_dkv(
             if EXCLUDE > 0:
                 seen = seen & ~excluded(position[None, :], key_position[:, None], exclusions, index, EXCLUDE)
             weights = tl.where(seen, weights, 0.0)
-        slopes = load_rows(gradient, base, offset * step, gradient_row, valid, D_V, WIDTH_V, True)
+        slopes = load_rows(gradient, base, offset * step, gradient_row, valid, D_V, WIDTH_V, WIDE, True)
         dv = tl.dot(weights.to(slopes.dtype), slopes, dv, input_precision=PRECISION, out_dtype=tl.float32)
         weight_slopes = tl.dot(values, tl.trans(slopes), input_precision=PRECISION)
         row_mean = tl.load(mean + position, mask=valid, other=0.0)
@@ -235,7 +238,7 @@ def backward_dkv(
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, gradient_batch, gradient_head, gradient_row,
     dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     heads, n, job_count, tiles, scale, slope_scale,
-    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr,
+    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CELLS: tl.constexpr, EVEN: tl.constexpr, GROUPED: tl.constexpr,
     SHORT: tl.constexpr, EXCLUDE: tl.constexpr, LATER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -282,8 +285,8 @@ def backward_dkv(
             first = first_key + near
             end = tl.minimum(length, first_key + COLUMNS + far)
         position = base + place
-        keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, True)
-        values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, True)
+        keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, WIDE, True)
+        values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, WIDE, True)
         dk_total = tl.zeros([COLUMNS, WIDTH_QK], tl.float32)
         dv_total = tl.zeros([COLUMNS, WIDTH_V], tl.float32)
 
@@ -292,7 +295,7 @@ def backward_dkv(
             dk_total, dv_total = add_dkv(
                 dk_total, dv_total, keys, values, key, position, q, gradient, log_sum_exp, mean, q_row, gradient_row, first,
                 end, length, lane_start, step, near, far, own, block, cells, first_cell, seen_from, scale, exclusions,
-                index, D_QK, D_V, WIDTH_QK, WIDTH_V, ROWS, CELLS, True, GROUPED, EXCLUDE, PRECISION,
+                index, D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, ROWS, CELLS, True, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
         else:
             bound = tl.maximum(first, end)
@@ -310,23 +313,23 @@ def backward_dkv(
             dk_total, dv_total = add_dkv(
                 dk_total, dv_total, keys, values, key, position, q, gradient, log_sum_exp, mean, q_row, gradient_row, first,
                 inner, length, lane_start, step, near, far, own, block, cells, first_cell, seen_from, scale, exclusions,
-                index, D_QK, D_V, WIDTH_QK, WIDTH_V, ROWS, CELLS, True, GROUPED, EXCLUDE, PRECISION,
+                index, D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, ROWS, CELLS, True, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
             dk_total, dv_total = add_dkv(
                 dk_total, dv_total, keys, values, key, position, q, gradient, log_sum_exp, mean, q_row, gradient_row, inner,
                 outer, length, lane_start, step, near, far, own, block, cells, first_cell, seen_from, scale, exclusions,
-                index, D_QK, D_V, WIDTH_QK, WIDTH_V, ROWS, CELLS, False, GROUPED, EXCLUDE, PRECISION,
+                index, D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, ROWS, CELLS, False, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
             if not CELLS:
                 dk_total, dv_total = add_dkv(
                     dk_total, dv_total, keys, values, key, position, q, gradient, log_sum_exp, mean, q_row, gradient_row,
                     outer, end, length, lane_start, step, near, far, own, block, cells, first_cell, seen_from, scale,
-                    exclusions, index, D_QK, D_V, WIDTH_QK, WIDTH_V, ROWS, CELLS, True, GROUPED, EXCLUDE, PRECISION,
+                    exclusions, index, D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, ROWS, CELLS, True, GROUPED, EXCLUDE, PRECISION,
                 )  # fmt: skip
 
         dk_total *= slope_scale
         if LATER:
-            dk_total += load_rows(dk, base, place, dk_row, valid, D_QK, WIDTH_QK, True).to(tl.float32)
-            dv_total += load_rows(dv, base, place, dv_row, valid, D_V, WIDTH_V, True).to(tl.float32)
-        store_rows(dk_total, dk, base, place, dk_row, valid, D_QK, WIDTH_QK)
-        store_rows(dv_total, dv, base, place, dv_row, valid, D_V, WIDTH_V)
+            dk_total += load_rows(dk, base, place, dk_row, valid, D_QK, WIDTH_QK, WIDE, True).to(tl.float32)
+            dv_total += load_rows(dv, base, place, dv_row, valid, D_V, WIDTH_V, WIDE, True).to(tl.float32)
+        store_rows(dk_total, dk, base, place, dk_row, valid, D_QK, WIDTH_QK, WIDE)
+        store_rows(dv_total, dv, base, place, dv_row, valid, D_V, WIDTH_V, WIDE)

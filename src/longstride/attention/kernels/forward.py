@@ -41,7 +41,8 @@ def take_in(accumulator, weight, running_max, scores, value, scale, MASKED: tl.c
 def over_window(
     accumulator, weight, running_max, query, row, k, v, k_row, v_row, first, end, last, lane_start, step, near, far, own,
     block, cells, first_cell, scale, exclusions, index,
-    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, COLUMNS: tl.constexpr,
+    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
     MASKED: tl.constexpr, GROUPED: tl.constexpr, EXCLUDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The keys [first, end) of the own lane, in tiles; those from `last` on are not there."""
@@ -49,7 +50,7 @@ def over_window(
     for start in tl.range(first, end, COLUMNS):
         key = start + offset
         base = lane_start + start * step
-        keys = load_rows(k, base, offset * step, k_row, key < last, D_QK, WIDTH_QK, MASKED)
+        keys = load_rows(k, base, offset * step, k_row, key < last, D_QK, WIDTH_QK, WIDE, MASKED)
         scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             seen = window_sees(row[:, None], key[None, :], near, far, own, block, cells, first_cell, GROUPED)
@@ -58,7 +59,7 @@ def over_window(
                 position = lane_start + key * step
                 seen = seen & ~excluded((lane_start + row * step)[:, None], position[None, :], exclusions, index, EXCLUDE)
             scores = tl.where(seen, scores, float("-inf"))
-        values = load_rows(v, base, offset * step, v_row, key < last, D_V, WIDTH_V, MASKED)
+        values = load_rows(v, base, offset * step, v_row, key < last, D_V, WIDTH_V, WIDE, MASKED)
         accumulator, weight, running_max = take_in(
             accumulator, weight, running_max, scores, values, scale, MASKED, PRECISION
         )
@@ -69,7 +70,8 @@ def over_window(
 def over_cells(
     accumulator, weight, running_max, query, query_position, k, v, k_row, v_row, first, end, last, block, cells, first_cell,
     scale, exclusions, index,
-    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, COLUMNS: tl.constexpr,
+    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
     MASKED: tl.constexpr, EVEN: tl.constexpr, EXCLUDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The summary cells [first, end) of earlier lanes, in tiles; those from `last` on are not seen."""
@@ -78,14 +80,14 @@ def over_cells(
         base = cell_base(start, cells, block, EVEN)
         place = cell_offset(start, offset, cells, block, first_cell, EVEN)
         valid = start + offset < last
-        keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, MASKED)
+        keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, WIDE, MASKED)
         scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             seen = valid[None, :]
             if EXCLUDE > 0:
                 seen = seen & ~excluded(query_position[:, None], (base + place)[None, :], exclusions, index, EXCLUDE)
             scores = tl.where(seen, scores, float("-inf"))
-        values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, MASKED)
+        values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, WIDE, MASKED)
         accumulator, weight, running_max = take_in(
             accumulator, weight, running_max, scores, values, scale, MASKED, PRECISION
         )
@@ -97,7 +99,7 @@ def forward(
     q, k, v, output, log_sum_exp, jobs, exclusions,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, output_batch, output_head, output_row,
     heads, n, job_count, tiles, scale,
-    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr,
+    D_QK: tl.constexpr, D_V: tl.constexpr, WIDTH_QK: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMMARY: tl.constexpr, EVEN: tl.constexpr, GROUPED: tl.constexpr,
     SHORT: tl.constexpr, EXCLUDE: tl.constexpr, LATER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -119,11 +121,13 @@ def forward(
         row = first_row + tl.arange(0, ROWS)
         valid = row < length
         position = lane_start + row * step
-        query = load_rows(q, lane_start, row * step, q_row, valid, D_QK, WIDTH_QK, True)
+        query = load_rows(q, lane_start, row * step, q_row, valid, D_QK, WIDTH_QK, WIDE, True)
         if LATER:
             running_max = tl.load(log_sum_exp + position, mask=valid, other=0.0)
             weight = tl.where(running_max == float("-inf"), 0.0, 1.0)
-            accumulator = load_rows(output, lane_start, row * step, output_row, valid, D_V, WIDTH_V, True).to(tl.float32)
+            accumulator = load_rows(output, lane_start, row * step, output_row, valid, D_V, WIDTH_V, WIDE, True).to(
+                tl.float32
+            )
         else:
             running_max = tl.full([ROWS], float("-inf"), tl.float32)
             weight = tl.zeros([ROWS], tl.float32)
@@ -138,12 +142,12 @@ def forward(
                 accumulator, weight, running_max = over_cells(
                     accumulator, weight, running_max, query, position, k, v, k_row, v_row, 0, whole, before, block, cells,
                     first_cell, scale, exclusions, index,
-                    D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, False, EVEN, EXCLUDE, PRECISION,
+                    D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, False, EVEN, EXCLUDE, PRECISION,
                 )  # fmt: skip
             accumulator, weight, running_max = over_cells(
                 accumulator, weight, running_max, query, position, k, v, k_row, v_row, whole, before, before, block, cells,
                 first_cell, scale, exclusions, index,
-                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, EVEN, EXCLUDE, PRECISION,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, EVEN, EXCLUDE, PRECISION,
             )  # fmt: skip
 
         # The keys are [first, end). All rows see all of a tile that starts in [inner, outer), and need no mask there; but
@@ -154,7 +158,7 @@ def forward(
             accumulator, weight, running_max = over_window(
                 accumulator, weight, running_max, query, row, k, v, k_row, v_row, first, end, end, lane_start,
                 step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
         else:
             inner = first + tl.cdiv(tl.maximum(0, first_row + ROWS - 1 - far - first), COLUMNS) * COLUMNS
@@ -164,21 +168,21 @@ def forward(
             accumulator, weight, running_max = over_window(
                 accumulator, weight, running_max, query, row, k, v, k_row, v_row, first, tl.minimum(inner, end), end,
                 lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
             accumulator, weight, running_max = over_window(
                 accumulator, weight, running_max, query, row, k, v, k_row, v_row, inner, outer, end, lane_start,
                 step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, False, GROUPED, EXCLUDE, PRECISION,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, False, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
             accumulator, weight, running_max = over_window(
                 accumulator, weight, running_max, query, row, k, v, k_row, v_row, outer, end, end, lane_start,
                 step, near, far, own, block, cells, first_cell, scale, exclusions, index,
-                D_QK, D_V, WIDTH_QK, WIDTH_V, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
+                D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
 
         nothing = weight == 0
         result = accumulator / tl.where(nothing, 1.0, weight)[:, None]
-        store_rows(result, output, lane_start, row * step, output_row, valid, D_V, WIDTH_V)
+        store_rows(result, output, lane_start, row * step, output_row, valid, D_V, WIDTH_V, WIDE)
         total = tl.where(nothing, float("-inf"), running_max + tl.log2(tl.where(nothing, 1.0, weight)))
         tl.store(log_sum_exp + position, total, mask=valid)

@@ -74,6 +74,11 @@ class Pass:
         return any(not job.own or job.block < job.limit for job in self.jobs)
 
     @property
+    def shared(self) -> bool:
+        """Whether the jobs are one, for heads 0, 1, 2 and so on."""
+        return all(job == self.jobs[0]._replace(head=head) for head, job in enumerate(self.jobs))
+
+    @property
     def longest(self) -> int:
         return max(job.limit for job in self.jobs)
 

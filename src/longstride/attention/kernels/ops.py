@@ -58,20 +58,24 @@ def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float)
     """The output, and of every query the log-sum-exp of its scores in base 2, float32."""
     output, log_sum_exp = _forward_like(q, k, v, patterns, scale)
     q, k, v = _readable(-q if scale < 0 else q), _readable(k), _readable(v)
+    wide = _wide(q, k, v, output)
     for number, one in enumerate(passes(patterns, q.shape[2])):
         tensors = q, k, v, output, log_sum_exp, *_tables(one, q.device)
         strides = *_strides(q), *_strides(k), *_strides(v), *_strides(output)
         shape = q.shape[1], q.shape[2], len(one.jobs)
         bits = max(abs(scale), LEAST_SCALE) * LOG2_E
-        whole = _whole_lanes(q, v, one, backward=False)
+        whole = _whole_lanes(q, v, one, backward=False, later=number > 0)
         if whole:
-            _run_lanes(lane_forward, whole, one, q, v, *tensors, *strides, *shape, scales=(bits,), LATER=number > 0)
+            _run_lanes(
+                lane_forward, whole, one, q, v, *tensors, *strides, *shape, scales=(bits,),
+                SAME=_same_rows(q, k, v, output), WIDE=wide, LATER=number > 0,
+            )  # fmt: skip
         else:
             sizes = _sizes(q, v, one, "forward", one.summary)
             tiles = one.tiles(sizes.rows)
             _run(
                 forward, len(q) * len(one.jobs) * tiles, sizes, q.device, *tensors, *strides, *shape, tiles, bits,
-                **_constants(q, v, one, sizes, False), SUMMARY=one.summary, LATER=number > 0,
+                **_constants(q, v, one, sizes, False), SUMMARY=one.summary, WIDE=wide, LATER=number > 0,
             )  # fmt: skip
     return output, log_sum_exp
 
@@ -97,15 +101,17 @@ def triton_backward(
     q, k, v = _readable(-q if scale < 0 else q), _readable(k), _readable(v)
     scales = max(abs(scale), LEAST_SCALE) * LOG2_E, abs(scale)
     mean = None
+    wide = _wide(q, k, v, gradient, output, dq, dk, dv)
     for number, one in enumerate(passes(patterns, n)):
         inputs, tables = (q, k, v, gradient), _tables(one, q.device)
         strides = *_strides(q), *_strides(k), *_strides(v), *_strides(gradient)
         shape = heads, n, len(one.jobs)
-        whole = _whole_lanes(q, v, one, backward=True)
+        whole = _whole_lanes(q, v, one, backward=True, later=number > 0)
         if whole:
             _run_lanes(
                 lane_backward, whole, one, q, v, *inputs, output, log_sum_exp, dq, dk, dv, *tables, *strides,
-                *_strides(output), *_strides(dq), *_strides(dk), *_strides(dv), *shape, scales=scales, LATER=number > 0,
+                *_strides(output), *_strides(dq), *_strides(dk), *_strides(dv), *shape, scales=scales,
+                SAME=_same_rows(q, k, v, gradient, output, dq, dk, dv), WIDE=wide, LATER=number > 0,
             )  # fmt: skip
             continue
         if mean is None:
@@ -117,7 +123,7 @@ def triton_backward(
             _run(
                 backward_dq, size * len(one.jobs) * tiles, sizes, q.device,
                 *inputs, *by_query, dq, *tables, *strides, *_strides(dq), *shape, tiles, *scales,
-                **_constants(q, v, one, sizes, False), SUMMARY=one.summary, LATER=number > 0,
+                **_constants(q, v, one, sizes, False), SUMMARY=one.summary, WIDE=wide, LATER=number > 0,
             )  # fmt: skip
         if need_keys:
             for cells in (False, True) if one.summary else (False,):
@@ -126,7 +132,7 @@ def triton_backward(
                 _run(
                     backward_dkv, size * len(one.jobs) * tiles, sizes, q.device,
                     *inputs, *by_query, dk, dv, *tables, *strides, *_strides(dk), *_strides(dv), *shape, tiles, *scales,
-                    **_constants(q, v, one, sizes, cells), CELLS=cells, LATER=number > 0 or cells,
+                    **_constants(q, v, one, sizes, cells), CELLS=cells, WIDE=wide, LATER=number > 0 or cells,
                 )  # fmt: skip
     if scale < 0:
         dq.neg_()
@@ -140,7 +146,14 @@ def _run(kernel: Any, programs: int, sizes: Launch, device: torch.device, *argum
 
 
 def _run_lanes(
-    kernel: Any, sizes: LaneLaunch, one: Pass, q: Tensor, v: Tensor, *arguments: Any, scales: tuple[float, ...], LATER: bool
+    kernel: Any,
+    sizes: LaneLaunch,
+    one: Pass,
+    q: Tensor,
+    v: Tensor,
+    *arguments: Any,
+    scales: tuple[float, ...],
+    **flags: bool,
 ) -> None:
     tiles = one.lane_tiles(sizes.together)
     total = len(q) * len(one.jobs) * tiles
@@ -148,10 +161,11 @@ def _run_lanes(
         **_dimensions(q, v),
         "ROWS": sizes.rows,
         "TOGETHER": sizes.together,
+        "SHARED": one.shared,
         "GROUPED": one.grouped,
         "EXCLUDE": one.most_exclusions,
-        "LATER": LATER,
         "STAGES": sizes.stages,
+        **flags,
     }
     programs = min(total, _processors(q.device) * sizes.per_processor)
     _run(kernel, programs, Launch(0, 0, sizes.warps, sizes.stages), q.device, *arguments, tiles, total, *scales, **constants)
@@ -164,7 +178,7 @@ def _mean(gradient: Tensor, output: Tensor, log_sum_exp: Tensor) -> Tensor:
     _run(
         backward_mean, size * heads * tiles, Launch(MEAN_ROWS, 0, 4, 1), output.device,
         gradient, output, mean, *_strides(gradient), *_strides(output), heads, n, tiles,
-        D_V=output.shape[3], WIDTH_V=_width(output), ROWS=MEAN_ROWS,
+        D_V=output.shape[3], WIDTH_V=_width(output), WIDE=_wide(gradient, output), ROWS=MEAN_ROWS,
     )  # fmt: skip
     return mean
 
@@ -183,9 +197,9 @@ def _sizes(q: Tensor, v: Tensor, one: Pass, kernel: str, summary: bool) -> Launc
     return launch(kernel, summary, max(_width(q), _width(v)), q.dtype, one.longest)
 
 
-def _whole_lanes(q: Tensor, v: Tensor, one: Pass, backward: bool) -> LaneLaunch | None:
+def _whole_lanes(q: Tensor, v: Tensor, one: Pass, backward: bool, later: bool) -> LaneLaunch | None:
     """Settings for whole lanes, where this pass has only such."""
-    return None if one.summary else lane_launch(backward, max(_width(q), _width(v)), q.dtype, one.longest)
+    return None if one.summary else lane_launch(backward, later, _width(q), _width(v), q.dtype, one.longest)
 
 
 def _dimensions(q: Tensor, v: Tensor) -> dict[str, Any]:
@@ -194,7 +208,8 @@ def _dimensions(q: Tensor, v: Tensor) -> dict[str, Any]:
         "D_V": v.shape[3],
         "WIDTH_QK": _width(q),
         "WIDTH_V": _width(v),
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        # Three products of 19-bit numbers make one of float32, on the matrix units; half precision has no choice to make.
+        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
     }
 
 
@@ -218,6 +233,16 @@ def _width(x: Tensor) -> int:
 
 def _strides(x: Tensor) -> tuple[int, int, int]:
     return x.stride(0), x.stride(1), x.stride(2)
+
+
+def _wide(*tensors: Tensor) -> bool:
+    """Whether some offset inside a head does not fit into 32 bits."""
+    return any(x.shape[2] * x.stride(2) >= 2**31 for x in tensors)
+
+
+def _same_rows(*tensors: Tensor) -> bool:
+    """Whether all have their rows at equal distances, so that one set of offsets serves them all."""
+    return len({x.stride(2) for x in tensors}) == 1
 
 
 def _readable(x: Tensor) -> Tensor:

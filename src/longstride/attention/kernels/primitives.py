@@ -93,13 +93,18 @@ def excluded(query, key, exclusions, index, COUNT: tl.constexpr):
 
 
 @triton.jit
-def load_rows(matrix, base, offset, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+def load_rows(
+    matrix, base, offset, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
     """[rows, WIDTH] of a matrix with DIM columns, at positions base + offset, and 0 where there is nothing.
 
-    The base is one number, so that in a loop where only it moves the addresses cost one addition each.
+    The base is one number, so that in a loop where only it moves the addresses cost one addition each. WIDE: the offsets
+    inside a head do not fit into 32 bits; addresses are 64 bits in any case.
     """
     column = tl.arange(0, WIDTH)
-    address = (matrix + base.to(tl.int64) * stride) + (offset.to(tl.int64)[:, None] * stride + column[None, :])
+    if WIDE:
+        offset = offset.to(tl.int64)
+    address = (matrix + base.to(tl.int64) * stride) + (offset[:, None] * stride + column[None, :])
     if MASKED:
         if DIM < WIDTH:
             return tl.load(address, mask=valid[:, None] & (column < DIM)[None, :], other=0.0)
@@ -113,9 +118,11 @@ def load_rows(matrix, base, offset, stride, valid, DIM: tl.constexpr, WIDTH: tl.
 
 
 @triton.jit
-def store_rows(values, matrix, base, offset, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr):
+def store_rows(values, matrix, base, offset, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr):
     column = tl.arange(0, WIDTH)
-    address = (matrix + base.to(tl.int64) * stride) + (offset.to(tl.int64)[:, None] * stride + column[None, :])
+    if WIDE:
+        offset = offset.to(tl.int64)
+    address = (matrix + base.to(tl.int64) * stride) + (offset[:, None] * stride + column[None, :])
     mask = valid[:, None]
     if DIM < WIDTH:
         mask = mask & (column < DIM)[None, :]

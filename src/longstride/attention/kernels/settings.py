@@ -24,11 +24,11 @@ LEAST = 16
 def launch(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: int) -> Launch:
     """Settings for a kernel, where `width` is the larger of the head dimensions and `longest` the longest lane."""
     if dtype == torch.float32:
-        found = Launch(32, 32, 4, 1) if width > 64 else Launch(64, 32, 4, 2)
-    elif width > 128:
-        found = Launch(64, 32, 4, 2)
+        found = Launch(32, 64, 8, 1) if kernel == "dkv" else Launch(64, 32, 4, 2)
+        if width > 64:
+            found = Launch(32 if width <= 128 else 16, 32, 8, 1)
     elif width > 64:
-        found = Launch(64, 64, 4, 2)
+        found = Launch(64, 64 if width <= 128 else 32, 8, 2)
     else:
         found = TABLE[kernel, summary]
     # A lane that is shorter than a tile would leave the rest of it idle.
@@ -54,12 +54,22 @@ LANE = 128
 """The most rows of a tile that holds whole lanes."""
 
 
-def lane_launch(backward: bool, width: int, dtype: torch.dtype, longest: int) -> LaneLaunch | None:
-    """The same for whole lanes, or None where they do not fit."""
-    if longest > LANE or dtype == torch.float32 or width > 64:
-        return None
+def lane_launch(
+    backward: bool, later: bool, width_qk: int, width_v: int, dtype: torch.dtype, longest: int
+) -> LaneLaunch | None:
+    """The same for whole lanes, or None where the tiles of `stages` lanes would not fit into shared memory."""
+    width = max(width_qk, width_v)
     length = 1 << (longest - 1).bit_length()
-    return LaneLaunch(LANE, LANE // length, 8, 2 if backward else 3, 1)
+    most = LANE if width <= 64 or (not backward and width_qk <= 64) else LANE // 2
+    if length > most or dtype == torch.float32 or width > 128:
+        return None
+    rows = max(LANE // 4, length)
+    stages = (3 if width <= 32 else 2) if backward else (4 if width <= 32 else 3)
+    if width > 64 and later and rows > LANE // 4:
+        stages -= 1
+    warps = 8 if rows == LANE or (rows == LANE // 2 and width > 64) else 4
+    per_processor = {LANE: 1, LANE // 2: 2}.get(rows, 2 if backward else 3)
+    return LaneLaunch(rows, rows // length, warps, stages, per_processor)
 
 
 TABLE = {
