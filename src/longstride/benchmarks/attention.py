@@ -344,7 +344,7 @@ def _print(result: Result, console: Console) -> None:
             title=shape, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
         )
         table.add_column("attention", no_wrap=True)
-        for heading in ("million\npairs", "forward\nms", "with\nbackward", "peak\nMiB", "dense\n/ this", "share of\nfloor"):
+        for heading in ("million\npairs", "forward\nms", "with\nbackward", "peak\nMiB", "dense\n/ this", "of the\nfloor"):
             table.add_column(heading, justify="right", no_wrap=True)
         for row in (row for row in result.rows if row.shape == shape):
             table.add_row(

@@ -208,8 +208,8 @@ def _dimensions(q: Tensor, v: Tensor) -> dict[str, Any]:
         "D_V": v.shape[3],
         "WIDTH_QK": _width(q),
         "WIDTH_V": _width(v),
-        # Three products of 19-bit numbers make one of float32, on the matrix units; half precision has no choice to make.
-        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        # Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen.
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
     }
 
 

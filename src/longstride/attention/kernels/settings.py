@@ -23,12 +23,10 @@ LEAST = 16
 
 def launch(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: int) -> Launch:
     """Settings for a kernel, where `width` is the larger of the head dimensions and `longest` the longest lane."""
-    if dtype == torch.float32:
-        found = Launch(32, 64, 8, 1) if kernel == "dkv" else Launch(64, 32, 4, 2)
-        if width > 64:
-            found = Launch(32 if width <= 128 else 16, 32, 8, 1)
+    if dtype == torch.float32:  # No matrix units: small tiles, or the sums do not fit into registers.
+        found = Launch(32, 32, 4, 1) if width <= 64 else Launch(16, 16, 4, 1)
     elif width > 64:
-        found = Launch(64, 64 if width <= 128 else 32, 8, 2)
+        found = Launch(64, 64, 4, 2) if width <= 128 else Launch(64, 32, 8, 2)
     else:
         found = TABLE[kernel, summary]
     # A lane that is shorter than a tile would leave the rest of it idle.
