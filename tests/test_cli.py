@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 pytest.importorskip("tyro")
 
@@ -43,6 +44,17 @@ def test_doctor_sees_a_wrong_result(capsys, monkeypatch):
     code, out, _ = run(capsys, "doctor")
     assert code == 1
     assert "DISAGREES with the oracle" in out
+
+
+def test_doctor_says_what_is_missing(capsys, monkeypatch):
+    import longstride.doctor
+
+    monkeypatch.setattr(longstride.doctor, "devices", lambda: [torch.device("cuda")])
+    monkeypatch.setattr(longstride.doctor, "_describe", lambda device: "a GPU")
+    monkeypatch.setattr("longstride.attention.api._missing_for_triton", lambda on_gpu: "Triton")
+    code, out, _ = run(capsys, "doctor")
+    assert code == 1
+    assert "FAILED here: attend: impl = 'auto' on cuda needs Triton" in out
 
 
 def test_plot_patterns(capsys, tmp_path):

@@ -20,7 +20,7 @@ pytest.importorskip("tyro")
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     copy = tmp_path_factory.mktemp("source") / "longstride"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "demo", "carry"))
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "demo"))
     out = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, copy], check=True, capture_output=True

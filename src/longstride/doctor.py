@@ -13,7 +13,7 @@ from longstride.benchmarks.measure import machine
 from longstride.patterns import Column, Local
 from longstride.version import __version__
 
-OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures", "numpy": "pictures"}
+OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}
 
 
 def report() -> Iterator[tuple[str, str]]:
@@ -24,9 +24,13 @@ def report() -> Iterator[tuple[str, str]]:
     for name, purpose in OPTIONAL.items():
         yield name, _installed(name) or f"not installed (for {purpose})"
     for device in devices():
-        picked = choose("auto", device)
         yield f"device {device}", _describe(device)
-        yield f"auto on {device}", f"{picked.impl}: {picked.reason}; {_try_out(device)}"
+        try:
+            picked = choose("auto", device)
+        except RuntimeError as error:
+            yield f"auto on {device}", f"FAILED here: {error}"
+        else:
+            yield f"auto on {device}", f"{picked.impl}: {picked.reason}; {_try_out(device)}"
 
 
 def devices() -> list[torch.device]:

@@ -22,8 +22,8 @@ from longstride.version import __version__
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 CACHE_BYTES = 2**28
 """More than the cache of any GPU."""
-QUEUE_CYCLES = 2_000_000
-"""About a millisecond."""
+QUEUE_CYCLES = 10_000_000
+"""About five milliseconds, more than any call here takes to be queued."""
 
 
 def keep_freed_memory() -> None:
@@ -54,18 +54,21 @@ def seconds_each(calls: dict[str, Callable[[], Any]], repeats: int, device: torc
 def _seconds(call: Callable[[], Any], device: torch.device) -> float:
     start = perf_counter()
     call()
+    if device.type == "mps":
+        torch.mps.synchronize()
     return perf_counter() - start
 
 
 def _seconds_on_gpu(call: Callable[[], Any], device: torch.device) -> float:
     """What the GPU takes, from a cold cache. It is kept waiting until the call is in its queue: launching is not timed."""
-    torch.empty(CACHE_BYTES, dtype=torch.int8, device=device).zero_()
-    torch.cuda._sleep(QUEUE_CYCLES)  # type: ignore[no-untyped-call]
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize(device)
+    with torch.cuda.device(device):
+        torch.empty(CACHE_BYTES, dtype=torch.int8, device=device).zero_()
+        torch.cuda._sleep(QUEUE_CYCLES)  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize(device)
     return float(start.elapsed_time(end)) / 1e3
 
 

@@ -137,6 +137,28 @@ def test_results_have_the_layout_of_the_inputs():
         assert x.transpose(1, 2).is_contiguous()
 
 
+@pytest.mark.parametrize("pattern", [Local(5), union(*fixed(16, 2)), Block(16)], ids=repr)
+def test_heads_that_lie_far_apart(pattern):
+    """Head 2 begins 2 ** 31 numbers behind head 0. Memory that is never touched costs nothing."""
+    memory = torch.empty(2**31 + 40 * 16, dtype=torch.float16, device=DEVICE)
+    x = memory.as_strided((1, 3, 40, 16), (1, 2**30, 16, 1))
+    x.copy_(torch.randn(1, 3, 40, 16))
+    near = x.contiguous()
+    far = results("triton", x, x, x, near, pattern)
+    assert all(torch.equal(a, b) for a, b in zip(far, results("triton", near, near, near, near, pattern)))
+    inputs = [x.detach().requires_grad_() for _ in range(3)]
+    output = attend(*inputs, pattern, impl="triton")
+    assert torch.equal(output, far[0])
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(output, inputs, near), far[1:]))
+
+
+def test_a_gpu_with_little_shared_memory_computes_windows(monkeypatch):
+    data = on_device(1, 2, 70, 16, 16, dtype=torch.float16)
+    monkeypatch.setattr(ops, "_shared_memory", lambda device: 99 * 2**10)
+    monkeypatch.setattr(ops, "lane_launch", None)
+    assert_within_the_rule("triton", *data, Block(32))
+
+
 def test_operators_keep_their_promises():
     q, k, v, slopes = on_device(2, 2, 20, 4, 3)
     inputs = [x.requires_grad_() for x in (q, k, v)]
@@ -181,9 +203,9 @@ def test_selective_checkpointing_can_keep_the_op():
 @pytest.mark.parametrize(
     ("shape", "dtype", "says"),
     [
-        ((1, 1, 4, 512, 8), torch.float32, "takes d_qk up to 256, got 512; impl = 'blocked' takes it"),
-        ((1, 1, 4, 8, 300), torch.float32, "takes d_v up to 256, got 300"),
-        ((1, 1, 4, 8, 8), torch.float64, "takes float16, bfloat16 and float32, got torch.float64"),
+        ((1, 1, 4, 512, 8), torch.float32, "take d_qk up to 256, got 512; impl = 'blocked' takes it"),
+        ((1, 1, 4, 8, 300), torch.float32, "take d_v up to 256, got 300"),
+        ((1, 1, 4, 8, 8), torch.float64, "take float16, bfloat16 and float32, got torch.float64"),
     ],
 )
 def test_what_is_not_supported_is_refused(shape, dtype, says):

@@ -35,14 +35,14 @@ def backward_mean(
 ):  # fmt: skip
     """mean = sum over values of do * output, for every query."""
     program = tl.program_id(0)
-    head = program // tiles % heads
+    head = (program // tiles % heads).to(tl.int64)
     batch = (program // tiles // heads).to(tl.int64)
     row = program % tiles * ROWS + tl.arange(0, ROWS)
     valid = row < n
     gradient += batch * gradient_batch + head * gradient_head
     output += batch * output_batch + head * output_head
-    slopes = load_rows(gradient, head * 0, row, gradient_row, valid, D_V, WIDTH_V, WIDE, True)
-    values = load_rows(output, head * 0, row, output_row, valid, D_V, WIDTH_V, WIDE, True)
+    slopes = load_rows(gradient, program * 0, row, gradient_row, valid, D_V, WIDTH_V, WIDE, True)
+    values = load_rows(output, program * 0, row, output_row, valid, D_V, WIDTH_V, WIDE, True)
     total = tl.sum(slopes.to(tl.float32) * values.to(tl.float32), 1)
     tl.store(mean + (batch * heads + head) * n + row, total, mask=valid)
 

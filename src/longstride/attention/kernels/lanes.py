@@ -33,7 +33,7 @@ def lane_forward(
         index = program // tiles % job_count
         batch = (program // tiles // job_count).to(tl.int64)
         if SHARED:
-            head = index
+            head = index.to(tl.int64)
         else:
             head, lanes, lane_shift, step, limit, near, far, own, block, cells, first_cell = read_job(jobs, index)
         first_lane = program % tiles * TOGETHER
@@ -102,7 +102,7 @@ def lane_backward(
         index = program // tiles % job_count
         batch = (program // tiles // job_count).to(tl.int64)
         if SHARED:
-            head = index
+            head = index.to(tl.int64)
         else:
             head, lanes, lane_shift, step, limit, near, far, own, block, cells, first_cell = read_job(jobs, index)
         first_lane = program % tiles * TOGETHER

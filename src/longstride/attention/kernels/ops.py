@@ -1,8 +1,8 @@
 """The kernels as PyTorch operators: longstride::triton_forward and longstride::triton_backward.
 
 Inputs are read where they lie: any strides, as long as a row's numbers are side by side. Results have the layout of the
-inputs that they belong to. Each pass of `jobs.passes` is one launch forward, and backward one for dq and one or two for dk
-and dv, the second for the summary cells, which also later lanes see.
+inputs that they belong to. Each pass of `jobs.passes` is one launch forward; backward it is one where lanes are whole, or
+else one for dq and one or two for dk and dv, the second for the summary cells, which also later lanes see.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
+from triton.runtime import driver
 
 from longstride import notation
 from longstride.attention.kernels.backward import backward_dkv, backward_dq, backward_mean
@@ -30,8 +31,10 @@ FEW = 4
 """Up to this many tiles of a window are passed over in one loop."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 256
-LONGEST = 2**30
-"""Positions, and sums of two of them, are 32-bit numbers in the kernels."""
+LONGEST = 2**29
+"""Positions, and sums of two or three of them, are 32-bit numbers in the kernels."""
+LANE_MEMORY = 220 * 2**10
+"""The shared memory that whole lanes count on. GPUs with less of it compute them as windows."""
 
 
 def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
@@ -43,12 +46,12 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sca
 def _check(q: Tensor, v: Tensor) -> None:
     elsewhere = "impl = 'blocked' takes it"
     if q.dtype not in DTYPES:
-        raise ValueError(f"attend: impl = 'triton' takes float16, bfloat16 and float32, got {q.dtype}; {elsewhere}")
+        raise ValueError(f"attend: the Triton kernels take float16, bfloat16 and float32, got {q.dtype}; {elsewhere}")
     for name, x in (("d_qk", q), ("d_v", v)):
         if x.shape[3] > WIDEST:
-            raise ValueError(f"attend: impl = 'triton' takes {name} up to {WIDEST}, got {x.shape[3]}; {elsewhere}")
+            raise ValueError(f"attend: the Triton kernels take {name} up to {WIDEST}, got {x.shape[3]}; {elsewhere}")
     if q.shape[2] > LONGEST:
-        raise ValueError(f"attend: impl = 'triton' takes n up to {LONGEST:,}, got {q.shape[2]:,}; {elsewhere}")
+        raise ValueError(f"attend: the Triton kernels take n up to {LONGEST:,}, got {q.shape[2]:,}; {elsewhere}")
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
         raise ValueError("attend: impl = 'triton' on a CPU is Triton's interpreter, which is wrong for bfloat16")
 
@@ -188,6 +191,14 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
+@lru_cache(maxsize=16)
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return LANE_MEMORY
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
 @lru_cache(maxsize=256)
 def _tables(one: Pass, device: torch.device) -> tuple[Tensor, Tensor]:
     return one.tables(device)
@@ -199,7 +210,9 @@ def _sizes(q: Tensor, v: Tensor, one: Pass, kernel: str, summary: bool) -> Launc
 
 def _whole_lanes(q: Tensor, v: Tensor, one: Pass, backward: bool, later: bool) -> LaneLaunch | None:
     """Settings for whole lanes, where this pass has only such."""
-    return None if one.summary else lane_launch(backward, later, _width(q), _width(v), q.dtype, one.longest)
+    if one.summary or _shared_memory(q.device) < LANE_MEMORY:
+        return None
+    return lane_launch(backward, later, _width(q), _width(v), q.dtype, one.longest)
 
 
 def _dimensions(q: Tensor, v: Tensor) -> dict[str, Any]:

@@ -13,9 +13,9 @@ EXCLUSION_FIELDS = tl.constexpr(6)
 
 @triton.jit
 def read_job(jobs, index):
-    """The fields of a job, in the order of `Job`."""
+    """The fields of a job, in the order of `Job`. The head is 64 bits, since a stride times it may be."""
     row = jobs + index * JOB_FIELDS
-    head = tl.load(row)
+    head = tl.load(row).to(tl.int64)
     lanes = tl.load(row + 1)
     lane_shift = tl.load(row + 2)
     step = tl.load(row + 3)
