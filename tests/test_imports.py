@@ -16,7 +16,8 @@ ATTENTION = {
     "tiles": {"patterns"},
     "chunks": {"patterns", "attention.tiles"},
     "precision": set(),
-    "blocked": {"patterns", "notation", "attention.chunks", "attention.precision", "attention.tiles"},
+    "gradient": set(),
+    "blocked": {"patterns", "notation", "attention.chunks", "attention.gradient", "attention.precision", "attention.tiles"},
     "api": {
         "patterns",
         "attention.reference",
@@ -30,10 +31,11 @@ ATTENTION = {
     "kernels/forward": {"attention.kernels.primitives"},
     "kernels/backward": {"attention.kernels.primitives"},
     "kernels/lanes": {"attention.kernels.primitives"},
-    "kernels/settings": set(),
+    "kernels/settings": {"attention.kernels.jobs"},
     "kernels/ops": {
         "patterns",
         "notation",
+        "attention.gradient",
         "attention.kernels.jobs",
         "attention.kernels.forward",
         "attention.kernels.backward",

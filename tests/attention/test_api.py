@@ -154,6 +154,40 @@ def test_inference_mode_then_training(impl):
     assert torch.equal(first, second)
 
 
+@ALL
+@pytest.mark.parametrize("pattern", [PATTERN, Block(8) | Summary(8, 2), Summary(9, 2), [Dense(), Summary(50, 1)]], ids=repr)
+def test_every_element_is_written(poisoned, impl, pattern):
+    for n in (1, 7, 64, 65):
+        inputs = [x.requires_grad_() for x in tensors(heads=2, n=n, d_v=4)]
+        output = attend(*inputs, pattern, impl=impl)
+        for x in (output, *torch.autograd.grad(output, inputs, torch.randn_like(output))):
+            assert x.isfinite().all()
+
+
+@ALL
+def test_a_query_without_keys_gets_nothing(impl):
+    q, k, v = (x.requires_grad_() for x in tensors(1, 1, 6, 2, 2))
+    output = attend(q, k, v, Summary(4, 1), impl=impl)
+    assert (output[0, 0, :3] == 0).all()
+    output.sum().backward()
+    assert q.grad is not None
+    assert (q.grad[0, 0, :3] == 0).all()
+    assert q.grad.isfinite().all()
+
+
+@ALL
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True), (True, False, True)])
+def test_only_the_gradients_that_are_needed(impl, wanted):
+    pattern = Block(8) | Summary(8, 2)
+    whole = [x.requires_grad_() for x in tensors(1, 2, 30, 4, 5)]
+    some = [x.detach().requires_grad_(want) for x, want in zip(whole, wanted)]
+    attend(*whole, pattern, impl=impl).square().sum().backward()
+    attend(*some, pattern, impl=impl).square().sum().backward()
+    for x, y, want in zip(whole, some, wanted):
+        assert (y.grad is not None) == want
+        assert not want or torch.equal(x.grad, y.grad)
+
+
 X = torch.randn(2, 3, 5, 4)
 
 

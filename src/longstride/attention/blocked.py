@@ -14,13 +14,13 @@ batch; tiles of those [tiles, rows, d] for queries and [tiles, columns, d] for k
 
 from collections.abc import Iterator, Sequence
 from math import log
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from longstride import notation
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
+from longstride.attention.gradient import join
 from longstride.attention.precision import without_autocast
 from longstride.attention.tiles import plan
 from longstride.patterns import Pattern
@@ -219,15 +219,4 @@ def _backward_like(
     return like_q, like_k, like_v
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, ctx.patterns, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
-
-
-def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    needed = list(ctx.needs_input_grad[:3])
-    gradients = blocked_backward(gradient, *ctx.saved_tensors, ctx.patterns, ctx.scale, needed)
-    return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None
-
-
-blocked_forward.register_autograd(_differentiate, setup_context=_save)
+join(blocked_forward, blocked_backward)

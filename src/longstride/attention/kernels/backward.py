@@ -22,6 +22,7 @@ from longstride.attention.kernels.primitives import (
     locate,
     read_job,
     store_rows,
+    unmasked_keys,
     window_sees,
 )
 
@@ -168,10 +169,7 @@ def backward_dq(
                 D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
         else:
-            inner = first + tl.cdiv(tl.maximum(0, first_row + ROWS - 1 - far - first), COLUMNS) * COLUMNS
-            outer = inner + tl.maximum(0, first_row - near + 1 - inner) // COLUMNS * COLUMNS
-            if (own == 0) | (block < limit):
-                outer = inner
+            inner, outer = unmasked_keys(first, first_row, near, far, own, block, limit, ROWS, COLUMNS)
             total = dq_over_window(
                 total, query, slopes, row_log_sum_exp, row_mean, row, k, v, k_row, v_row, first, tl.minimum(inner, end), end,
                 lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,

@@ -17,6 +17,7 @@ from longstride.attention.kernels.primitives import (
     locate,
     read_job,
     store_rows,
+    unmasked_keys,
     window_sees,
 )
 
@@ -150,8 +151,8 @@ def forward(
                 D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, EVEN, EXCLUDE, PRECISION,
             )  # fmt: skip
 
-        # The keys are [first, end). All rows see all of a tile that starts in [inner, outer), and need no mask there; but
-        # where there are few tiles, one loop that loads ahead is faster than three that do not.
+        # The keys are [first, end). A tile that starts in [inner, outer) needs no mask; but where there are few tiles, one
+        # loop that loads ahead is faster than three that do not.
         first = tl.maximum(0, first_row - far)
         end = tl.minimum(length, first_row + ROWS - near)
         if SHORT:
@@ -161,10 +162,7 @@ def forward(
                 D_QK, D_V, WIDTH_QK, WIDTH_V, WIDE, COLUMNS, True, GROUPED, EXCLUDE, PRECISION,
             )  # fmt: skip
         else:
-            inner = first + tl.cdiv(tl.maximum(0, first_row + ROWS - 1 - far - first), COLUMNS) * COLUMNS
-            outer = inner + tl.maximum(0, first_row - near + 1 - inner) // COLUMNS * COLUMNS
-            if (own == 0) | (block < limit):
-                outer = inner
+            inner, outer = unmasked_keys(first, first_row, near, far, own, block, limit, ROWS, COLUMNS)
             accumulator, weight, running_max = over_window(
                 accumulator, weight, running_max, query, row, k, v, k_row, v_row, first, tl.minimum(inner, end), end,
                 lane_start, step, near, far, own, block, cells, first_cell, scale, exclusions, index,

@@ -23,7 +23,7 @@ from longstride import notation
 from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary
 
 LANE = 128
-"""Short blocks share a lane of about this length, so that a tile is full."""
+"""The most rows of a tile that holds whole lanes. Short blocks share a lane of about this length, to fill one."""
 
 
 class Job(NamedTuple):

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from triton.runtime import driver
 
 from longstride import notation
+from longstride.attention.gradient import join
 from longstride.attention.kernels.backward import backward_dkv, backward_dq, backward_mean
 from longstride.attention.kernels.forward import forward
 from longstride.attention.kernels.jobs import Pass, passes
@@ -142,7 +143,9 @@ def triton_backward(
     return results
 
 
-def _run(kernel: Any, programs: int, sizes: Launch, device: torch.device, *arguments: Any, **constants: Any) -> None:
+def _run(
+    kernel: Any, programs: int, sizes: Launch | LaneLaunch, device: torch.device, *arguments: Any, **constants: Any
+) -> None:
     if programs:
         with torch.cuda.device(device if device.type == "cuda" else -1):
             kernel[(programs,)](*arguments, **constants, num_warps=sizes.warps, num_stages=sizes.stages)
@@ -171,7 +174,7 @@ def _run_lanes(
         **flags,
     }
     programs = min(total, _processors(q.device) * sizes.per_processor)
-    _run(kernel, programs, Launch(0, 0, sizes.warps, sizes.stages), q.device, *arguments, tiles, total, *scales, **constants)
+    _run(kernel, programs, sizes, q.device, *arguments, tiles, total, *scales, **constants)
 
 
 def _mean(gradient: Tensor, output: Tensor, log_sum_exp: Tensor) -> Tensor:
@@ -291,19 +294,7 @@ def _result_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, ctx.patterns, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    needed = list(ctx.needs_input_grad[:3])
-    gradients = triton_backward(gradient, *ctx.saved_tensors, ctx.patterns, ctx.scale, needed)
-    return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None
-
-
-triton_forward.register_autograd(_differentiate, setup_context=_save)
+join(triton_forward, triton_backward)
 
 
 @register_flop_formula(torch.ops.longstride.triton_forward)

@@ -79,6 +79,18 @@ def window_sees(row, key, near, far, own, block, cells, first_cell, GROUPED: tl.
 
 
 @triton.jit
+def unmasked_keys(
+    first, first_row, near, far, own, block, limit, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """[inner, outer): all rows of a tile of queries see all of a tile of keys that starts there, from key `first` on."""
+    inner = first + tl.cdiv(tl.maximum(0, first_row + ROWS - 1 - far - first), COLUMNS) * COLUMNS
+    outer = inner + tl.maximum(0, first_row - near + 1 - inner) // COLUMNS * COLUMNS
+    if (own == 0) | (block < limit):
+        outer = inner
+    return inner, outer
+
+
+@triton.jit
 def excluded(query, key, exclusions, index, COUNT: tl.constexpr):
     """Which pairs belong to an earlier leaf of the union; query and key are positions in the sequence that broadcast."""
     distance = query - key

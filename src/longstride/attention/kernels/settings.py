@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from longstride.attention.kernels.jobs import LANE
+
 
 class Launch(NamedTuple):
     rows: int
@@ -46,10 +48,6 @@ class LaneLaunch(NamedTuple):
     stages: int
     per_processor: int
     """Programs that a multiprocessor holds at a time."""
-
-
-LANE = 128
-"""The most rows of a tile that holds whole lanes."""
 
 
 def lane_launch(
