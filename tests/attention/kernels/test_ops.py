@@ -75,6 +75,14 @@ def test_with_the_settings_that_ship(pattern, dtype):
         assert_within_the_rule("triton", *on_device(1, 2, n, 16, 24, dtype=dtype), pattern)
 
 
+@pytest.mark.parametrize("pattern", [Column(20), Local(3) | Column(20), [Column(30), Block(4)]], ids=repr)
+def test_short_lanes_share_a_tile(pattern):
+    launch = ops.lane_launch(False, False, 16, 16, HALF, 8)
+    assert launch is not None
+    assert launch.together > 1
+    assert_within_the_rule("triton", *on_device(1, 2, 150, 16, 16, dtype=HALF), pattern)
+
+
 @pytest.mark.parametrize(("d_qk", "d_v"), [(80, 96), (64, 128), (256, 16), (1, 3), (40, 256)])
 def test_head_dimensions(d_qk, d_v):
     for dtype in (torch.float32, HALF):
