@@ -9,6 +9,9 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Nor do the settings count that somebody has saved for the GPU at hand; empty stands for no file.
+os.environ["LONGSTRIDE_SETTINGS"] = ""
+
 # The same examples on every run of the same code: a failure is then always somebody's change.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")

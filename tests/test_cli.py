@@ -46,6 +46,30 @@ def test_doctor_sees_a_wrong_result(capsys, monkeypatch):
     assert "DISAGREES with the oracle" in out
 
 
+def test_doctor_says_which_settings_are_in_force(capsys, monkeypatch, tmp_path):
+    from longstride.attention.kernels import saved
+
+    path = tmp_path / "longstride" / "kernels.json"
+    monkeypatch.delenv(saved.VARIABLE)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    place = '"kernel": "dq", "summary": true, "width": 64, "dtype": "float16"'
+    row = f'{{{place}, "rows": 64, "columns": 64, "warps": 4, "stages": 3}}'
+    contents = {
+        None: (0, f"shipped; longstride bench tune saves a GPU's own in {path}"),
+        f'{{"NVIDIA H200": [{row}]}}': (0, f"{path}: 1 for NVIDIA H200"),
+        "{": (1, f"FAILED here: settings: in {str(path)!r}, Expecting property name"),
+    }
+    for content, (expected_code, expected) in contents.items():
+        if content is not None:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content)
+        saved.in_force.cache_clear()
+        code, out, _ = run(capsys, "doctor")
+        assert code == expected_code
+        assert f"settings        {expected}" in out
+    saved.in_force.cache_clear()
+
+
 def test_doctor_says_what_is_missing(capsys, monkeypatch):
     import longstride.doctor
 

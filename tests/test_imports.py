@@ -31,7 +31,9 @@ ATTENTION = {
     "kernels/forward": {"attention.kernels.primitives"},
     "kernels/backward": {"attention.kernels.primitives"},
     "kernels/lanes": {"attention.kernels.primitives"},
-    "kernels/settings": {"attention.kernels.jobs"},
+    "kernels/launches": set(),
+    "kernels/saved": {"atomic", "attention.kernels.launches"},
+    "kernels/settings": {"attention.kernels.jobs", "attention.kernels.launches", "attention.kernels.saved"},
     "kernels/ops": {
         "patterns",
         "notation",
@@ -88,7 +90,7 @@ def test_implementations_do_not_import_each_other(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_core_needs_torch_alone(path):
-    if unit(path) in LIGHT and path.parent.name != "kernels":
+    if unit(path) in LIGHT and "kernels" not in path.parts:
         foreign = {name.split(".")[0] for name in imports(path)} & {"tyro", "rich", "numpy", "matplotlib", "triton"}
         assert not foreign
 

@@ -3,6 +3,7 @@
 longstride doctor
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
 longstride bench attention --lengths 4096 16384
+longstride bench tune
 """
 
 import difflib
@@ -14,6 +15,7 @@ from typing import Annotated
 import tyro
 
 from longstride.benchmarks.attention import AttentionBenchmark
+from longstride.benchmarks.tune import TuneBenchmark
 from longstride.notation import parse
 
 
@@ -78,10 +80,18 @@ def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="
     print(f"wrote {settings.picture}")
 
 
+def bench_tune(settings: Annotated[TuneBenchmark, tyro.conf.arg(name="")]) -> None:
+    """Find the kernels' settings anew for this GPU, and save the faster ones. Example: longstride bench tune --widths 64"""
+    from longstride.benchmarks.tune import run
+
+    run(settings)
+
+
 VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
     "plot patterns": plot_patterns,
     "bench attention": bench_attention,
+    "bench tune": bench_tune,
 }
 
 

@@ -9,6 +9,7 @@ import torch
 
 from longstride.attention import attend
 from longstride.attention.api import choose
+from longstride.attention.kernels import saved
 from longstride.benchmarks.measure import machine
 from longstride.patterns import Column, Local
 from longstride.version import __version__
@@ -23,6 +24,7 @@ def report() -> Iterator[tuple[str, str]]:
     yield "torch", torch.__version__
     for name, purpose in OPTIONAL.items():
         yield name, _installed(name) or f"not installed (for {purpose})"
+    yield "settings", _settings()
     for device in devices():
         yield f"device {device}", _describe(device)
         try:
@@ -48,6 +50,20 @@ def _installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "installed"
+
+
+def _settings() -> str:
+    """Which file has the kernels' settings, and for which GPUs."""
+    path = saved.place()
+    if path is None:
+        return f"shipped, as {saved.VARIABLE} is empty"
+    try:
+        by_gpu = saved.in_force()
+    except ValueError as error:
+        return f"FAILED here: {error}"
+    if not path.exists():
+        return f"shipped; longstride bench tune saves a GPU's own in {path}"
+    return f"{path}: " + (", ".join(f"{len(rows)} for {name}" for name, rows in by_gpu.items()) or "none in it")
 
 
 def _describe(device: torch.device) -> str:

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from longstride import attend
 from longstride.attention.kernels import ops
-from longstride.attention.kernels.settings import Launch
+from longstride.attention.kernels.settings import Gpu, Launch
 from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary, fixed, grid, strided, union
 from tests.attention.cases import cases, tensors
 from tests.attention.error_rule import assert_within_the_rule, results
@@ -77,7 +77,7 @@ def test_with_the_settings_that_ship(pattern, dtype):
 
 @pytest.mark.parametrize("pattern", [Column(20), Local(3) | Column(20), [Column(30), Block(4)]], ids=repr)
 def test_short_lanes_share_a_tile(pattern):
-    launch = ops.lane_launch(False, False, 16, 16, HALF, 8)
+    launch = ops.lane_launch(False, False, 16, 16, HALF, 8, ops.gpu(torch.device(DEVICE)))
     assert launch is not None
     assert launch.together > 1
     assert_within_the_rule("triton", *on_device(1, 2, 150, 16, 16, dtype=HALF), pattern)
@@ -132,8 +132,8 @@ def test_heads_that_lie_far_apart(pattern):
 
 def test_a_gpu_with_little_shared_memory_computes_windows(monkeypatch):
     data = on_device(1, 2, 70, 16, 16, dtype=torch.float16)
-    monkeypatch.setattr(ops, "_shared_memory", lambda device: 99 * 2**10)
-    monkeypatch.setattr(ops, "lane_launch", None)
+    monkeypatch.setattr(ops, "gpu", lambda device: Gpu("a small GPU", (8, 9), 99 * 2**10))
+    monkeypatch.setattr(ops, "_run_lanes", None)
     assert_within_the_rule("triton", *data, Block(32))
 
 

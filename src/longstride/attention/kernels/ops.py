@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
-from triton.runtime import driver
 
 from longstride import notation
 from longstride.attention.gradient import join
@@ -21,7 +20,7 @@ from longstride.attention.kernels.backward import backward_dkv, backward_dq, bac
 from longstride.attention.kernels.forward import forward
 from longstride.attention.kernels.jobs import Pass, passes
 from longstride.attention.kernels.lanes import lane_backward, lane_forward
-from longstride.attention.kernels.settings import LEAST, LaneLaunch, Launch, lane_launch, launch
+from longstride.attention.kernels.settings import LEAST, LaneLaunch, Launch, gpu, lane_launch, launch
 from longstride.patterns import Pattern
 
 LOG2_E = 1 / log(2)
@@ -34,8 +33,6 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 256
 LONGEST = 2**29
 """Positions, and sums of two or three of them, are 32-bit numbers in the kernels."""
-LANE_MEMORY = 220 * 2**10
-"""The shared memory that whole lanes count on. GPUs with less of it compute them as windows."""
 
 
 def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
@@ -194,28 +191,20 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-@lru_cache(maxsize=16)
-def _shared_memory(device: torch.device) -> int:
-    if device.type != "cuda":
-        return LANE_MEMORY
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
-
-
 @lru_cache(maxsize=256)
 def _tables(one: Pass, device: torch.device) -> tuple[Tensor, Tensor]:
     return one.tables(device)
 
 
 def _sizes(q: Tensor, v: Tensor, one: Pass, kernel: str, summary: bool) -> Launch:
-    return launch(kernel, summary, max(_width(q), _width(v)), q.dtype, one.longest)
+    return launch(kernel, summary, max(_width(q), _width(v)), q.dtype, one.longest, gpu(q.device))
 
 
 def _whole_lanes(q: Tensor, v: Tensor, one: Pass, backward: bool, later: bool) -> LaneLaunch | None:
     """Settings for whole lanes, where this pass has only such."""
-    if one.summary or _shared_memory(q.device) < LANE_MEMORY:
+    if one.summary:
         return None
-    return lane_launch(backward, later, _width(q), _width(v), q.dtype, one.longest)
+    return lane_launch(backward, later, _width(q), _width(v), q.dtype, one.longest, gpu(q.device))
 
 
 def _dimensions(q: Tensor, v: Tensor) -> dict[str, Any]:

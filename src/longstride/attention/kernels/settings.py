@@ -1,36 +1,58 @@
 """How large tiles are and how many warps work on one: chosen by what is computed, never by trying it out in a user's call.
 
-The numbers were found by `docs/log.md`'s measurements on the GPU that it names.
+The user's file (`saved.py`) comes first, then what is shipped for the GPU's architecture. The shipped numbers were found by
+`docs/log.md`'s measurements on the GPU that it names; other architectures get the same ones, with tiles that fit into their
+shared memory. `longstride bench tune` finds better ones for the GPU at hand.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from longstride.attention.kernels.jobs import LANE
+from longstride.attention.kernels.launches import Key, LaneKey, LaneSetting, Launch, Setting, TileKey
+from longstride.attention.kernels.saved import in_force
 
-
-class Launch(NamedTuple):
-    rows: int
-    """Queries of a tile."""
-    columns: int
-    """Keys of a tile."""
-    warps: int
-    stages: int
-
+__all__ = ["LEAST", "Gpu", "LaneLaunch", "Launch", "gpu", "lane_launch", "launch", "shipped", "shipped_lanes", "trial"]
 
 LEAST = 16
 """The smallest side that a matrix instruction takes."""
+LANE_MEMORY = 220 * 2**10
+"""The shared memory that whole lanes count on. GPUs with less of it compute them as windows."""
 
 
-def launch(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: int) -> Launch:
+class Gpu(NamedTuple):
+    name: str
+    capability: tuple[int, int]
+    shared_memory: int
+    """The most that a program can have, in bytes."""
+
+
+INTERPRETER = Gpu("Triton's interpreter", (9, 0), LANE_MEMORY)
+"""Without a GPU the kernels are tried out as they are where their settings were found."""
+
+
+@lru_cache(maxsize=16)
+def gpu(device: torch.device) -> Gpu:
+    if device.type != "cuda":
+        return INTERPRETER
+    from triton.runtime import driver  # Here, as this file is also read where Triton is not installed.
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    properties = torch.cuda.get_device_properties(index)
+    memory = int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
+    return Gpu(properties.name, (properties.major, properties.minor), memory)
+
+
+def launch(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: int, on: Gpu) -> Launch:
     """Settings for a kernel, where `width` is the larger of the head dimensions and `longest` the longest lane."""
-    if dtype == torch.float32:  # No matrix units: small tiles, or the sums do not fit into registers.
-        found = Launch(32, 32, 4, 1) if width <= 64 else Launch(16, 16, 4, 1)
-    elif width > 64:
-        found = Launch(64, 64, 4, 2) if width <= 128 else Launch(64, 32, 8, 2)
-    else:
-        found = TABLE[kernel, summary]
+    key = TileKey(kernel, summary, width, dtype)
+    found = _chosen(key, on, shipped(key, on))
+    assert isinstance(found, Launch)
     # A lane that is shorter than a tile would leave the rest of it idle.
     most = max(LEAST, 1 << (longest - 1).bit_length())
     if kernel == "forward" or kernel == "dq":
@@ -51,24 +73,93 @@ class LaneLaunch(NamedTuple):
 
 
 def lane_launch(
-    backward: bool, later: bool, width_qk: int, width_v: int, dtype: torch.dtype, longest: int
+    backward: bool, later: bool, width_qk: int, width_v: int, dtype: torch.dtype, longest: int, on: Gpu
 ) -> LaneLaunch | None:
     """The same for whole lanes, or None where the tiles of `stages` lanes would not fit into shared memory."""
-    width = max(width_qk, width_v)
     length = 1 << (longest - 1).bit_length()
-    most = LANE if width <= 64 or (not backward and width_qk <= 64) else LANE // 2
-    if length > most or dtype == torch.float32 or width > 128:
+    if length > LANE:
         return None
     rows = max(LANE // 4, length)
-    stages = (3 if width <= 32 else 2) if backward else (4 if width <= 32 else 3)
-    if width > 64 and later and rows > LANE // 4:
+    key = LaneKey("lane_backward" if backward else "lane_forward", rows, later, max(width_qk, width_v), dtype)
+    found = _chosen(key, on, shipped_lanes(key, width_qk, on))
+    assert not isinstance(found, Launch)
+    return None if found is None else LaneLaunch(rows, rows // length, *found)
+
+
+@dataclass
+class Trial:
+    settings: Mapping[Key, Setting | None]
+    used: set[Key] = field(default_factory=set)
+
+
+_trial: Trial | None = None
+
+
+@contextmanager
+def trial(settings: Mapping[Key, Setting | None]) -> Iterator[set[Key]]:
+    """Launches with these settings, and with the shipped ones for all else; the user's file does not count.
+
+    None for whole lanes: they are computed as windows. Yields the keys that have been launched since.
+    It holds for the whole process, as PyTorch computes gradients in threads of its own.
+    """
+    global _trial
+    before, _trial = _trial, Trial(settings)
+    try:
+        yield _trial.used
+    finally:
+        _trial = before
+
+
+def _chosen(key: Key, on: Gpu, otherwise: Setting | None) -> Setting | None:
+    """What a trial, or else the user's file, has for the key."""
+    if _trial is not None:
+        _trial.used.add(key)
+        return _trial.settings.get(key, otherwise)
+    return in_force().get(on.name, {}).get(key, otherwise)
+
+
+def shipped(key: TileKey, on: Gpu) -> Launch:
+    found = SHIPPED.get(on.capability, _hopper)(key)
+    while _shared_memory(key, found) > on.shared_memory and max(found.rows, found.columns) > LEAST:
+        longer = "rows" if found.rows >= found.columns else "columns"
+        found = found._replace(**{longer: getattr(found, longer) // 2})
+    return found
+
+
+def shipped_lanes(key: LaneKey, width_qk: int, on: Gpu) -> LaneSetting | None:
+    """None where whole lanes are not computed as such. `width_qk` is d_qk's, `key.width` the larger one."""
+    backward = key.kernel == "lane_backward"
+    most = LANE if key.width <= 64 or (not backward and width_qk <= 64) else LANE // 2
+    if on.shared_memory < LANE_MEMORY or key.lane > most or key.dtype == torch.float32 or key.width > 128:
+        return None
+    stages = (3 if key.width <= 32 else 2) if backward else (4 if key.width <= 32 else 3)
+    if key.width > 64 and key.later and key.lane > LANE // 4:
         stages -= 1
-    warps = 8 if rows == LANE or (rows == LANE // 2 and width > 64) else 4
-    per_processor = {LANE: 1, LANE // 2: 2}.get(rows, 2 if backward else 3)
-    return LaneLaunch(rows, rows // length, warps, stages, per_processor)
+    warps = 8 if key.lane == LANE or (key.lane == LANE // 2 and key.width > 64) else 4
+    per_processor = {LANE: 1, LANE // 2: 2}.get(key.lane, 2 if backward else 3)
+    return LaneSetting(warps, stages, per_processor)
 
 
-TABLE = {
+def _shared_memory(key: TileKey, tile: Launch) -> int:
+    """Bytes that a kernel takes at most, before Hopper: what Triton reports when it compiles the shipped tiles for 8.9.
+
+    A tile that stays is held once (forward: queries; dq: queries and slopes; dkv: keys and values), two that are passed
+    over as often as they are loaded ahead, and the weights go from one product to the next.
+    """
+    stays, passes = (tile.columns, tile.rows) if key.kernel == "dkv" else (tile.rows, tile.columns)
+    held = stays * (1 if key.kernel == "forward" else 2) + passes * 2 * max(1, tile.stages - 1)
+    return (held * key.width + tile.rows * tile.columns) * key.dtype.itemsize
+
+
+def _hopper(key: TileKey) -> Launch:
+    if key.dtype == torch.float32:  # No matrix units: small tiles, or the sums do not fit into registers.
+        return Launch(32, 32, 4, 1) if key.width <= 64 else Launch(16, 16, 4, 1)
+    if key.width > 64:
+        return Launch(64, 64, 4, 2) if key.width <= 128 else Launch(64, 32, 8, 2)
+    return HOPPER_UP_TO_64[key.kernel, key.summary]
+
+
+HOPPER_UP_TO_64 = {
     ("forward", False): Launch(64, 64, 4, 2),
     ("forward", True): Launch(128, 64, 4, 3),
     ("dq", False): Launch(64, 64, 4, 1),
@@ -76,3 +167,5 @@ TABLE = {
     ("dkv", False): Launch(32, 64, 4, 1),
     ("dkv", True): Launch(128, 64, 4, 2),
 }
+SHIPPED = {(9, 0): _hopper}
+"""What was measured, by compute capability. Where nothing was, the measured ones are where to begin."""
