@@ -11,6 +11,7 @@ ROOT = Path(longstride.__file__).parent
 # A unit may import what stands before it. The first three are tools without imports of ours.
 FLOW = ["version", "checks", "atomic", "patterns", "notation", "attention", "benchmarks", "plots", "doctor", "cli"]
 # Inside attention: the oracle and the fast implementations never import each other, and api joins them.
+BY_LANES = {f"attention.kernels.hopper.{name}" for name in ("lane_boxes", "lane_settings", "pair_slopes")}
 ATTENTION = {
     "reference": {"patterns"},
     "tiles": {"patterns"},
@@ -43,6 +44,35 @@ ATTENTION = {
         "attention.kernels.backward",
         "attention.kernels.lanes",
         "attention.kernels.settings",
+        "attention.kernels.hopper",
+        "attention.kernels.hopper.choice",
+    },
+    "kernels/hopper/__init__": set(),
+    "kernels/hopper/choice": {"attention.kernels.jobs"},
+    "kernels/hopper/ring": set(),
+    "kernels/hopper/forward": {"attention.kernels.hopper.ring"},
+    "kernels/hopper/backward_dq": {"attention.kernels.hopper.ring", "attention.kernels.hopper.forward"},
+    "kernels/hopper/backward_dkv": {"attention.kernels.hopper.ring"},
+    "kernels/hopper/numbers": {"attention.kernels.primitives"},
+    "kernels/hopper/lane_boxes": set(),
+    "kernels/hopper/lane_settings": set(),
+    "kernels/hopper/pair_slopes": set(),
+    "kernels/hopper/lane_forward": BY_LANES,
+    "kernels/hopper/lane_backward": BY_LANES,
+    "kernels/hopper/walk_forward": BY_LANES,
+    "kernels/hopper/walk_backward": BY_LANES,
+    "kernels/hopper/launch": {
+        "attention.kernels.jobs",
+        "attention.kernels.hopper.backward_dkv",
+        "attention.kernels.hopper.backward_dq",
+        "attention.kernels.hopper.choice",
+        "attention.kernels.hopper.forward",
+        "attention.kernels.hopper.lane_backward",
+        "attention.kernels.hopper.lane_boxes",
+        "attention.kernels.hopper.lane_forward",
+        "attention.kernels.hopper.numbers",
+        "attention.kernels.hopper.walk_backward",
+        "attention.kernels.hopper.walk_forward",
     },
     "__init__": {"attention.api"},
 }

@@ -18,6 +18,7 @@ from longstride import notation
 from longstride.attention.gradient import join
 from longstride.attention.kernels.backward import backward_dkv, backward_dq, backward_mean
 from longstride.attention.kernels.forward import forward
+from longstride.attention.kernels.hopper.choice import Kind, choose, copyable, is_hopper
 from longstride.attention.kernels.jobs import Pass, passes
 from longstride.attention.kernels.lanes import lane_backward, lane_forward
 from longstride.attention.kernels.settings import LEAST, LaneLaunch, Launch, gpu, lane_launch, launch
@@ -65,8 +66,11 @@ def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float)
         strides = *_strides(q), *_strides(k), *_strides(v), *_strides(output)
         shape = q.shape[1], q.shape[2], len(one.jobs)
         bits = max(abs(scale), LEAST_SCALE) * LOG2_E
+        kind = _for_hopper(one, False, number > 0, q, k, v, output)
         whole = _whole_lanes(q, v, one, backward=False, later=number > 0)
-        if whole:
+        if kind:
+            _hopper().forward(kind, q, k, v, output, log_sum_exp, one, bits, number > 0)
+        elif whole:
             _run_lanes(
                 lane_forward, whole, one, q, v, *tensors, *strides, *shape, scales=(bits,),
                 SAME=_same_rows(q, k, v, output), WIDE=wide, LATER=number > 0,
@@ -107,6 +111,12 @@ def triton_backward(
         inputs, tables = (q, k, v, gradient), _tables(one, q.device)
         strides = *_strides(q), *_strides(k), *_strides(v), *_strides(gradient)
         shape = heads, n, len(one.jobs)
+        kind = _for_hopper(one, True, number > 0, q, k, v, gradient, output, dq, dk, dv)
+        if kind:
+            _hopper().backward(
+                kind, *inputs, output, log_sum_exp, dq, dk, dv, one, scales, number > 0, (need_q, need_keys)
+            )  # fmt: skip
+            continue
         whole = _whole_lanes(q, v, one, backward=True, later=number > 0)
         if whole:
             _run_lanes(
@@ -138,6 +148,21 @@ def triton_backward(
     if scale < 0:
         dq.neg_()
     return results
+
+
+def _for_hopper(one: Pass, backward: bool, later: bool, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Kind | None:
+    """Which of Hopper's own kernels takes a pass, if one does."""
+    if not is_hopper(q.device) or not copyable(q, k, v, *others):
+        return None
+    _, heads, n, d_qk = q.shape
+    return choose(one, backward, later, heads, n, d_qk, v.shape[3])
+
+
+def _hopper() -> Any:
+    # Imported when it is used: other GPUs do not need Triton's lower level, and not every version has it.
+    from longstride.attention.kernels.hopper import launch
+
+    return launch
 
 
 def _run(

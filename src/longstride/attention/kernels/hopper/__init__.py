@@ -1,0 +1,1 @@
+"""Gluon kernels for Hopper GPUs, which the tensor copy engine feeds."""

@@ -1,0 +1,260 @@
+"""hopper_forward: forward.py's sums for one pattern in all heads, with Hopper's copy engine and asynchronous products.
+
+One warp copies tiles of keys and values into shared memory: the summary cells of several blocks as one box, then the window
+in the own lane. Groups of four warps have 64 queries each. While a group takes the softmax of one tile, its product of the
+queries with the next tile's keys is under way, and while one group does arithmetic, the other has the matrix unit.
+Programs are persistent: the next queries are loaded while results are written.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+from longstride.attention.kernels.hopper.ring import item_of_round, make_ring, rounds
+
+TILE = gl.constexpr(128)
+ROWS = gl.constexpr(64)
+"""Keys and queries of a tile, and queries of a group."""
+STAGES = gl.constexpr(4)
+
+
+@gluon.jit
+def locate(item, all_heads, heads, lanes, along):
+    """batch, head, lane and first row of an item. Those with most work come first; neighbours are heads at one place."""
+    head = item % all_heads
+    tile = item // all_heads
+    return head // heads, head % heads, lanes - 1 - tile % lanes, (along - 1 - tile // lanes) * TILE
+
+
+@gluon.jit
+def key_tiles(lane, first_row, in_lane, near, far, limit, WINDOW: gl.constexpr):
+    """How many tiles of cells the lane's queries see, the first tile of their window, and how many that has, at least one.
+
+    Without a WINDOW there is at least one tile of cells; what is there of it is hidden, as in the first lane.
+    """
+    cells = (lane * in_lane + TILE - 1) // TILE
+    if WINDOW:
+        first = gl.maximum(0, first_row - far) // TILE
+        last = (gl.minimum(first_row + TILE, limit) - 1 - near) // TILE
+        return cells, first, gl.maximum(1, last - first + 1)
+    else:
+        return gl.maximum(1, cells), 0, 0
+
+
+@gluon.jit
+def copy_tiles(
+    q_view, k_view, v_view, k_cells, v_cells, queries, keys, values, items, all_heads, heads, lanes, along, row_shift,
+    inner_shift, in_lane, near, far, limit, first_cell, CELLS: gl.constexpr,
+):  # fmt: skip
+    """The producer."""
+    count = 0
+    for turn in range(rounds(items)):
+        batch, head, lane, first_row = locate(item_of_round(turn), all_heads, heads, lanes, along)
+        cell_tiles, first_tile, window = key_tiles(lane, first_row, in_lane, near, far, limit, True)
+        for group in gl.static_range(2):
+            row = lane * row_shift + first_row + group * ROWS
+            queries.fill(2 * turn + group, q_view, [batch, head, row, lane * inner_shift, 0])
+        if CELLS > 0:
+            inside = gl.load(first_cell + head)
+            for tile in range(cell_tiles):
+                block = tile * TILE // CELLS
+                offset = inside + tile * TILE % CELLS
+                keys.fill(count, k_cells, [batch, head, block, offset, 0])
+                values.fill(count, v_cells, [batch, head, block, offset, 0])
+                count += 1
+        for tile in range(window):
+            row = lane * row_shift + (first_tile + tile) * TILE
+            keys.fill(count, k_view, [batch, head, row, lane * inner_shift, 0])
+            values.fill(count, v_view, [batch, head, row, lane * inner_shift, 0])
+            count += 1
+
+
+@gluon.jit
+def first_key(tile, cell_tiles, first_tile):
+    """The number of a tile's first cell, or where in the lane its first key is."""
+    return gl.where(tile < cell_tiles, tile, first_tile + tile - cell_tiles) * TILE
+
+
+@gluon.jit
+def hide(
+    scores, start, is_cell, before, first_row, near, far, inside, own_cells, OWN: gl.constexpr, ALWAYS: gl.constexpr
+):  # fmt: skip
+    """-inf for pairs that do not count: cells that are not there, and what lies outside of the window.
+
+    The keys begin with number `start`. ALWAYS: without a look at whether there are such pairs.
+    """
+    layout: gl.constexpr = scores.type.layout
+    COLUMNS: gl.constexpr = scores.shape[1]
+    outside = (start + COLUMNS - 1 > first_row - near) | (start < first_row + ROWS - 1 - far)
+    if not OWN:
+        outside = outside | (start == start)
+    hidden = gl.where(is_cell, start + COLUMNS > before, outside)
+    if ALWAYS:
+        hidden = start == start
+    if hidden:
+        column = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+        row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+        last = gl.where(is_cell, row * 0 + before - 1, row - near) - start
+        least = gl.where(is_cell, row * 0, row - far - start)
+        seen = (column[None, :] <= last[:, None]) & (column[None, :] >= least[:, None])
+        if not OWN:
+            in_cells = (start + column >= inside) & (start + column < inside + own_cells)
+            seen = seen & (in_cells | is_cell)[None, :]
+        scores = gl.where(seen, scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def take_softmax(scores, running_max, weight, scale):
+    """A row that has seen no key yet stays at -inf, which no exp2 may meet twice."""
+    new_max = gl.maximum(running_max, gl.max(scores, 1) * scale)
+    finite = gl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = gl.exp2(scores * scale - finite[:, None])
+    shrink = gl.exp2(running_max - finite)
+    return weights, shrink, new_max, weight * shrink + gl.sum(weights, 1)
+
+
+@gluon.jit
+def compute_tile(
+    scores, running_max, weight, sums, query, keys, values, count, tile, cell_tiles, before, first_tile, first_row, near,
+    far, inside, own_cells, scale, OWN: gl.constexpr,
+):  # fmt: skip
+    """A tile whose scores are there; the next tile's are computed meanwhile and returned."""
+    score_layout: gl.constexpr = scores.type.layout
+    sum_layout: gl.constexpr = sums.type.layout
+    weight_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sum_layout, k_width=2)
+    zeros = gl.zeros([ROWS, TILE], gl.float32, score_layout)
+    key = keys.wait_full(count + 1)
+    scoring = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    start = first_key(tile, cell_tiles, first_tile)
+    scores = hide(scores, start, tile < cell_tiles, before, first_row, near, far, inside, own_cells, OWN, False)
+    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
+    sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
+    operand = gl.convert_layout(weights.to(values.tiles.dtype), weight_layout)
+    adding = warpgroup_mma(operand, values.wait_full(count), sums, is_async=True)
+    following = warpgroup_mma_wait(1, deps=(scoring,))
+    keys.release(count + 1)
+    sums = warpgroup_mma_wait(0, deps=(adding,))
+    values.release(count)
+    return following, running_max, weight, sums
+
+
+@gluon.jit
+def compute_tiles(
+    group: gl.constexpr, queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items, all_heads,
+    heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, first_cell, own_cells, scale,
+    D_V: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
+):  # fmt: skip
+    """A group, for its 64 rows of an item."""
+    dtype: gl.constexpr = values.tiles.dtype
+    WIDTH_V: gl.constexpr = values.tiles.shape[2]
+    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
+    sum_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH_V, 16])
+    weight_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sum_layout, k_width=2)
+    store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH_V, WIDTH_V // 8], [4, 1], [1, 0])
+    row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
+    zeros = gl.zeros([ROWS, TILE], gl.float32, score_layout)
+    count = 0
+    for turn in range(rounds(items)):
+        batch, head, lane, first_row = locate(item_of_round(turn), all_heads, heads, lanes, along)
+        cell_tiles, first_tile, window = key_tiles(lane, first_row, in_lane, near, far, limit, True)
+        first_row += group * ROWS
+        before = lane * in_lane
+        total = cell_tiles + window
+        inside = 0
+        if not OWN:
+            inside = gl.load(first_cell + head)
+        lane_start = lane * lane_shift
+        length = gl.minimum(limit, (n - 1 - lane_start) // step + 1)
+        result = output + batch.to(gl.int64) * output_batch + head.to(gl.int64) * output_head
+        totals = log_sum_exp + (batch * heads + head).to(gl.int64) * n
+
+        by_score = first_row + gl.arange(0, ROWS, row_layout)
+        running_max = gl.full([ROWS], float("-inf"), gl.float32, row_layout)
+        weight = gl.zeros([ROWS], gl.float32, row_layout)
+        sums = gl.zeros([ROWS, WIDTH_V], gl.float32, sum_layout)
+        if LATER:
+            by_sum = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, sum_layout))
+            column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, sum_layout))
+            place = (lane_start + by_sum * step).to(gl.int64)[:, None] * output_row + column[None, :]
+            there = (by_sum < length)[:, None] & (column < D_V)[None, :]
+            running_max = gl.load(totals + lane_start + by_score * step, mask=by_score < length, other=float("-inf"))
+            weight = gl.where(running_max == float("-inf"), 0.0, 1.0)
+            sums = gl.load(result + place, mask=there, other=0.0).to(gl.float32)
+
+        query = queries.wait_full(2 * turn + group)
+        scoring = warpgroup_mma(query, keys.wait_full(count).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=(scoring,))
+        keys.release(count)
+        # By twos: the scores of one tile and of the next then keep their registers.
+        for pair in range((total - 1) // 2):
+            scores, running_max, weight, sums = compute_tile(
+                scores, running_max, weight, sums, query, keys, values, count, 2 * pair, cell_tiles, before, first_tile,
+                first_row, near, far, inside, own_cells, scale, OWN,
+            )  # fmt: skip
+            scores, running_max, weight, sums = compute_tile(
+                scores, running_max, weight, sums, query, keys, values, count + 1, 2 * pair + 1, cell_tiles, before,
+                first_tile, first_row, near, far, inside, own_cells, scale, OWN,
+            )  # fmt: skip
+            count += 2
+        if total % 2 == 0:
+            scores, running_max, weight, sums = compute_tile(
+                scores, running_max, weight, sums, query, keys, values, count, total - 2, cell_tiles, before, first_tile,
+                first_row, near, far, inside, own_cells, scale, OWN,
+            )  # fmt: skip
+            count += 1
+        # The last tile has no next one whose product could be under way, and most often pairs to hide.
+        queries.release(2 * turn + group)
+        start = first_key(total - 1, cell_tiles, first_tile)
+        scores = hide(scores, start, total <= cell_tiles, before, first_row, near, far, inside, own_cells, OWN, True)
+        weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
+        sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
+        operand = gl.convert_layout(weights.to(dtype), weight_layout)
+        adding = warpgroup_mma(operand, values.wait_full(count), sums, is_async=True)
+        sums = warpgroup_mma_wait(0, deps=(adding,))
+        values.release(count)
+        count += 1
+
+        nothing = weight == 0
+        weight = gl.where(nothing, 1.0, weight)
+        final = sums / gl.convert_layout(weight, gl.SliceLayout(1, sum_layout))[:, None]
+        row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, store_layout))
+        column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, store_layout))
+        place = (lane_start + row * step).to(gl.int64)[:, None] * output_row + column[None, :]
+        there = (row < length)[:, None] & (column < D_V)[None, :]
+        gl.store(result + place, gl.convert_layout(final.to(dtype), store_layout), mask=there)
+        bits = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
+        gl.store(totals + lane_start + by_score * step, bits, mask=by_score < length)
+
+
+@gluon.jit
+def hopper_forward(
+    q_view, k_view, v_view, k_cells, v_cells, output, log_sum_exp, first_cell, output_batch, output_head, output_row, items,
+    all_heads, heads, lanes, along, lane_shift, step, row_shift, inner_shift, in_lane, near, far, limit, n, own_cells, scale,
+    D_V: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = q_view.dtype
+    queries = make_ring(dtype, 4, ROWS, q_view.block_type.shape[4], 1)
+    keys = make_ring(dtype, STAGES, TILE, k_view.block_type.shape[4], 2)
+    values = make_ring(dtype, STAGES, TILE, v_view.block_type.shape[4], 2)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (compute_tiles, (
+                gl.constexpr(0), queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items,
+                all_heads, heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, first_cell, own_cells, scale,
+                D_V, OWN, LATER,
+            )),
+            (compute_tiles, (
+                gl.constexpr(1), queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items,
+                all_heads, heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, first_cell, own_cells, scale,
+                D_V, OWN, LATER,
+            )),
+            (copy_tiles, (
+                q_view, k_view, v_view, k_cells, v_cells, queries, keys, values, items, all_heads, heads, lanes, along,
+                row_shift, inner_shift, in_lane, near, far, limit, first_cell, CELLS,
+            )),
+        ],
+        [4, 1],  # warps of the second group and of the producer
+        [240, 24],  # and their registers
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""Lanes as boxes of Hopper's tensor copy engine: a row of numbers to describe them, views to copy them, one to find them.
+
+A lane is a set of positions at equal distances: first + lane * lane_step + index * index_step. Seen as a tensor
+[batch, heads, lanes, length, d] it needs no copy, whatever the strides, and the engine itself fills with zeros what a box
+has past the end of a lane, and leaves it out when it writes. Where n is no multiple of l there are two sets of lanes.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+TILE = 64
+"""Queries, or keys, that a warpgroup computes at a time."""
+DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
+class Lanes(NamedTuple):
+    """Lanes of one length."""
+
+    first: int
+    lanes: int
+    lane_step: int
+    length: int
+    index_step: int
+
+
+def block_lanes(n: int, l: int) -> list[Lanes]:
+    """The blocks of Block(l)."""
+    found = [Lanes(0, n // l, l, l, 1), Lanes(n // l * l, 1, l, n % l, 1)]
+    return [one for one in found if one.lanes and one.length]
+
+
+def column_lanes(n: int, l: int) -> list[Lanes]:
+    """The residue classes of Column(l); the first n % l have a position more."""
+    found = [Lanes(0, n % l, 1, n // l + 1, l), Lanes(n % l, l - n % l, 1, n // l, l)]
+    return [one for one in found if one.lanes and one.length]
+
+
+def lane_box(x: Tensor, lanes: Lanes, rows: int) -> TensorDescriptor:
+    """A view of x [batch, heads, n, d] as lanes, of which a copy takes `rows` positions."""
+    batch, heads, _, d = x.shape
+    row = x.stride(2)
+    box = [1, 1, 1, rows, d]
+    return TensorDescriptor(
+        x[:, :, lanes.first :],
+        [batch, heads, lanes.lanes, lanes.length, d],
+        [x.stride(0), x.stride(1), lanes.lane_step * row, lanes.index_step * row, 1],
+        box,
+        gl.NVMMASharedLayout.get_default_for(box, DTYPES[x.dtype]),
+    )
+
+
+def lane_rows(lanes: Lanes, most: int) -> int:
+    """The rows of a box that holds a lane whole."""
+    rows = max(TILE, 1 << (lanes.length - 1).bit_length())
+    assert rows <= most
+    return rows
+
+
+def heads_side_by_side(x: Tensor) -> bool:
+    """Whether heads are closer in memory than positions, as in [batch, n, heads, d]; then neighbours should take those."""
+    return x.stride(1) < x.stride(2)
+
+
+def walking_programs(x: Tensor, per_processor: int, positions: int) -> int:
+    """How many programs share the positions of all heads, one after the other.
+
+    Where heads are side by side in memory each has the same number of whole programs, so that they walk abreast and what
+    one fetches of a row of memory is near to what the others do.
+    """
+    programs = processors(x.device) * per_processor
+    heads = x.shape[0] * x.shape[1]
+    if heads_side_by_side(x) and programs > heads:
+        programs -= programs % heads
+    return min(positions, programs)
+
+
+@lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@gluon.jit
+def locate(item, heads, lanes, HEADS_FIRST: gl.constexpr):
+    """Batch, head and lane of an item. Neighbouring programs take what is neighbouring in memory."""
+    if HEADS_FIRST:
+        return item // heads // lanes, item % heads, item // heads % lanes
+    else:
+        return item // lanes // heads, item // lanes % heads, item % lanes
+
+
+@gluon.jit
+def copy_in(box, batch, head, lane, index, barrier, tile, present):
+    """Starts to copy rows of a lane, from `index` on, into a tile [rows, d]."""
+    place = tile._reinterpret(box.dtype, box.block_shape, box.layout)
+    gl.nvidia.hopper.tma.async_copy_global_to_shared(box, [batch, head, lane, index, 0], barrier, place, pred=present)
+
+
+@gluon.jit
+def copy_out(box, batch, head, lane, index, tile):
+    """Starts to write a tile back."""
+    place = tile._reinterpret(box.dtype, box.block_shape, box.layout)
+    gl.nvidia.hopper.tma.async_copy_shared_to_global(box, [batch, head, lane, index, 0], place)

@@ -1,0 +1,62 @@
+"""How many tiles the lane and walk kernels keep in flight, and how many of their programs share a multiprocessor.
+
+The numbers were measured on an H200, and say what fits into its 227 KiB of shared memory and 65,536 registers. `registers`
+is a cap that lets so many programs of 128 threads in; without one the compiler takes what it likes.
+"""
+
+from typing import NamedTuple
+
+
+class LaneForward(NamedTuple):
+    per_processor: int
+    stages: int
+    """Lanes in shared memory at a time."""
+    staged: int = 2
+    """Tiles of results on their way out."""
+    most: int = 128
+    """Keys that a softmax takes at a time."""
+    registers: int | None = None
+
+
+def lane_forward_settings(d: int, rows: int, later: bool) -> LaneForward:
+    if rows > 128:
+        if later:
+            return LaneForward(2 if d <= 32 else 1, 1, most=64)
+        return LaneForward(3, 1, most=64, registers=168) if d <= 32 else LaneForward(2, 1, most=64)
+    if later:
+        return LaneForward(4, 1, registers=128) if d <= 32 else LaneForward(3, 1, registers=168)
+    return LaneForward(4, 2, staged=1, registers=128) if d <= 32 else LaneForward(2, 2)
+
+
+class LaneBackward(NamedTuple):
+    per_processor: int
+    staged: int = 2
+    part: int = 64
+    """Queries of a tile of pairs at a time."""
+    stages: int = 1
+    registers: int | None = None
+
+
+def lane_backward_settings(d: int, rows: int, later: bool) -> LaneBackward:
+    staged = 3 if rows == 64 else 2
+    if rows > 128 or d > 32:
+        return LaneBackward(2, staged)
+    if later:
+        return LaneBackward(3, 3 * rows // 64, part=32, registers=168)
+    return LaneBackward(3, staged, registers=168)
+
+
+class Walk(NamedTuple):
+    per_processor: int
+    ahead: int
+    """Tiles that are fetched before they are needed."""
+    part: int = 64
+    registers: int | None = None
+
+
+def walk_forward_settings(d: int) -> Walk:
+    return Walk(3, 3, registers=168) if d <= 32 else Walk(2, 3)
+
+
+def walk_backward_settings(d: int) -> Walk:
+    return Walk(3, 1, part=32, registers=168) if d <= 32 else Walk(2, 1)

@@ -1,0 +1,193 @@
+"""How the Hopper kernels are launched: `forward` and `backward`, for a pass that `choice.choose` gives to them.
+
+The copy engine reads a tensor through a view: [batch, heads, n / step, step, d] for lanes, of which a box is some positions
+of one lane, and [batch, heads, blocks, block, d] for summary cells, of which a box has the cells of several blocks.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
+from longstride.attention.kernels.hopper.backward_dq import hopper_dq
+from longstride.attention.kernels.hopper.choice import TILE, Kind, whole_lanes
+from longstride.attention.kernels.hopper.forward import hopper_forward
+from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
+from longstride.attention.kernels.hopper.lane_boxes import Lanes, block_lanes, column_lanes, processors
+from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
+from longstride.attention.kernels.hopper.numbers import backward_numbers
+from longstride.attention.kernels.hopper.walk_backward import launch_walk_backward
+from longstride.attention.kernels.hopper.walk_forward import launch_walk_forward
+from longstride.attention.kernels.jobs import Job, Pass
+
+ROWS = 64
+"""Queries of a group of warps."""
+NUMBER_ROWS = 64
+
+
+def forward(
+    kind: Kind, q: Tensor, k: Tensor, v: Tensor, output: Tensor, log_sum_exp: Tensor, one: Pass, scale: float, later: bool
+) -> None:  # fmt: skip
+    """Fills output and log_sum_exp; `scale` is in bits and positive. LATER: continues from what is there."""
+    job = one.jobs[0]
+    with torch.cuda.device(q.device):
+        if kind == "walk":
+            launch_walk_forward(q, k, v, output, log_sum_exp, job.far, scale)
+        elif kind == "lanes":
+            for lanes in _lane_sets(job, q.shape[2]):
+                launch_lane_forward(q, k, v, output, log_sum_exp, lanes, scale, job.near, later)
+        else:
+            _forward_tiles(q, k, v, output, log_sum_exp, one, scale, later)
+
+
+def backward(
+    kind: Kind, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, output: Tensor, log_sum_exp: Tensor, dq: Tensor,
+    dk: Tensor, dv: Tensor, one: Pass, scales: tuple[float, float], later: bool, needed: tuple[bool, bool],
+) -> None:  # fmt: skip
+    """Fills the gradients, or adds to them.
+
+    scales: the one in bits, and the plain one. needed: whether the gradient of the queries is, and whether the others are.
+    """
+    job = one.jobs[0]
+    with torch.cuda.device(q.device):
+        if kind == "walk":
+            launch_walk_backward(q, k, v, gradient, output, log_sum_exp, dq, dk, dv, job.far, *scales)
+        elif kind == "lanes":
+            for lanes in _lane_sets(job, q.shape[2]):
+                launch_lane_backward(
+                    q, k, v, gradient, output, log_sum_exp, dq, dk, dv, lanes, *scales, job.near, later
+                )  # fmt: skip
+        else:
+            whole = one.summary and bool(job.own) and whole_lanes(job, True, q.shape[3], v.shape[3])
+            if whole:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
+                for lanes in block_lanes(q.shape[2], job.block):
+                    launch_lane_backward(
+                        q, k, v, gradient, output, log_sum_exp, dq, dk, dv, lanes, *scales, 0, later
+                    )  # fmt: skip
+            numbers = _numbers(gradient, output, log_sum_exp)
+            if needed[0]:
+                _dq_tiles(q, k, v, gradient, numbers, dq, one, scales, not whole, later or whole)
+            if needed[1] and not whole:
+                _dkv_tiles(q, k, v, gradient, numbers, dk, dv, one, scales, False, later)
+            if needed[1] and one.summary:
+                _dkv_tiles(q, k, v, gradient, numbers, dk, dv, one, scales, True, True)
+
+
+def _lane_sets(job: Job, n: int) -> list[Lanes]:
+    """A job is of residue classes, or of blocks; one lane alone is both."""
+    return column_lanes(n, job.step) if job.lane_shift == 1 else block_lanes(n, job.block)
+
+
+def _forward_tiles(
+    q: Tensor, k: Tensor, v: Tensor, output: Tensor, log_sum_exp: Tensor, one: Pass, scale: float, later: bool
+) -> None:
+    job = one.jobs[0]
+    size, heads, n, _ = q.shape
+    along = -(-job.limit // TILE)
+    items = size * heads * along * job.lanes
+    hopper_forward[(min(items, processors(q.device)),)](
+        _lanes(q, job.step, ROWS), *_key_boxes(k, v, one), output, log_sum_exp, _first_cells(one, q.device),
+        *output.stride()[:3], items, size * heads, heads, *_geometry(one, along, n), job.cells, scale,
+        D_V=v.shape[3], CELLS=job.cells if one.summary else 0, OWN=bool(job.own), LATER=later, num_warps=4,
+    )  # fmt: skip
+
+
+def _dq_tiles(
+    q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, numbers: Tensor, dq: Tensor, one: Pass, scales: tuple[float, float],
+    window: bool, later: bool,
+) -> None:  # fmt: skip
+    job = one.jobs[0]
+    size, heads, n, d_qk = q.shape
+    along = -(-job.limit // TILE)
+    items = size * heads * along * job.lanes
+    hopper_dq[(min(items, processors(q.device)),)](
+        _lanes(q, job.step, TILE), _lanes(gradient, job.step, TILE), *_key_boxes(k, v, one), numbers, dq,
+        _first_cells(one, q.device), *dq.stride()[:3], items, size * heads, heads, *_geometry(one, along, n),
+        numbers.shape[2], job.cells, *scales,
+        D_QK=d_qk, CELLS=job.cells if one.summary else 0, OWN=bool(job.own), WINDOW=window, LATER=later, num_warps=4,
+    )  # fmt: skip
+
+
+def _dkv_tiles(
+    q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, numbers: Tensor, dk: Tensor, dv: Tensor, one: Pass,
+    scales: tuple[float, float], cells: bool, later: bool,
+) -> None:  # fmt: skip
+    job = one.jobs[0]
+    size, heads, n, d_qk = q.shape
+    along = -(-job.limit // TILE)
+    key_count = (job.lanes - 1) * job.cells
+    items = size * heads * (-(-key_count // TILE) if cells else job.lanes * along)
+    hopper_dkv[(min(items, processors(q.device)),)](
+        _lanes(q, 1, ROWS), *(_cells(x, job) if cells else _lanes(x, 1, TILE) for x in (k, v)), _lanes(gradient, 1, ROWS),
+        _boxes(numbers, [size * heads, 2, n], list(numbers.stride()), [1, 2, ROWS]), dk, dv, _first_cells(one, q.device),
+        *dk.stride()[:3], *dv.stride()[:3], items, size * heads, heads, job.lanes, job.lane_shift, max(job.cells, 1),
+        job.limit, job.near, job.far, n, key_count, job.block, *scales,
+        D_QK=d_qk, D_V=v.shape[3], CELLS=job.cells if cells else 0, OWN=bool(job.own), LATER=later, num_warps=4,
+    )  # fmt: skip
+
+
+def _numbers(gradient: Tensor, output: Tensor, log_sum_exp: Tensor) -> Tensor:
+    """[batch * heads, 2, n] and up to 3 more columns: the copy engine wants rows that are multiples of 16 bytes.
+
+    It fills with zeros what a box has past n, and a query with zeros adds nothing.
+    """
+    size, heads, n, d_v = output.shape
+    padded = -(-n // 4) * 4
+    numbers = torch.empty(size * heads, 2, padded, dtype=torch.float32, device=output.device)
+    tiles = -(-n // NUMBER_ROWS)
+    backward_numbers[(size * heads * tiles,)](
+        gradient, output, log_sum_exp, numbers, *gradient.stride()[:3], *output.stride()[:3], heads, n, padded, tiles,
+        D_V=d_v, WIDTH_V=_width(output), ROWS=NUMBER_ROWS,
+    )  # fmt: skip
+    return numbers
+
+
+def _geometry(one: Pass, along: int, n: int) -> tuple[int, ...]:
+    """Lanes; what a lane's number moves the third and fourth coordinate of a box by; cells before a lane; the window; n."""
+    job = one.jobs[0]
+    moved = (0, 1) if job.step > 1 else (job.lane_shift, 0)
+    in_lane = job.cells if one.summary else 0
+    return job.lanes, along, job.lane_shift, job.step, *moved, in_lane, job.near, job.far, job.limit, n
+
+
+@lru_cache(maxsize=256)
+def _first_cells(one: Pass, device: torch.device) -> Tensor:
+    return torch.tensor([job.first_cell for job in one.jobs], dtype=torch.int32, device=device)
+
+
+def _key_boxes(k: Tensor, v: Tensor, one: Pass) -> list[TensorDescriptor]:
+    """Views for windows and for cells; where there are no cells, those for windows once more."""
+    job = one.jobs[0]
+    windows = [_lanes(x, job.step, TILE) for x in (k, v)]
+    return [*windows, *([_cells(x, job) for x in (k, v)] if one.summary else windows)]
+
+
+def _lanes(x: Tensor, step: int, rows: int) -> TensorDescriptor:
+    shape = [*x.shape[:2], x.shape[2] // step, step, x.shape[3]]
+    strides = [_stride(x, 0), _stride(x, 1), step * _stride(x, 2), _stride(x, 2), 1]
+    return _boxes(x, shape, strides, [1, 1, rows, 1, _width(x)])
+
+
+def _cells(x: Tensor, job: Job) -> TensorDescriptor:
+    together = max(1, TILE // job.cells)
+    shape = [*x.shape[:2], x.shape[2] // job.block, job.block, x.shape[3]]
+    strides = [_stride(x, 0), _stride(x, 1), job.block * _stride(x, 2), _stride(x, 2), 1]
+    return _boxes(x, shape, strides, [1, 1, together, TILE // together, _width(x)])
+
+
+def _boxes(x: Tensor, shape: list[int], strides: list[int], box: list[int]) -> Any:
+    kind = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}[x.dtype]
+    return TensorDescriptor(x, shape, strides, box, gl.NVMMASharedLayout.get_default_for(box, kind))
+
+
+def _stride(x: Tensor, dimension: int) -> int:
+    """Where a dimension has one entry its stride is any number, and not always one that the copy engine takes."""
+    return x.stride(dimension) if x.shape[dimension] > 1 else _width(x)
+
+
+def _width(x: Tensor) -> int:
+    return max(16, 1 << (x.shape[3] - 1).bit_length())

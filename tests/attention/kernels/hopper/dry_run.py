@@ -1,0 +1,113 @@
+"""Calls the operators as on a Hopper GPU, without one: launches are caught, compiled for it, and described as JSON.
+
+python dry_run.py '[["merged(fixed(128, 32))", 1, 2, 1000, 64, 64, "bfloat16"]]'
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from longstride import notation
+from longstride.attention.kernels import ops
+from longstride.attention.kernels.hopper import lane_backward, lane_boxes, lane_forward, launch, walk_backward, walk_forward
+
+PROCESSORS = 132
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32"}
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+found: list[dict] = []
+compiled: dict = {}
+
+
+class Caught:
+    """Stands for a kernel."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        self.name = kernel.fn.__name__
+
+    def __getitem__(self, grid):
+        def call(*arguments, num_warps=4, maxnreg=None, **constants):
+            names = self.kernel.arg_names
+            assert sorted(constants) == sorted(names[len(arguments) :])
+            if self.name == "backward_numbers":  # plain Triton, which other tests interpret
+                found.append({"kernel": self.name})
+                return
+            signature = {name: describe(x) for name, x in zip(names, arguments)} | dict.fromkeys(constants, "constexpr")
+            values = {(names.index(name),): x for name, x in constants.items()}
+            options = {"num_warps": num_warps} | ({"maxnreg": maxnreg} if maxnreg else {})
+            key = self.name, str(signature), str(values), str(options)
+            if key not in compiled:
+                compiled[key] = resources(GluonASTSource(self.kernel, signature, values, {}), options)
+            together = -(-grid[0] // PROCESSORS) if grid[0] > 1 else 1
+            found.append({"kernel": self.name, "constants": constants, "together": together, **compiled[key]})
+
+        return call
+
+
+def describe(x):
+    if isinstance(x, TensorDescriptor):
+        return f"tensordesc<{TYPES[x.base.dtype]}[{','.join(map(str, x.block_shape))}],{x.layout}>"
+    if isinstance(x, torch.Tensor):
+        return "*" + TYPES[x.dtype]
+    return "fp32" if isinstance(x, float) else "i64" if abs(x) >= 2**31 else "i32"
+
+
+def resources(source, options):
+    """Registers, bytes of stack and of shared memory, and whether asynchronous products had to be made one by one."""
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        cubin, ptx = Path(folder, "kernel.cubin"), Path(folder, "kernel.ptx")
+        cubin.write_bytes(binary.asm["cubin"])
+        ptx.write_text(binary.asm["ptx"])
+        usage = subprocess.run([TOOLS / "cuobjdump", "--dump-resource-usage", cubin], capture_output=True, text=True).stdout
+        words = [TOOLS / "ptxas", "-v", "--gpu-name=sm_90a", ptx, "-o", os.devnull]
+        remarks = subprocess.run(words, capture_output=True, text=True).stderr
+    numbers = re.search(r"REG:(\d+).*?STACK:(\d+)", usage)
+    return {
+        "registers": int(numbers[1]),
+        "stack": int(numbers[2]),
+        "shared": binary.metadata.shared,
+        "serialized": "serialized" in remarks,
+    }
+
+
+def as_on_hopper():
+    ops.is_hopper = lambda device: True
+    ops._run = ops._run_lanes = lambda *arguments, **constants: None  # the general kernels
+    torch.cuda.device = lambda device: nullcontext()
+    for module in (lane_boxes, lane_forward, lane_backward, launch):
+        module.processors = lambda device: PROCESSORS
+    for module in (lane_forward, lane_backward, walk_forward, walk_backward):
+        name = module.__name__.rsplit(".", 1)[1]
+        setattr(module, name, Caught(getattr(module, name)))
+    for name in ("hopper_forward", "hopper_dq", "hopper_dkv", "backward_numbers"):
+        setattr(launch, name, Caught(getattr(launch, name)))
+
+
+def run(patterns, batch, heads, n, d_qk, d_v, dtype):
+    """What is launched forward, and backward."""
+    q, k = (torch.zeros(batch, heads, n, d_qk, dtype=getattr(torch, dtype)) for _ in range(2))
+    v = torch.zeros(batch, heads, n, d_v, dtype=q.dtype)
+    one_each = notation.parse(patterns)
+    text = notation.write(one_each * (heads // len(one_each)))
+    output, log_sum_exp = ops.triton_forward(q, k, v, text, 1.0)
+    forward, found[:] = list(found), []
+    ops.triton_backward(output, q, k, v, output, log_sum_exp, text, 1.0, [True] * 3)
+    backward, found[:] = list(found), []
+    return [forward, backward]
+
+
+if __name__ == "__main__":
+    as_on_hopper()
+    print(json.dumps([run(*row) for row in json.loads(sys.argv[1])]))

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from longstride import notation
+from longstride.attention.kernels.hopper.choice import choose, copyable, is_hopper
+from longstride.attention.kernels.jobs import passes
+
+
+def kinds(text, n=12_288, d_qk=64, d_v=64, heads=2):
+    """For each pass, what takes it forward and backward."""
+    patterns = notation.parse(text)
+    found = passes(notation.write(patterns * (heads // len(patterns))), n)
+    return [
+        tuple(choose(one, backward, number > 0, heads, n, d_qk, d_v) for backward in (False, True))
+        for number, one in enumerate(found)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "d", "expected"),
+    [
+        ("local(128)", 12_288, 64, [("walk", "walk")]),
+        ("local(129)", 12_288, 64, [("tiles", "tiles")]),
+        ("local(128)", 12_288, 48, [("tiles", "tiles")]),
+        ("column(128)", 12_288, 64, [("lanes", "lanes")]),
+        ("column(128)", 12_289, 64, [("lanes", "lanes")]),
+        ("column(256)", 65_536, 32, [("lanes", "lanes")]),
+        ("column(256)", 65_536, 64, [("lanes", None)]),  # Too long a lane backward, and tiles have no step there.
+        ("column(1024)", 1_048_576, 64, [("tiles", None)]),
+        ("column(1024)", 1_048_577, 64, [(None, None)]),
+        ("block(128)", 12_288, 64, [("lanes", "lanes")]),
+        ("block(16)", 12_288, 64, [(None, None)]),  # Several blocks in a lane.
+        ("block(1024)", 12_288, 64, [("tiles", "tiles")]),
+        ("dense()", 12_288, 64, [("tiles", "tiles")]),
+        ("summary(128, 32)", 12_288, 64, [("tiles", "tiles")]),
+        ("merged(fixed(128, 32))", 12_288, 64, [("tiles", "tiles")]),
+        ("merged(fixed(1024, 256))", 12_288, 64, [("tiles", "tiles")]),
+        ("merged(fixed(128, 24))", 12_288, 64, [(None, None)]),  # 128 cells are no whole number of boxes.
+        ("merged(strided(128))", 12_288, 64, [("walk", "walk"), ("lanes", "lanes")]),
+        ("block(128)|column(128)", 12_288, 64, [("lanes", "lanes"), (None, None)]),  # The second leaves pairs out.
+        ("local(128), column(128)", 12_288, 64, [(None, None)]),
+        ("local(64), local(64)|column(64)", 4096, 64, [("walk", "walk"), (None, None)]),
+        ("block(128)|summary(128, 8, 0), block(128)|summary(128, 8, 1)", 4096, 64, [("tiles", "tiles")]),
+        ("merged(fixed(128, 32))", 12_288, 80, [(None, None)]),
+    ],
+)
+def test_choices(text, n, d, expected):
+    assert kinds(text, n, d, d) == expected
+
+
+def test_unequal_dimensions_are_for_tiles():
+    assert kinds("block(128)", d_qk=64, d_v=32) == [("tiles", "tiles")]
+    assert kinds("block(96)", 3072, d_qk=64, d_v=128) == [(None, None)]
+
+
+def test_what_the_copy_engine_reads():
+    x = torch.zeros(2, 3, 50, 64, dtype=torch.bfloat16)
+    assert copyable(x, x.half(), x.transpose(1, 2).contiguous().transpose(1, 2))
+    assert copyable(torch.zeros(1, 3, 50, 8, dtype=torch.bfloat16).as_strided((1, 3, 50, 8), (7, 400, 8, 1)))
+    for wrong in (
+        x.float(),
+        x[:0],
+        x[..., 1:33],
+        torch.zeros(2, 3, 50, 20, dtype=torch.bfloat16),
+        torch.zeros(2, 3, 1, 64, dtype=torch.bfloat16).expand(2, 3, 50, 64),
+    ):
+        assert not copyable(x, wrong)
+
+
+def test_a_cpu_is_no_hopper():
+    assert not is_hopper(torch.device("cpu"))

@@ -1,0 +1,109 @@
+"""The Hopper kernels. On a GPU they are compared with the oracle; without one they are compiled for it, as launched."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from longstride import notation
+from longstride.attention.kernels import ops
+from tests.attention.cases import tensors
+from tests.attention.error_rule import assert_within_the_rule, results
+
+HOPPER = pytest.mark.skipif(
+    not (torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)), reason="needs a Hopper GPU"
+)
+SHARED_MEMORY = 232_448
+"""Bytes for the programs of a multiprocessor together, of which each takes 1,024 more than it says."""
+REGISTERS = 65_536
+TILES, WALK, LANES = ["hopper_forward"], ["walk_forward"], ["lane_forward"]
+TILES_BACK = ["backward_numbers", "hopper_dq", "hopper_dkv"]
+CELLS_BACK = [*TILES_BACK, "hopper_dkv"]
+OWN_BACK = ["lane_backward"]
+CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and backward
+    ("merged(fixed(128, 32))", 2, 3, 1000, 64, 64, TILES, [*OWN_BACK * 2, *TILES_BACK]),
+    ("merged(fixed(128, 8))", 1, 2, 1537, 32, 32, TILES, [*OWN_BACK * 2, *TILES_BACK]),
+    ("merged(fixed(128, 128))", 1, 2, 700, 64, 32, TILES, CELLS_BACK),
+    ("merged(fixed(256, 32))", 1, 2, 1100, 48, 64, TILES, CELLS_BACK),
+    ("merged(fixed(96, 16))", 2, 2, 1000, 64, 64, TILES, [*OWN_BACK * 2, *TILES_BACK]),
+    ("merged(fixed(1024, 256))", 1, 1, 3500, 64, 64, TILES, CELLS_BACK),
+    ("summary(128, 16)", 1, 2, 1000, 64, 64, TILES, CELLS_BACK),
+    ("block(128)|summary(128, 8, 0), block(128)|summary(128, 8, 1)", 1, 2, 900, 64, 64, TILES, [*OWN_BACK * 2, *TILES_BACK]),
+    ("dense()", 1, 2, 700, 64, 64, TILES, TILES_BACK),
+    ("dense()", 1, 1, 130, 16, 16, TILES, TILES_BACK),
+    ("block(300)", 1, 2, 2000, 64, 64, TILES, TILES_BACK),
+    ("local(300)", 1, 2, 1500, 64, 64, TILES, TILES_BACK),
+    ("column(4)", 1, 2, 2048, 64, 64, TILES, []),
+    ("local(2)|column(4)", 1, 2, 2048, 48, 48, TILES * 2, TILES_BACK),
+    ("local(2)|column(4)", 1, 2, 2048, 64, 64, [*WALK, *TILES], ["walk_backward"]),
+    ("local(128)", 2, 3, 1000, 64, 64, WALK, ["walk_backward"]),
+    ("local(128)", 1, 2, 50, 32, 32, WALK, ["walk_backward"]),
+    ("local(100)", 2, 3, 1000, 32, 32, WALK, ["walk_backward"]),
+    ("local(40)", 1, 2, 130, 64, 64, WALK, ["walk_backward"]),
+    ("block(128)", 2, 3, 1024, 64, 64, LANES, ["lane_backward"]),
+    ("block(100)", 1, 3, 1000, 32, 32, LANES, ["lane_backward"]),
+    ("block(256)", 1, 2, 2050, 32, 32, LANES * 2, ["lane_backward"] * 2),
+    ("block(256)", 1, 2, 1024, 64, 64, LANES, TILES_BACK),
+    ("column(10)", 2, 3, 1000, 64, 64, LANES, ["lane_backward"]),
+    ("column(8)", 1, 3, 1003, 32, 32, LANES * 2, ["lane_backward"] * 2),
+    ("column(9)", 1, 2, 2050, 32, 32, LANES * 2, ["lane_backward"] * 2),
+    ("merged(strided(16))", 2, 2, 1003, 32, 32, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
+    ("merged(strided(10))", 1, 2, 1000, 64, 64, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
+]
+SLOW = [case for case in CASES[3:] if case[0] not in ("dense()", "merged(strided(10))")]
+
+
+def one_for_each_head(text, heads):
+    found = notation.parse(text)
+    return list(found * (heads // len(found)))
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES], ids=str
+)
+def test_kernels_compile(case):
+    """For what is launched: it fits into a multiprocessor, nearly without spills, and products overlap with arithmetic."""
+    script = Path(__file__).with_name("dry_run.py")
+    done = subprocess.run(
+        [sys.executable, script, json.dumps([[*case[:6], "bfloat16"]])],
+        env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    forward, backward = json.loads(done.stdout)[0]
+    assert [one["kernel"] for one in forward] == case[6]
+    assert [one["kernel"] for one in backward] == case[7]
+    for one in forward + backward:
+        if "registers" not in one:
+            continue
+        assert not one["serialized"], one
+        assert one["stack"] <= 128, one
+        assert one["together"] * (one["shared"] + 1024) <= SHARED_MEMORY + 1024, one
+        if one["kernel"].startswith(("walk", "lane")):
+            assert one["together"] * one["registers"] * 128 <= REGISTERS, one
+
+
+@HOPPER
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_the_oracle(case, dtype, monkeypatch):
+    text, batch, heads, n, d_qk, d_v, forward, backward = case
+    ran = []
+    for name in ("forward", "backward"):
+        original = getattr(ops._hopper(), name)
+        monkeypatch.setattr(ops._hopper(), name, lambda *a, original=original, name=name: (ran.append(name), original(*a)))
+    torch.use_deterministic_algorithms(True, warn_only=True)  # Which fills empty tensors with NaN.
+    try:
+        data = [x.cuda() for x in tensors(batch, heads, n, d_qk, d_v, dtype)]
+        assert_within_the_rule("triton", *data, one_for_each_head(text, heads))
+        apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in data]
+        for ours, theirs in zip(
+            results("triton", *apart, notation.parse(text)[0]), results("triton", *data, notation.parse(text)[0])
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert ("forward" in ran, "backward" in ran) == (bool(forward), bool(backward))
