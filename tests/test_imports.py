@@ -9,7 +9,7 @@ import longstride
 
 ROOT = Path(longstride.__file__).parent
 # A unit may import what stands before it. The first three are tools without imports of ours.
-FLOW = ["version", "checks", "atomic", "patterns", "notation", "attention", "benchmarks", "plots", "doctor", "cli"]
+FLOW = ["version", "checks", "atomic", "patterns", "notation", "attention", "model", "benchmarks", "plots", "doctor", "cli"]
 # Inside attention: the oracle and the fast implementations never import each other, and api joins them.
 BY_LANES = {f"attention.kernels.hopper.{name}" for name in ("lane_boxes", "lane_settings", "pair_slopes")}
 ATTENTION = {
@@ -18,7 +18,16 @@ ATTENTION = {
     "chunks": {"patterns", "attention.tiles"},
     "precision": set(),
     "gradient": set(),
-    "blocked": {"patterns", "notation", "attention.chunks", "attention.gradient", "attention.precision", "attention.tiles"},
+    "flops": {"notation"},
+    "blocked": {
+        "patterns",
+        "notation",
+        "attention.chunks",
+        "attention.flops",
+        "attention.gradient",
+        "attention.precision",
+        "attention.tiles",
+    },
     "api": {
         "patterns",
         "attention.reference",
@@ -38,6 +47,7 @@ ATTENTION = {
     "kernels/ops": {
         "patterns",
         "notation",
+        "attention.flops",
         "attention.gradient",
         "attention.kernels.jobs",
         "attention.kernels.forward",

@@ -15,6 +15,7 @@ from longstride.patterns import (
 )
 from longstride.notation import parse
 from longstride.attention import attend
+from longstride.model import ModelConfig, SparseTransformer, preset
 from longstride.version import __version__
 
 __all__ = [
@@ -31,5 +32,8 @@ __all__ = [
     "connects",
     "parse",
     "attend",
+    "ModelConfig",
+    "SparseTransformer",
+    "preset",
     "__version__",
 ]

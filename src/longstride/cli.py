@@ -1,6 +1,7 @@
 """The verbs of the command line; the only place that wires things together.
 
 longstride doctor
+longstride presets
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
 longstride bench attention --lengths 4096 16384
 longstride bench tune
@@ -67,6 +68,17 @@ def plot_patterns(
     print(f"wrote {out}")
 
 
+def presets(dense: bool = False) -> None:
+    """List the networks that have a name, with what they cost. Example: longstride presets
+
+    Args:
+        dense: Also their dense forms, with full attention.
+    """
+    from longstride.model.catalogue import show
+
+    show(dense)
+
+
 def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="")]) -> None:
     """Measure our patterns beside SDPA dense and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
     from longstride.benchmarks.attention import run
@@ -89,6 +101,7 @@ def bench_tune(settings: Annotated[TuneBenchmark, tyro.conf.arg(name="")]) -> No
 
 VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
+    "presets": presets,
     "plot patterns": plot_patterns,
     "bench attention": bench_attention,
     "bench tune": bench_tune,

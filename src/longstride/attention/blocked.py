@@ -20,6 +20,7 @@ from torch import Tensor
 
 from longstride import notation
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
+from longstride.attention.flops import count_flops
 from longstride.attention.gradient import join
 from longstride.attention.precision import without_autocast
 from longstride.attention.tiles import plan
@@ -220,3 +221,4 @@ def _backward_like(
 
 
 join(blocked_forward, blocked_backward)
+count_flops(torch.ops.longstride.blocked_forward, torch.ops.longstride.blocked_backward)

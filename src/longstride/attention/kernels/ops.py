@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from longstride import notation
+from longstride.attention.flops import count_flops
 from longstride.attention.gradient import join
 from longstride.attention.kernels.backward import backward_dkv, backward_dq, backward_mean
 from longstride.attention.kernels.forward import forward
@@ -309,21 +309,4 @@ def _result_like(x: Tensor) -> Tensor:
 
 
 join(triton_forward, triton_backward)
-
-
-@register_flop_formula(torch.ops.longstride.triton_forward)
-def _forward_flops(q: Any, k: Any, v: Any, patterns: str, scale: float, **_: Any) -> int:
-    """Two products for each pair: with the key, and of the weight with the value."""
-    return int(2 * q[0] * (q[3] + v[3]) * _pairs(patterns, q[2]))
-
-
-@register_flop_formula(torch.ops.longstride.triton_backward)
-def _backward_flops(
-    gradient: Any, q: Any, k: Any, v: Any, output: Any, log_sum_exp: Any, patterns: str, *_: Any, **__: Any
-) -> int:
-    """Five: the score again, and the gradients of the weight, the value, the query and the key."""
-    return int(2 * q[0] * (3 * q[3] + 2 * v[3]) * _pairs(patterns, q[2]))
-
-
-def _pairs(patterns: str, n: int) -> int:
-    return sum(pattern.pairs(n) for pattern in notation.parse(patterns))
+count_flops(torch.ops.longstride.triton_forward, torch.ops.longstride.triton_backward)

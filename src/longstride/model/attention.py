@@ -1,0 +1,25 @@
+"""attention(X) = W_p (attend(X, A)^(i)) over the heads i: the projections around `attend`."""
+
+from torch import Tensor, nn
+
+from longstride.attention import attend
+from longstride.model.config import ModelConfig
+from longstride.model.layers import Linear
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, block: int) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.patterns = config.patterns(block)
+        self.sizes = (config.qk_width, config.qk_width, config.width)
+        self.query_key_value = Linear(config.width, sum(self.sizes))
+        self.project = Linear(config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, n, width] -> the same"""
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [batch, heads, n, d]
+            for part in self.query_key_value(x).split(self.sizes, -1)
+        )
+        return self.project(attend(q, k, v, self.patterns).transpose(1, 2).flatten(2))

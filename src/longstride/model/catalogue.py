@@ -1,0 +1,44 @@
+"""The presets as a table: what `longstride presets` prints."""
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from longstride.model.config import ModelConfig
+from longstride.model.cost import cost
+from longstride.model.presets import DENSE, PRESETS, preset
+
+
+def show(dense: bool = False, console: Console | None = None) -> None:
+    console = console or Console()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("preset", no_wrap=True)
+    table.add_column("million\nweights", justify="right")
+    table.add_column("context", justify="right")
+    table.add_column("pattern", no_wrap=True)
+    table.add_column("step\nTFLOP", justify="right")
+    table.add_column("step\nGiB", justify="right")
+    for name in PRESETS:
+        table.add_row(*_row(name, preset(name)))
+        if dense:
+            table.add_row(*_row(name + DENSE, preset(name + DENSE)))
+    console.print(table)
+    console.print(
+        "A step is one sequence, forward and backward, with its weights, their gradients and Adam's averages; memory is "
+        "reckoned, not measured.",
+        highlight=False,
+    )
+    if not dense:
+        console.print(f"Every name with {DENSE} has full attention instead; --dense lists these, too.", highlight=False)
+
+
+def _row(name: str, config: ModelConfig) -> list[str]:
+    found = cost(config)
+    return [
+        name,
+        f"{found.parameters / 1e6:.1f}",
+        f"{config.context:,}",
+        config.pattern,
+        f"{found.flops / 1e12:.2f}",
+        f"{found.memory / 2**30:.1f}",
+    ]

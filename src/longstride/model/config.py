@@ -1,0 +1,119 @@
+"""ModelConfig: a network, complete and checked."""
+
+import difflib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from longstride.checks import whole_number
+from longstride.model.placement import Heads, place
+from longstride.model.positions import Positions, positions
+
+CHOICES = {
+    "init": ("paper", "release"),
+    "precision": ("float32", "bfloat16", "float16"),
+    "recompute": ("off", "on", "selective"),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    layers: int
+    """Residual blocks, N in the paper."""
+    width: int
+    """Numbers that a position has throughout the network, d in the paper."""
+    heads: int
+    context: int
+    """The longest sequence, in bytes."""
+    pattern: str
+    """Which pattern each block and head has, such as 'interleave(strided(128))'; `model.placement` has the notation."""
+    embedding: str
+    """What a position is: 'matrix(128)', its row and column in a matrix as wide as the stride, or 'image(32, 32, 3)', row,
+    column and channel of an image."""
+    qk_ratio: float = 1.0
+    """The size of all queries together, and of all keys, as a part of the width: 0.5 is the paper's half size."""
+    ff_ratio: float = 4.0
+    """The size of the feed-forward network's inner layer, as a multiple of the width: 2.0 is the paper's half size."""
+    dropout: float = 0.0
+    """At the end of each residual addition, and nowhere else."""
+    init: Literal["paper", "release"] = "paper"
+    """Standard deviation of the weights: 0.125 / sqrt(d_in) as the paper writes it, or the release's sqrt(0.125 / d_in)."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What activations are; weights are float32, and so is the arithmetic of softmax, norms and loss."""
+    recompute: Literal["off", "on", "selective"] = "off"
+    """Whether blocks are computed again in the backward pass instead of kept; selective: all but the attention itself."""
+    chunk: int = 8192
+    """Positions whose logits are in memory at a time while the loss is computed."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "context", "chunk"):
+            whole_number("config", name, getattr(self, name), 1)
+        for name in ("qk_ratio", "ff_ratio", "dropout"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
+                raise ValueError(f"config: {name} must be a number, got {getattr(self, name)!r}")
+        for name in ("pattern", "embedding"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"config: {name} must be text, got {getattr(self, name)!r}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"config: {name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if self.width % self.heads:
+            raise ValueError(f"config: heads = {self.heads} does not divide width = {self.width}; it must")
+        for name, parts in (("qk_ratio", self.heads), ("ff_ratio", 1)):
+            size = self.width * getattr(self, name)
+            if size < parts or size % parts:
+                raise ValueError(
+                    f"config: {name} = {getattr(self, name)} makes {size:g} of width = {self.width}, which must be "
+                    + (f"a multiple of heads = {self.heads}" if parts > 1 else "a whole number from 1 on")
+                )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"config: dropout must be at least 0 and less than 1, got {self.dropout}")
+        try:
+            place(self.pattern, self.heads)
+            positions(self.embedding, self.context)
+        except ValueError as error:
+            raise ValueError(f"config: {error}") from None
+
+    @property
+    def qk_width(self) -> int:
+        return int(self.width * self.qk_ratio)
+
+    @property
+    def ff_width(self) -> int:
+        return int(self.width * self.ff_ratio)
+
+    @property
+    def cycle(self) -> tuple[Heads, ...]:
+        """The patterns of the first blocks, one for each head; after the last of these they begin anew."""
+        return place(self.pattern, self.heads)
+
+    def patterns(self, block: int) -> Heads:
+        """Block r has A(r mod p)."""
+        return self.cycle[block % len(self.cycle)]
+
+    @property
+    def positions(self) -> Positions:
+        return positions(self.embedding, self.context)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, owner: str = "config") -> "ModelConfig":
+        """`owner` names the file in errors."""
+        try:
+            given: Any = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{owner} is not JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ValueError(f"{owner} must hold an object with the config's fields, got {type(given).__name__}")
+        known = {field.name: field for field in fields(cls)}
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(known)}"
+                raise ValueError(f"{owner}: there is no field {name!r}; {hint}")
+        missing = [name for name in ("layers", "width", "heads", "context", "pattern", "embedding") if name not in given]
+        if missing:
+            raise ValueError(f"{owner}: {', '.join(missing)} must be given")
+        return cls(**given)

@@ -1,0 +1,80 @@
+"""What a network costs, without building it: parameters, and the flops and memory of a training step.
+
+Memory counts what a step holds at its fullest: float32 weights with their gradients and Adam's two averages, what is kept of
+the forward pass, and one block in the backward pass. An allocator needs somewhat more.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from longstride.model.config import ModelConfig
+from longstride.model.embedding import BYTES
+
+BYTES_PER_WEIGHT = 16
+"""The weight, its gradient, and Adam's two averages, in float32."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    parameters: int
+    flops: int
+    """Of a training step: forward, backward, and what is computed again."""
+    memory: int
+    """Bytes."""
+
+
+def cost(config: ModelConfig, batch: int = 1) -> Cost:
+    parameters = parameter_count(config)
+    return Cost(parameters, batch * step_flops(config), BYTES_PER_WEIGHT * parameters + batch * kept_bytes(config))
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """As SparseTransformer.parameter_count, in closed form."""
+    width, qk, ff = config.width, config.qk_width, config.ff_width
+    attention = width * (2 * qk + width) + 2 * qk + width + width * width + width
+    feed_forward = 2 * width * ff + ff + width
+    embeddings = width * (BYTES + 1 + sum(config.positions.sizes))
+    return embeddings + config.layers * (attention + feed_forward + 4 * width) + 2 * width + BYTES * width
+
+
+def step_flops(config: ModelConfig) -> int:
+    """For one sequence. Backward takes twice as many as forward, in attention five products for two."""
+    n, width, qk, ff = config.context, config.width, config.qk_width, config.ff_width
+    linear = 2 * n * config.layers * (width * (2 * qk + width) + width * width + 2 * width * ff)
+    attention = sum(2 * (qk + width) // config.heads * pairs for pairs in _pairs(config))
+    backward = sum(2 * (3 * qk + 2 * width) // config.heads * pairs for pairs in _pairs(config))
+    # Recomputation ends with the last result that a gradient needs: without dropout W_2's product is none.
+    needed = linear if config.dropout else linear - 2 * n * config.layers * width * ff
+    again = {"off": 0, "selective": needed, "on": needed + attention}[config.recompute]
+    return 3 * linear + attention + backward + again + 4 * 2 * n * width * BYTES
+
+
+def kept_bytes(config: ModelConfig) -> int:
+    """For one sequence: what the forward pass leaves for the backward pass, and the fullest block or chunk of logits."""
+    n, width = config.context, config.width
+    size = getattr(torch, config.precision).itemsize
+    block = n * _block_bytes(config)
+    attention = n * (size * width + 4 * config.heads)
+    kept = {"off": block, "on": size * n * width, "selective": size * n * width + attention}[config.recompute]
+    ends = n * width * (4 + size + 4) + 2 * n * size * width
+    chunk = 3 * 4 * min(config.chunk, n) * BYTES
+    return config.layers * kept + ends + max(chunk, 0 if config.recompute == "off" else block)
+
+
+def _block_bytes(config: ModelConfig) -> int:
+    """What a block keeps of a position: the inputs of each step that its gradient needs."""
+    size = getattr(torch, config.precision).itemsize
+    width, wide = config.width, 2 * config.qk_width + config.width
+    casts = 2 * 4 * width if size < 4 else 0  # Norms take a float32 copy.
+    mask = 2 * width if config.dropout else 0
+    attention = size * (width + wide + width) + 4 * config.heads
+    feed_forward = size * (width + width + 3 * config.ff_width)
+    statistics = 2 * 2 * 4
+    return casts + mask + attention + feed_forward + statistics + (size * width if size == 4 else 0)
+
+
+def _pairs(config: ModelConfig) -> list[int]:
+    """Pairs that a head computes, for all heads of all blocks."""
+    counts = {pattern: pattern.pairs(config.context) for block in config.cycle for pattern in block}
+    return [counts[pattern] for block in range(config.layers) for pattern in config.patterns(block)]

@@ -1,0 +1,31 @@
+"""embed(X, W_e): tokens, learned embeddings of their positions, and the start vector.
+
+Slot i of the network carries the byte before it, i - 1, and predicts byte i; so every byte is scored, the first from the
+start vector alone. The position that is added is the slot's own: that of the byte to be predicted.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from longstride.model.config import ModelConfig
+
+BYTES = 256
+
+
+class Embedding(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.at = config.positions
+        self.token = nn.Embedding(BYTES, config.width)
+        self.start = nn.Parameter(torch.empty(config.width))
+        self.position = nn.ModuleDict(
+            {name: nn.Embedding(size, config.width) for name, size in zip(self.at.names, self.at.sizes)}
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Bytes [batch, n] -> H_0 [batch, n, width], float32."""
+        batch, n = tokens.shape
+        shifted = torch.cat([self.start.expand(batch, 1, -1), self.token(tokens[:, :-1].long())], 1)
+        for name, index in zip(self.at.names, self.at.indices(n, tokens.device)):
+            shifted = shifted + self.position[name](index)
+        return shifted

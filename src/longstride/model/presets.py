@@ -1,0 +1,158 @@
+"""The paper's networks by name, and small ones that train on a laptop. Any name with -dense has full attention instead.
+
+What the paper leaves open is settled as its authors' releases have it: CIFAR-10's stride of 96, one row of 32 pixels, with
+one block of columns to three of rows; enwik8's heads with summary cells of their own.
+"""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+
+from longstride.model.config import ModelConfig
+
+DENSE = "-dense"
+
+
+def cifar10() -> ModelConfig:
+    """59 M parameters; images of 32 x 32 pixels."""
+    return ModelConfig(
+        layers=128,
+        width=256,
+        heads=2,
+        context=3072,
+        pattern="column(96) + 3*local(96)",
+        embedding="image(32, 32, 3)",
+        qk_ratio=0.5,
+        ff_ratio=2.0,
+        dropout=0.25,
+        precision="bfloat16",
+        recompute="on",
+    )
+
+
+def enwik8() -> ModelConfig:
+    """95 M parameters; text."""
+    return ModelConfig(
+        layers=30,
+        width=512,
+        heads=8,
+        context=12_288,
+        pattern="distinct(merged(fixed(128, 32)))",
+        embedding="matrix(128)",
+        dropout=0.4,
+        precision="bfloat16",
+        recompute="on",
+    )
+
+
+def imagenet64() -> ModelConfig:
+    """152 M parameters; images of 64 x 64 pixels."""
+    return ModelConfig(
+        layers=48,
+        width=512,
+        heads=16,
+        context=12_288,
+        pattern="interleave(strided(128))",
+        embedding="image(64, 64, 3)",
+        dropout=0.01,
+        precision="bfloat16",
+        recompute="on",
+    )
+
+
+def music_65536() -> ModelConfig:
+    """152 M parameters; five seconds of sound at 12 kHz."""
+    return ModelConfig(
+        layers=48,
+        width=512,
+        heads=16,
+        context=65_536,
+        pattern="interleave(strided(256))",
+        embedding="matrix(256)",
+        precision="bfloat16",
+        recompute="on",
+    )
+
+
+def music_262144() -> ModelConfig:
+    """25 M parameters; 22 seconds."""
+    return replace(
+        music_65536(),
+        layers=31,
+        width=256,
+        heads=8,
+        context=262_144,
+        pattern="interleave(strided(512))",
+        embedding="matrix(512)",
+    )
+
+
+def music_1048576() -> ModelConfig:
+    """3 M parameters; 87 seconds."""
+    return replace(
+        music_65536(),
+        layers=13,
+        width=128,
+        heads=2,
+        context=1_048_576,
+        pattern="interleave(strided(1024))",
+        embedding="matrix(1024)",
+    )
+
+
+def text_small() -> ModelConfig:
+    return ModelConfig(
+        layers=8,
+        width=256,
+        heads=4,
+        context=2048,
+        pattern="distinct(merged(fixed(64, 16)))",
+        embedding="matrix(64)",
+        dropout=0.1,
+    )
+
+
+def image_small() -> ModelConfig:
+    return ModelConfig(
+        layers=8,
+        width=128,
+        heads=2,
+        context=3072,
+        pattern="column(96) + 3*local(96)",
+        embedding="image(32, 32, 3)",
+    )
+
+
+def audio_small() -> ModelConfig:
+    return ModelConfig(
+        layers=8,
+        width=128,
+        heads=2,
+        context=8192,
+        pattern="interleave(strided(128))",
+        embedding="matrix(128)",
+    )
+
+
+PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    "cifar10": cifar10,
+    "enwik8": enwik8,
+    "imagenet64": imagenet64,
+    "music-65536": music_65536,
+    "music-262144": music_262144,
+    "music-1048576": music_1048576,
+    "text-small": text_small,
+    "image-small": image_small,
+    "audio-small": audio_small,
+}
+
+
+def preset(name: str) -> ModelConfig:
+    """The network of that name."""
+    plain = name.removesuffix(DENSE)
+    if plain not in PRESETS:
+        near = difflib.get_close_matches(plain, PRESETS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(PRESETS)}"
+        raise ValueError(f"there is no preset {name!r}; {hint}")
+    config = PRESETS[plain]()
+    return config if plain == name else replace(config, pattern="dense()")

@@ -1,0 +1,56 @@
+"""A model as a folder: config.json and model.safetensors. Nothing is ever unpickled."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from longstride.atomic import atomic_path
+from longstride.model.config import ModelConfig
+
+FREE = ("dropout", "precision", "recompute", "chunk")
+"""Fields that leave the weights as they are."""
+
+
+def save(folder: str | Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    folder = Path(folder)
+    with atomic_path(folder / "model.safetensors") as path:
+        save_file({name: x.detach().contiguous().cpu() for name, x in weights.items()}, path)
+    with atomic_path(folder / "config.json") as path:
+        path.write_text(config.to_json())
+
+
+def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    folder = Path(folder)
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} is no saved model: it has no {name}")
+    for name in changes:
+        if name not in FREE:
+            raise ValueError(f"from_pretrained: {name} cannot be changed, only {', '.join(FREE)}")
+    config = replace(ModelConfig.from_json((folder / "config.json").read_text(), str(folder / "config.json")), **changes)
+    try:
+        weights = load_file(folder / "model.safetensors")
+    except SafetensorError as error:
+        raise ValueError(f"{folder / 'model.safetensors'} cannot be read: {error}") from None
+    return config, weights
+
+
+def check(folder: str | Path, wanted: dict[str, tuple[int, ...]], weights: dict[str, Tensor]) -> None:
+    """Strict: every tensor is there, in its shape, in float32, and no other one is."""
+    owner = Path(folder) / "model.safetensors"
+    for name, shape in wanted.items():
+        if name not in weights:
+            raise ValueError(f"{owner}: {name} is missing; config.json asks for it, of shape {list(shape)}")
+        if tuple(weights[name].shape) != shape:
+            raise ValueError(f"{owner}: {name} has shape {list(weights[name].shape)}; config.json asks for {list(shape)}")
+        if not weights[name].is_floating_point():
+            raise ValueError(f"{owner}: {name} is {weights[name].dtype}; weights are float32")
+    for name in weights:
+        if name not in wanted:
+            raise ValueError(f"{owner}: {name} is not a tensor of this model; config.json asks for none of that name")
+    for name, x in weights.items():
+        weights[name] = x.float()

@@ -1,0 +1,149 @@
+"""The Sparse Transformer (sections 5.2 to 5.6): bytes -> embedding -> N residual blocks -> norm -> logits.
+
+    H_0 = embed(X, W_e)                      a(H) = dropout(attention(norm(H)))
+    H_k = H_(k-1) + resblock(H_(k-1))        b(H) = dropout(ff(norm(H + a(H))))
+    y = softmax(norm(H_N) W_out)             resblock(H) = a(H) + b(H)
+
+Shapes: bytes [batch, n]; H [batch, n, width]; logits [batch, n, 256], those at t for byte t, from the bytes before it.
+"""
+
+from functools import partial
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from longstride.model import pretrained
+from longstride.model.attention import Attention
+from longstride.model.config import ModelConfig
+from longstride.model.embedding import BYTES, Embedding
+from longstride.model.layers import Linear, Norm, gelu
+from longstride.model.loss import logits, nats
+
+SCALE = 0.125
+
+
+class FeedForward(nn.Module):
+    """ff(x) = W_2 f(W_1 x + b_1) + b_2"""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.inner = Linear(config.width, config.ff_width)
+        self.outer = Linear(config.ff_width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(gelu(self.inner(x)))
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, config: ModelConfig, block: int) -> None:
+        super().__init__()
+        self.norm_attention = Norm(config.width)
+        self.attention = Attention(config, block)
+        self.norm_ff = Norm(config.width)
+        self.ff = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, h: Tensor) -> Tensor:
+        a = self.dropout(self.attention(self.norm_attention(h)))
+        b = self.dropout(self.ff(self.norm_ff(h + a)))
+        return a + b
+
+
+class SparseTransformer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config)
+        self.blocks = nn.ModuleList(ResidualBlock(config, block) for block in range(config.layers))
+        self.norm = Norm(config.width)
+        self.output = Linear(config.width, BYTES, bias=False)
+        self.initialise()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of every byte, float32. For a long sequence `nats` takes far less memory."""
+        return logits(self.hidden(tokens), self.output.weight)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """norm(H_N)"""
+        self._check(tokens)
+        h = self.embedding(tokens).to(getattr(torch, self.config.precision))
+        recompute = self.config.recompute != "off" and torch.is_grad_enabled()
+        for block in self.blocks:
+            h = h + (self._recomputed(block, h) if recompute else block(h))
+        return self.norm(h)
+
+    def nats(self, tokens: Tensor) -> Tensor:
+        """-log p of every byte given those before it, float32 [batch, n]."""
+        return nats(self.hidden(tokens), self.output.weight, tokens, self.config.chunk)
+
+    def loss(self, tokens: Tensor) -> Tensor:
+        """The mean of `nats`; divided by log(2) it is bits per byte."""
+        return self.nats(tokens).mean()
+
+    def _recomputed(self, block: nn.Module, h: Tensor) -> Any:
+        """Keeps h alone and computes the block again for the gradient, with the same dropout."""
+        contexts: dict[str, Any] = {}
+        if self.config.recompute == "selective":
+            contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
+        return checkpoint(block, h, use_reentrant=False, **contexts)
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Section 6: normal weights by fan-in, W_2 and W_p smaller by sqrt(2N), biases and the output 0, norms 1."""
+        width, dimensions = self.config.width, len(self.embedding.position)
+        nn.init.normal_(self.embedding.token.weight, std=self._deviation(width))
+        nn.init.normal_(self.embedding.start, std=self._deviation(width))
+        for table in self.embedding.position.values():
+            assert isinstance(table, nn.Embedding)
+            nn.init.normal_(table.weight, std=self._deviation(width * dimensions))
+        for block in self.blocks:
+            assert isinstance(block, ResidualBlock)
+            for linear in (block.attention.query_key_value, block.attention.project, block.ff.inner, block.ff.outer):
+                nn.init.normal_(linear.weight, std=self._deviation(linear.in_features))
+                nn.init.zeros_(linear.bias)
+            for linear in (block.attention.project, block.ff.outer):
+                linear.weight /= sqrt(2 * self.config.layers)
+        nn.init.zeros_(self.output.weight)
+        for module in self.modules():
+            if isinstance(module, Norm):
+                module.reset_parameters()
+
+    def _deviation(self, fan_in: int) -> float:
+        return SCALE / sqrt(fan_in) if self.config.init == "paper" else sqrt(SCALE / fan_in)
+
+    def parameter_count(self) -> int:
+        """All that is learned: embeddings, blocks, norms and output, each once, as the paper counts."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """config.json and model.safetensors, which `from_pretrained` reads."""
+        pretrained.save(folder, self.config, self.state_dict())
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **changes: Any) -> "SparseTransformer":
+        """A model as it was saved. `changes` are fields of the config that leave the weights as they are, as precision."""
+        config, weights = pretrained.load(folder, changes)
+        with torch.device("meta"):
+            model = cls(config)
+        pretrained.check(folder, {name: tuple(x.shape) for name, x in model.state_dict().items()}, weights)
+        model.load_state_dict(weights, assign=True)
+        return model
+
+    def _check(self, tokens: Tensor) -> None:
+        if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ValueError(
+                f"SparseTransformer: bytes must be whole numbers [batch, n], got {tokens.dtype} {list(tokens.shape)}"
+            )
+        if not 1 <= tokens.shape[1] <= self.config.context:
+            raise ValueError(
+                f"SparseTransformer: n must be from 1 to context = {self.config.context:,}, got {tokens.shape[1]:,}"
+            )
+
+
+def _keep_attention(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    ours = getattr(operator, "namespace", "") == "longstride"
+    return CheckpointPolicy.MUST_SAVE if ours else CheckpointPolicy.PREFER_RECOMPUTE

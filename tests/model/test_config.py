@@ -1,0 +1,53 @@
+import pytest
+
+from longstride.model import ModelConfig
+from tests.model.small import config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "heads = 3 does not divide width = 16; it must"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"width": 16.0}, "width must be a whole number"),
+        ({"context": True}, "context must be a whole number"),
+        ({"qk_ratio": 0.3}, r"qk_ratio = 0.3 makes 4.8 of width = 16, which must be a multiple of heads = 2"),
+        ({"ff_ratio": 0.03}, "ff_ratio = 0.03 makes 0.48 of width = 16, which must be a whole number from 1 on"),
+        ({"ff_ratio": "4"}, "ff_ratio must be a number, got '4'"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
+        ({"pattern": "lokal(4)"}, "config: pattern 'lokal"),
+        ({"pattern": "merged(fixed(4, 8))"}, "config: .*c"),
+        ({"pattern": None}, "pattern must be text, got None"),
+        ({"embedding": "image(2, 2, 3)"}, "config: embedding .* has 12 bytes and context is 24"),
+        ({"init": "papers"}, "init must be one of paper, release, got 'papers'"),
+        ({"precision": "half"}, "precision must be one of float32, bfloat16, float16, got 'half'"),
+        ({"recompute": True}, "recompute must be one of off, on, selective, got True"),
+    ],
+)
+def test_a_wrong_config_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_blocks_take_patterns_in_turn():
+    made = config(pattern="3*local(4) + column(4)")
+    assert [made.patterns(block) for block in range(5)] == [*made.cycle, made.cycle[0]]
+
+
+def test_json_reads_back():
+    made = config(dropout=0.1, qk_ratio=0.5)
+    assert ModelConfig.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "a.json is not JSON"),
+        ("[1]", "a.json must hold an object with the config's fields, got list"),
+        ('{"layer": 3}', "a.json: there is no field 'layer'; did you mean 'layers'?"),
+        ('{"layers": 3}', "a.json: width, heads, context, pattern, embedding must be given"),
+    ],
+)
+def test_json_errors(text, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        ModelConfig.from_json(text, "a.json")

@@ -1,0 +1,73 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from longstride.model import SparseTransformer
+from tests.model.small import model, some_bytes
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model(dropout=0.1).save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_a_model_comes_back(folder):
+    first = model(dropout=0.1)
+    second = SparseTransformer.from_pretrained(folder)
+    assert second.config == first.config
+    tokens = some_bytes()
+    assert torch.equal(first.eval()(tokens), second.eval()(tokens))
+    assert all(parameter.requires_grad for parameter in second.parameters())
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_what_leaves_the_weights_alone_can_be_changed(folder):
+    changed = SparseTransformer.from_pretrained(folder, precision="bfloat16", recompute="on", dropout=0.0, chunk=4)
+    assert (changed.config.precision, changed.config.recompute, changed.config.chunk) == ("bfloat16", "on", 4)
+    with pytest.raises(ValueError, match="layers cannot be changed, only dropout, precision, recompute, chunk"):
+        SparseTransformer.from_pretrained(folder, layers=4)
+
+
+def broken(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop("norm.weight"), r"norm.weight is missing; config.json asks for it, of shape \[16\]"),
+        (
+            lambda w: w.update({"norm.weight": torch.zeros(3)}),
+            r"norm.weight has shape \[3\]; config.json asks for \[16\]",
+        ),
+        (lambda w: w.update({"other": torch.zeros(3)}), "other is not a tensor of this model"),
+        (lambda w: w.update({"norm.weight": torch.zeros(16, dtype=torch.int64)}), "norm.weight is torch.int64"),
+    ],
+)
+def test_tensors_are_checked(folder, change, message):
+    broken(folder, change)
+    with pytest.raises(ValueError, match=message):
+        SparseTransformer.from_pretrained(folder)
+
+
+def test_files_are_checked(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"is no saved model: it has no config.json"):
+        SparseTransformer.from_pretrained(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"layer": 1}))
+    with pytest.raises(ValueError, match=r"config.json: there is no field 'layer'; did you mean 'layers'\?"):
+        SparseTransformer.from_pretrained(folder)
+    model().save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"not what it should be")
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be read"):
+        SparseTransformer.from_pretrained(folder)
+
+
+def test_nothing_is_unpickled(folder, tmp_path):
+    torch.save({"norm.weight": torch.zeros(16)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be read"):
+        SparseTransformer.from_pretrained(folder)
