@@ -9,6 +9,9 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Tests are small and run side by side: more threads would only wait for each other.
+torch.set_num_threads(1)
+
 # Nor do the settings count that somebody has saved for the GPU at hand; empty stands for no file.
 os.environ["LONGSTRIDE_SETTINGS"] = ""
 

@@ -1,6 +1,8 @@
 """Arguments that are looked at before they are used."""
 
+import difflib
 import operator
+from collections.abc import Iterable
 
 MOST = 2**62  # Positions are 64-bit integers on a device.
 
@@ -18,3 +20,10 @@ def whole_number(owner: str, name: str, value: object, least: int) -> int:
     if number > MOST:
         raise ValueError(f"{owner}: {name} must be at most 2 ** 62, got {number}")
     return number
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """What was probably meant, or what there is."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(known)}"

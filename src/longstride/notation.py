@@ -11,12 +11,12 @@ pattern reads back as the same pattern. The text is never executed: it may hold 
 """
 
 import ast
-import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from longstride import patterns
+from longstride.checks import suggest
 from longstride.patterns import Pattern
 
 
@@ -37,6 +37,7 @@ _CALLS: dict[str, Callable[..., Pattern | tuple[Pattern, ...]]] = {
     "grid": patterns.grid,
     "merged": merged,
 }
+NAMES = tuple(_CALLS)
 
 
 @lru_cache(maxsize=1024)
@@ -65,9 +66,7 @@ def _heads(node: ast.expr, text: str) -> tuple[Pattern, ...]:
         raise ValueError(f"pattern {text!r}: cannot read {ast.unparse(node)!r}; write it like 'local(128) | column(128)'")
     name = node.func.id.lower()
     if name not in _CALLS:
-        near = difflib.get_close_matches(name, _CALLS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(_CALLS)}"
-        raise ValueError(f"pattern {text!r}: there is no pattern {node.func.id!r}; {hint}")
+        raise ValueError(f"pattern {text!r}: there is no pattern {node.func.id!r}; {suggest(name, _CALLS)}")
     call = _CALLS[name]
     if call is merged:
         if node.keywords:

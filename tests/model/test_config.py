@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from longstride.model import ModelConfig
@@ -7,7 +8,7 @@ from tests.model.small import config
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "heads = 3 does not divide width = 16; it must"),
+        ({"heads": 3}, "heads = 3 does not divide width = 16; these do: 1, 2, 4, 8, 16"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"width": 16.0}, "width must be a whole number"),
         ({"context": True}, "context must be a whole number"),
@@ -15,18 +16,30 @@ from tests.model.small import config
         ({"ff_ratio": 0.03}, "ff_ratio = 0.03 makes 0.48 of width = 16, which must be a whole number from 1 on"),
         ({"ff_ratio": "4"}, "ff_ratio must be a number, got '4'"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
-        ({"pattern": "lokal(4)"}, "config: pattern 'lokal"),
-        ({"pattern": "merged(fixed(4, 8))"}, "config: .*c"),
+        ({"pattern": "lokal(4)"}, r"config: pattern 'lokal\(4\)': there is no 'lokal'; did you mean 'local'\?"),
+        ({"pattern": "merged(fixed(4, 8))"}, r"config: pattern 'merged\(fixed\(4, 8\)\)': .*c = 8"),
         ({"pattern": None}, "pattern must be text, got None"),
         ({"embedding": "image(2, 2, 3)"}, "config: embedding .* has 12 bytes and context is 24"),
         ({"init": "papers"}, "init must be one of paper, release, got 'papers'"),
-        ({"precision": "half"}, "precision must be one of float32, bfloat16, float16, got 'half'"),
+        ({"precision": "half"}, "precision must be one of float32, bfloat16, float16, float64, got 'half'"),
         ({"recompute": True}, "recompute must be one of off, on, selective, got True"),
     ],
 )
 def test_a_wrong_config_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         config(**changes)
+
+
+def test_ratios_are_taken_as_they_are_meant():
+    """200 * 1.1 is not quite 220 in floating point."""
+    assert config(width=200, ff_ratio=1.1).ff_width == 220
+    assert config(width=200, heads=1, qk_ratio=0.7).qk_width == 140
+
+
+def test_numbers_of_other_libraries_become_plain_ones():
+    made = config(layers=np.int64(3))
+    assert type(made.layers) is int
+    assert ModelConfig.from_json(made.to_json()) == made
 
 
 def test_blocks_take_patterns_in_turn():
@@ -45,6 +58,7 @@ def test_json_reads_back():
         ("{", "a.json is not JSON"),
         ("[1]", "a.json must hold an object with the config's fields, got list"),
         ('{"layer": 3}', "a.json: there is no field 'layer'; did you mean 'layers'?"),
+        (config().to_json().replace('"heads": 2', '"heads": 3'), "a.json: heads = 3 does not divide"),
         ('{"layers": 3}', "a.json: width, heads, context, pattern, embedding must be given"),
     ],
 )

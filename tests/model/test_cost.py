@@ -48,3 +48,18 @@ def test_a_step_costs_more_in_every_way_with_more_of_it():
     assert small.flops < large.flops
     assert small.memory < large.memory
     assert cost(config(), batch=2).flops == 2 * small.flops
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_step_of_enwik8_fits_into_six_gibibytes():
+    """Eight sequences of 12,288 bytes, with the optimizer; and what was reckoned is about what it takes."""
+    made = SparseTransformer(preset("enwik8")).cuda()
+    optimizer = torch.optim.AdamW(made.parameters(), fused=True)
+    tokens = torch.randint(256, (8, 12_288), device="cuda")
+    for _ in range(2):
+        made.loss(tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    peak = torch.cuda.max_memory_allocated()
+    assert peak <= 6 * 2**30
+    assert cost(made.config, batch=8).memory == pytest.approx(peak, rel=0.2)

@@ -30,6 +30,7 @@ def test_an_image_has_rows_columns_and_channels():
         ("matrix 4", "does not read as one"),
         ("sound(3)", "must be matrix"),
         ("matrix(x)", "does not read as one"),
+        ("matrix(width=3)", "does not read as one"),
     ],
 )
 def test_errors(text, message):

@@ -47,6 +47,10 @@ def broken(folder, change):
         ),
         (lambda w: w.update({"other": torch.zeros(3)}), "other is not a tensor of this model"),
         (lambda w: w.update({"norm.weight": torch.zeros(16, dtype=torch.int64)}), "norm.weight is torch.int64"),
+        (
+            lambda w: w.update({"norm.weight": torch.zeros(16).half()}),
+            "norm.weight is torch.float16; weights must be float32",
+        ),
     ],
 )
 def test_tensors_are_checked(folder, change, message):

@@ -3,37 +3,46 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from longstride import attend
 from longstride.model import PRESETS, SparseTransformer, preset, transformer
-from longstride.model.layers import gelu
+from longstride.model.layers import Norm, gelu
+from longstride.patterns import Dilated
 from tests.attention.error_rule import Ran
 from tests.model.small import config, model, some_bytes
 
 
-def test_the_equations():
-    """H_k = H_(k-1) + a + b, written out."""
-    made = model(qk_ratio=0.5, ff_ratio=2.0, pattern="heads(local(4), column(4))")
+def written_out(made, tokens, dtype, dropout=0.0):
+    """The equations, with plain functions and masks, every tensor of one dtype."""
+    weights = {name: x.to(dtype) for name, x in made.named_parameters()}
+    linear = {name[:-7]: (x, weights.get(f"{name[:-7]}.bias")) for name, x in weights.items() if name.endswith(".weight")}
+    width = made.config.width
+    h = made.embedding(tokens).to(dtype)
+    for index, block in enumerate(made.blocks):
+        here = f"blocks.{index}."
+        x = F.layer_norm(h, (width,), *linear[f"{here}norm_attention"], 1e-5)
+        parts = F.linear(x, *linear[f"{here}attention.query_key_value"]).split(block.attention.sizes, -1)
+        q, k, v = (part.unflatten(-1, (made.config.heads, -1)).transpose(1, 2) for part in parts)
+        mask = torch.stack([pattern.mask(tokens.shape[1]) for pattern in block.attention.patterns])
+        scores = (q @ k.transpose(-1, -2) / sqrt(q.shape[-1])).masked_fill(~mask, -torch.inf)
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        a = F.dropout(F.linear(mixed, *linear[f"{here}attention.project"]), dropout)
+        x = F.layer_norm(h + a, (width,), *linear[f"{here}norm_ff"], 1e-5)
+        inner = F.linear(x, *linear[f"{here}ff.inner"])
+        b = F.dropout(F.linear(inner * torch.sigmoid(1.702 * inner), *linear[f"{here}ff.outer"]), dropout)
+        h = h + (a + b)
+    return F.linear(F.layer_norm(h, (width,), *linear["norm"], 1e-5), weights["output.weight"])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_equations(dropout):
+    made = model(qk_ratio=0.5, ff_ratio=2.0, pattern="heads(local(4), column(4))", dropout=dropout, precision="float64")
     tokens = some_bytes()
-    h = made.embedding(tokens)
-    for block in made.blocks:
-        x = norm(block.norm_attention, h)
-        weight, bias = block.attention.query_key_value.weight, block.attention.query_key_value.bias
-        q, k, v = (part.view(2, 24, 2, -1).transpose(1, 2) for part in (x @ weight.T + bias).split([8, 8, 16], -1))
-        mixed = attend(q, k, v, block.attention.patterns, impl="reference").transpose(1, 2).reshape(2, 24, 16)
-        a = mixed @ block.attention.project.weight.T + block.attention.project.bias
-        x = norm(block.norm_ff, h + a)
-        inner = x @ block.ff.inner.weight.T + block.ff.inner.bias
-        b = (inner * torch.sigmoid(1.702 * inner)) @ block.ff.outer.weight.T + block.ff.outer.bias
-        h = h + a + b
-    torch.testing.assert_close(made.hidden(tokens), norm(made.norm, h))
-    torch.testing.assert_close(made(tokens), norm(made.norm, h) @ made.output.weight.T)
-
-
-def norm(module, x):
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * module.weight + module.bias
+    torch.manual_seed(5)
+    ours = made(tokens)
+    torch.manual_seed(5)
+    torch.testing.assert_close(ours, written_out(made, tokens, torch.float64, dropout), rtol=1e-9, atol=1e-9)
 
 
 def test_gelu():
@@ -41,26 +50,32 @@ def test_gelu():
     assert torch.equal(gelu(x), x * torch.sigmoid(1.702 * x))
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [*PRESETS, "text-small-dense"])
 def test_the_future_changes_nothing(name):
     """Byte t shows from the prediction of t + 1 on and nowhere before, with the preset's patterns at a smaller size."""
     full = preset(name)
+    stride = max(
+        leaf.step if isinstance(leaf, Dilated) else leaf.l
+        for leaf in full.patterns(0)[0].leaves + full.patterns(1)[0].leaves
+    )
+    n = 2 * stride + 44
     made = model(
         heads=full.heads,
-        width=4 * full.heads,
-        layers=2 * len(full.cycle),
-        context=512,
+        width=2 * full.heads,
+        layers=len(full.cycle),
+        context=n,
         pattern=full.pattern,
         embedding="matrix(32)",
+        precision=full.precision,
     )
-    tokens = some_bytes(1, 300)
-    before = made(tokens)
-    for t in (0, 1, 130, 299):
+    tokens = some_bytes(1, n)
+    before = made.hidden(tokens)
+    for t in (0, stride + 1, n - 1):
         changed = tokens.clone()
         changed[0, t] ^= 1
-        after = made(changed)
+        after = made.hidden(changed)
         assert torch.equal(before[:, : t + 1], after[:, : t + 1])
-        if t + 1 < 300:
+        if t + 1 < n:
             assert not torch.equal(before[:, t + 1], after[:, t + 1])
 
 
@@ -113,39 +128,18 @@ def test_recomputation_changes_nothing(recompute):
     assert all(torch.equal(plain, again) for plain, again in zip(*found))
 
 
-def test_recomputation_keeps_less():
-    kept = {}
-    for how in ("off", "selective", "on"):
-        made = model(recompute=how, layers=8, width=32)
-        before = made.embedding(some_bytes()).untyped_storage().nbytes()
-        count = 0
-
-        def pack(x):
-            nonlocal count
-            count += x.untyped_storage().nbytes()
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            made.hidden(some_bytes())
-        kept[how] = count / before
-    assert kept["on"] < kept["off"] / 4
-    assert kept["selective"] < kept["off"] / 2
-
-
-def test_selective_recomputation_does_not_attend_again():
+def test_what_is_computed_again():
     ran = {}
-    for how in ("on", "selective"):
+    for how in ("off", "on", "selective"):
         loss = model(recompute=how).loss(some_bytes())
         with Ran() as during_backward:
             loss.backward()
-        ran[how] = "longstride.blocked_forward" in during_backward.ops
-    assert ran == {"on": True, "selective": False}
+        ran[how] = [name in during_backward.ops for name in ("aten.addmm", "longstride.blocked_forward")]
+    assert ran == {"off": [False, False], "on": [True, True], "selective": [True, False]}
 
 
-def test_dropout_is_at_the_end_of_each_addition_alone():
+def test_dropout_is_for_training():
     made = model(dropout=0.5, layers=1)
-    drops = [name for name, module in made.named_modules() if isinstance(module, nn.Dropout)]
-    assert drops == ["blocks.0.dropout"]
     tokens = some_bytes()
     assert not torch.equal(made(tokens), made(tokens))
     made.eval()
@@ -154,16 +148,33 @@ def test_dropout_is_at_the_end_of_each_addition_alone():
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_is_within_the_rule(precision):
-    """At most twice as far from float32 as the same network with every tensor cast and plain modules."""
+    """At most twice as far from float64 as the equations with every tensor of that precision: logits, and every gradient."""
     tokens = some_bytes()
-    exact = model()(tokens)
-    ours = model(precision=precision)(tokens)
-    plain = model().to(getattr(torch, precision))
-    plain.config.__dict__["precision"] = precision
-    theirs = plain(tokens)
-    assert ours.dtype == torch.float32
-    allowed = 2 * (theirs.float() - exact).abs().max() + torch.finfo(getattr(torch, precision)).eps * exact.abs().max()
-    assert (ours - exact).abs().max() <= allowed
+    exact, ours, plain = (
+        model(layers=6, width=64, precision=one) for one in ("float64", precision, "float32")
+    )  # fmt: skip
+    found = []
+    for made, logits in (
+        (exact, written_out(exact, tokens, torch.float64)),
+        (ours, ours(tokens)),
+        (plain, written_out(plain, tokens, getattr(torch, precision))),
+    ):
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        gradients = torch.autograd.grad(loss, list(made.parameters()))
+        found.append([x.double() for x in (logits, *gradients)])
+    names = ["logits", *(name for name, _ in exact.named_parameters())]
+    for name, true, our, theirs in zip(names, *found):
+        assert (our - true).norm() <= 2 * (theirs - true).norm(), name
+
+
+def test_norms_keep_their_weights_whole():
+    """A weight that bfloat16 would round to 1 still counts: the results are rounded, and nothing before them."""
+    norm, x = Norm(4096), torch.randn(4096).bfloat16()
+    nn.init.constant_(norm.weight, 1 + 2**-9)
+    found = norm(x)
+    assert found.dtype == torch.bfloat16
+    exact = F.layer_norm(x.double(), (4096,))
+    assert ((found.double() / exact).mean() - 1 - 2**-9).abs() < 2**-11
 
 
 def test_weights_and_their_gradients_are_float32():
@@ -177,15 +188,17 @@ def test_weights_and_their_gradients_are_float32():
 DEPTHS = [16, 128, pytest.param(512, marks=pytest.mark.slow)]
 
 
-def deep(layers):
-    return model(layers=layers, width=32, pattern="dense()", init="release")
+def deep(layers, init):
+    return model(layers=layers, width=32, pattern="dense()", init=init)
 
 
-def test_depth_leaves_activations_alone():
+@pytest.mark.parametrize("init", ["paper", "release"])
+@pytest.mark.parametrize("depths", [(16, 128), pytest.param((16, 128, 512), marks=pytest.mark.slow)])
+def test_depth_leaves_activations_alone(depths, init):
     sizes = []
     with torch.no_grad():
-        for layers in (16, 128, 512):
-            made = deep(layers)
+        for layers in depths:
+            made = deep(layers, init)
             h = made.embedding(some_bytes())
             for block in made.blocks:
                 h = h + block(h)
@@ -193,32 +206,39 @@ def test_depth_leaves_activations_alone():
     assert max(sizes) < 1.5 * min(sizes)
 
 
+@pytest.mark.parametrize("init", ["paper", "release"])
 @pytest.mark.parametrize("layers", DEPTHS)
-def test_every_layer_gets_a_gradient_of_the_same_order(layers):
-    made = deep(layers)
-    made.loss(some_bytes()).backward()
+def test_every_layer_gets_a_gradient_of_the_same_order(layers, init):
+    """Also of the same order as in a network of four layers: W_p's and W_2's, as what follows them is as large there."""
+    shallow, made = deep(4, init), deep(layers, init)
+    for one in (shallow, made):
+        one.loss(some_bytes()).backward()
     for name in ("attention.query_key_value", "attention.project", "ff.inner", "ff.outer"):
         sizes = [block.get_submodule(name).weight.grad.norm().item() for block in made.blocks]
-        assert 0 < max(sizes) < 10 * min(sizes), name
+        assert 0 < max(sizes) < 4 * min(sizes), name
+        if name in ("attention.project", "ff.outer"):
+            few = shallow.blocks[0].get_submodule(name).weight.grad.norm().item()
+            assert few / 4 < max(sizes) < 4 * few, name
 
 
-@pytest.mark.parametrize("layers", DEPTHS)
+@pytest.mark.parametrize(
+    "layers", [16, pytest.param(128, marks=pytest.mark.slow), pytest.param(512, marks=pytest.mark.slow)]
+)
 def test_deep_networks_train(layers):
-    """Eight bytes of 256: a few steps are enough to see it, at any depth and with one learning rate."""
-    made = model(layers=layers, width=32, pattern="dense()", output=False)
-    tokens = some_bytes(8) % 8
-    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+    """Two symbols of four, over and over: which comes next only attention knows, as a slot carries the other one."""
+    made = model(layers=layers, width=32, context=12, pattern="local(2)", output=False)
+    generator = torch.Generator().manual_seed(3)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=5e-3)
     bits = []
-    for _ in range(6):
-        loss = made.loss(tokens)
+    for _ in range(90 if layers == 16 else 120):
+        loss = made.loss(torch.randint(4, (32, 2), generator=generator).repeat(1, 6))
         bits.append(loss.item() / log(2))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(made.parameters(), 1.0)
         optimizer.step()
     assert bits[0] == pytest.approx(8)
-    assert bits == sorted(bits, reverse=True)
-    assert bits[-1] < 5.5
+    assert sum(bits[-5:]) / 5 < 1.5  # 2 without attention
 
 
 @pytest.mark.parametrize(
@@ -227,6 +247,9 @@ def test_deep_networks_train(layers):
         (torch.zeros(3, dtype=torch.long), r"must be whole numbers \[batch, n\], got torch.int64 \[3\]"),
         (torch.zeros(1, 3), "must be whole numbers"),
         (torch.zeros(1, 25, dtype=torch.long), "n must be from 1 to context = 24, got 25"),
+        (torch.zeros(1, 3, dtype=torch.complex64), "must be whole numbers"),
+        (torch.full((1, 3), -100), "bytes must be 0 to 255, got -100 to -100"),
+        (torch.full((1, 3), 256), "bytes must be 0 to 255, got 256 to 256"),
         (torch.zeros(1, 0, dtype=torch.long), "n must be from 1 to context = 24, got 0"),
     ],
 )

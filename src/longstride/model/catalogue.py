@@ -13,11 +13,11 @@ def show(dense: bool = False, console: Console | None = None) -> None:
     console = console or Console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("preset", no_wrap=True)
-    table.add_column("million\nweights", justify="right")
-    table.add_column("context", justify="right")
-    table.add_column("pattern", no_wrap=True)
-    table.add_column("step\nTFLOP", justify="right")
-    table.add_column("step\nGiB", justify="right")
+    table.add_column("million\nweights", justify="right", no_wrap=True)
+    table.add_column("context", justify="right", no_wrap=True)
+    table.add_column("pattern", overflow="fold")
+    for unit in ("TFLOP", "GiB"):
+        table.add_column(f"step\n{unit}", justify="right", no_wrap=True)
     for name in PRESETS:
         table.add_row(*_row(name, preset(name)))
         if dense:
@@ -39,6 +39,6 @@ def _row(name: str, config: ModelConfig) -> list[str]:
         f"{found.parameters / 1e6:.1f}",
         f"{config.context:,}",
         config.pattern,
-        f"{found.flops / 1e12:.2f}",
+        f"{found.flops / 1e12:,.2f}" if found.flops < 1e14 else f"{found.flops / 1e12:,.0f}",
         f"{found.memory / 2**30:.1f}",
     ]

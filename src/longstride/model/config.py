@@ -1,17 +1,17 @@
 """ModelConfig: a network, complete and checked."""
 
-import difflib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal
 
-from longstride.checks import whole_number
+from longstride.checks import suggest, whole_number
 from longstride.model.placement import Heads, place
 from longstride.model.positions import Positions, positions
 
+ROUNDING = 1e-6
 CHOICES = {
     "init": ("paper", "release"),
-    "precision": ("float32", "bfloat16", "float16"),
+    "precision": ("float32", "bfloat16", "float16", "float64"),
     "recompute": ("off", "on", "selective"),
 }
 
@@ -36,10 +36,11 @@ class ModelConfig:
     """The size of the feed-forward network's inner layer, as a multiple of the width: 2.0 is the paper's half size."""
     dropout: float = 0.0
     """At the end of each residual addition, and nowhere else."""
-    init: Literal["paper", "release"] = "paper"
-    """Standard deviation of the weights: 0.125 / sqrt(d_in) as the paper writes it, or the release's sqrt(0.125 / d_in)."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What activations are; weights are float32, and so is the arithmetic of softmax, norms and loss."""
+    init: Literal["paper", "release"] = "release"
+    """Standard deviation of the weights: 0.125 / sqrt(d_in), as the paper's words read, or sqrt(0.125 / d_in), which its
+    authors' release has and which learns faster (docs/log.md)."""
+    precision: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """What activations are. Weights are float32, and so is the arithmetic of softmax, norms, logits and loss."""
     recompute: Literal["off", "on", "selective"] = "off"
     """Whether blocks are computed again in the backward pass instead of kept; selective: all but the attention itself."""
     chunk: int = 8192
@@ -47,7 +48,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "context", "chunk"):
-            whole_number("config", name, getattr(self, name), 1)
+            object.__setattr__(self, name, whole_number("config", name, getattr(self, name), 1))
         for name in ("qk_ratio", "ff_ratio", "dropout"):
             if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
                 raise ValueError(f"config: {name} must be a number, got {getattr(self, name)!r}")
@@ -58,10 +59,11 @@ class ModelConfig:
             if getattr(self, name) not in choices:
                 raise ValueError(f"config: {name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.width % self.heads:
-            raise ValueError(f"config: heads = {self.heads} does not divide width = {self.width}; it must")
+            divisors = ", ".join(str(count) for count in range(1, self.width + 1) if self.width % count == 0)
+            raise ValueError(f"config: heads = {self.heads} does not divide width = {self.width}; these do: {divisors}")
         for name, parts in (("qk_ratio", self.heads), ("ff_ratio", 1)):
             size = self.width * getattr(self, name)
-            if size < parts or size % parts:
+            if abs(size - round(size)) > ROUNDING or round(size) < parts or round(size) % parts:
                 raise ValueError(
                     f"config: {name} = {getattr(self, name)} makes {size:g} of width = {self.width}, which must be "
                     + (f"a multiple of heads = {self.heads}" if parts > 1 else "a whole number from 1 on")
@@ -76,11 +78,11 @@ class ModelConfig:
 
     @property
     def qk_width(self) -> int:
-        return int(self.width * self.qk_ratio)
+        return round(self.width * self.qk_ratio)
 
     @property
     def ff_width(self) -> int:
-        return int(self.width * self.ff_ratio)
+        return round(self.width * self.ff_ratio)
 
     @property
     def cycle(self) -> tuple[Heads, ...]:
@@ -110,10 +112,11 @@ class ModelConfig:
         known = {field.name: field for field in fields(cls)}
         for name in given:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(known)}"
-                raise ValueError(f"{owner}: there is no field {name!r}; {hint}")
-        missing = [name for name in ("layers", "width", "heads", "context", "pattern", "embedding") if name not in given]
+                raise ValueError(f"{owner}: there is no field {name!r}; {suggest(name, known)}")
+        missing = [name for name, field in known.items() if field.default is MISSING and name not in given]
         if missing:
             raise ValueError(f"{owner}: {', '.join(missing)} must be given")
-        return cls(**given)
+        try:
+            return cls(**given)
+        except ValueError as error:
+            raise ValueError(f"{owner}: {str(error).removeprefix('config: ')}") from None

@@ -57,9 +57,13 @@ def kept_bytes(config: ModelConfig) -> int:
     block = n * _block_bytes(config)
     attention = n * (size * width + 4 * config.heads)
     kept = {"off": block, "on": size * n * width, "selective": size * n * width + attention}[config.recompute]
-    ends = n * width * (4 + size + 4) + 2 * n * size * width
-    chunk = 3 * 4 * min(config.chunk, n) * BYTES
-    return config.layers * kept + ends + max(chunk, 0 if config.recompute == "off" else block)
+    embedding = 4 * n * width + size * n * width  # float32, and as the blocks take it
+    logits = (
+        min(config.chunk, n) * (3 * BYTES + 3 * width) * 4
+    )  # logits, probabilities and slopes; H_N, its norm, its slopes
+    slopes = 2 * size * n * width  # those of H, before a block and after it
+    fullest = logits if config.recompute == "off" else max(logits, block)
+    return config.layers * kept + embedding + slopes + fullest
 
 
 def _block_bytes(config: ModelConfig) -> int:
@@ -70,7 +74,7 @@ def _block_bytes(config: ModelConfig) -> int:
     mask = 2 * width if config.dropout else 0
     attention = size * (width + wide + width) + 4 * config.heads
     feed_forward = size * (width + width + 3 * config.ff_width)
-    statistics = 2 * 2 * 4
+    statistics = 2 * 2 * 4  # of two norms: mean and deviation
     return casts + mask + attention + feed_forward + statistics + (size * width if size == 4 else 0)
 
 

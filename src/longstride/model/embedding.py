@@ -15,17 +15,17 @@ BYTES = 256
 class Embedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.at = config.positions
+        self.positions = config.positions
         self.token = nn.Embedding(BYTES, config.width)
         self.start = nn.Parameter(torch.empty(config.width))
         self.position = nn.ModuleDict(
-            {name: nn.Embedding(size, config.width) for name, size in zip(self.at.names, self.at.sizes)}
+            {name: nn.Embedding(size, config.width) for name, size in zip(self.positions.names, self.positions.sizes)}
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Bytes [batch, n] -> H_0 [batch, n, width], float32."""
         batch, n = tokens.shape
         shifted = torch.cat([self.start.expand(batch, 1, -1), self.token(tokens[:, :-1].long())], 1)
-        for name, index in zip(self.at.names, self.at.indices(n, tokens.device)):
+        for name, index in zip(self.positions.names, self.positions.indices(n, tokens.device)):
             shifted = shifted + self.position[name](index)
         return shifted

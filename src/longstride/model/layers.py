@@ -9,7 +9,7 @@ EPSILON = 1e-5
 
 
 class Linear(nn.Linear):
-    """Computes in the dtype of what it is given; the products are summed in float32 by the hardware."""
+    """Computes in the dtype of what it is given."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))

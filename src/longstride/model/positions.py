@@ -6,7 +6,7 @@ image(32, 32, 3)    d_data = 3: row, column and channel of each byte of an image
 
 import ast
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,14 +27,7 @@ class Positions(NamedTuple):
 
 @lru_cache(maxsize=256)
 def positions(text: str, context: int) -> Positions:
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-        assert isinstance(node, ast.Call)
-        assert isinstance(node.func, ast.Name)
-        assert not node.keywords
-        name, sizes = node.func.id, [ast.literal_eval(argument) for argument in node.args]
-    except (SyntaxError, ValueError, AssertionError):
-        raise ValueError(f"embedding {text!r} does not read as one; write matrix(128) or image(32, 32, 3)") from None
+    name, sizes = _read(text)
     if name == "matrix" and len(sizes) == 1:
         width = whole_number(f"embedding {text!r}", "the width", sizes[0], 1)
         return Positions(("row", "column"), (-(-context // width), width))
@@ -50,3 +43,14 @@ def positions(text: str, context: int) -> Positions:
             )
         return Positions(names, tuple(sizes))
     raise ValueError(f"embedding {text!r} must be matrix(width) or image(height, width, channels)")
+
+
+def _read(text: str) -> tuple[str, list[Any]]:
+    """The name and the arguments of a call."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+            return node.func.id.lower(), [ast.literal_eval(argument) for argument in node.args]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        pass
+    raise ValueError(f"embedding {text!r} does not read as one; write matrix(128) or image(32, 32, 3)")

@@ -4,10 +4,10 @@ What the paper leaves open is settled as its authors' releases have it: CIFAR-10
 one block of columns to three of rows; enwik8's heads with summary cells of their own.
 """
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
+from longstride.checks import suggest
 from longstride.model.config import ModelConfig
 
 DENSE = "-dense"
@@ -151,8 +151,6 @@ def preset(name: str) -> ModelConfig:
     """The network of that name."""
     plain = name.removesuffix(DENSE)
     if plain not in PRESETS:
-        near = difflib.get_close_matches(plain, PRESETS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(PRESETS)}"
-        raise ValueError(f"there is no preset {name!r}; {hint}")
+        raise ValueError(f"there is no preset {name!r}; {suggest(plain, PRESETS)}")
     config = PRESETS[plain]()
     return config if plain == name else replace(config, pattern="dense()")

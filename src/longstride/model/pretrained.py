@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -11,14 +12,14 @@ from torch import Tensor
 from longstride.atomic import atomic_path
 from longstride.model.config import ModelConfig
 
-FREE = ("dropout", "precision", "recompute", "chunk")
+CHANGEABLE = ("dropout", "precision", "recompute", "chunk")
 """Fields that leave the weights as they are."""
 
 
 def save(folder: str | Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
     folder = Path(folder)
     with atomic_path(folder / "model.safetensors") as path:
-        save_file({name: x.detach().contiguous().cpu() for name, x in weights.items()}, path)
+        save_file({name: x.detach().float().contiguous().cpu() for name, x in weights.items()}, path)
     with atomic_path(folder / "config.json") as path:
         path.write_text(config.to_json())
 
@@ -29,8 +30,8 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
         if not (folder / name).is_file():
             raise ValueError(f"{folder} is no saved model: it has no {name}")
     for name in changes:
-        if name not in FREE:
-            raise ValueError(f"from_pretrained: {name} cannot be changed, only {', '.join(FREE)}")
+        if name not in CHANGEABLE:
+            raise ValueError(f"from_pretrained: {name} cannot be changed, only {', '.join(CHANGEABLE)}")
     config = replace(ModelConfig.from_json((folder / "config.json").read_text(), str(folder / "config.json")), **changes)
     try:
         weights = load_file(folder / "model.safetensors")
@@ -47,10 +48,8 @@ def check(folder: str | Path, wanted: dict[str, tuple[int, ...]], weights: dict[
             raise ValueError(f"{owner}: {name} is missing; config.json asks for it, of shape {list(shape)}")
         if tuple(weights[name].shape) != shape:
             raise ValueError(f"{owner}: {name} has shape {list(weights[name].shape)}; config.json asks for {list(shape)}")
-        if not weights[name].is_floating_point():
-            raise ValueError(f"{owner}: {name} is {weights[name].dtype}; weights are float32")
+        if weights[name].dtype != torch.float32:
+            raise ValueError(f"{owner}: {name} is {weights[name].dtype}; weights must be float32, as they are saved")
     for name in weights:
         if name not in wanted:
             raise ValueError(f"{owner}: {name} is not a tensor of this model; config.json asks for none of that name")
-    for name, x in weights.items():
-        weights[name] = x.float()

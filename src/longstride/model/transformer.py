@@ -21,9 +21,10 @@ from longstride.model.attention import Attention
 from longstride.model.config import ModelConfig
 from longstride.model.embedding import BYTES, Embedding
 from longstride.model.layers import Linear, Norm, gelu
-from longstride.model.loss import logits, nats
+from longstride.model.loss import nats
 
 SCALE = 0.125
+WHOLE_NUMBERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 class FeedForward(nn.Module):
@@ -64,21 +65,25 @@ class SparseTransformer(nn.Module):
         self.initialise()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of every byte, float32. For a long sequence `nats` takes far less memory."""
-        return logits(self.hidden(tokens), self.output.weight)
+        """Logits of every byte. For a long sequence `nats` takes far less memory."""
+        return self.logits(self.hidden(tokens))
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """norm(H_N)"""
+        """H_N"""
         self._check(tokens)
         h = self.embedding(tokens).to(getattr(torch, self.config.precision))
         recompute = self.config.recompute != "off" and torch.is_grad_enabled()
         for block in self.blocks:
             h = h + (self._recomputed(block, h) if recompute else block(h))
-        return self.norm(h)
+        return h
+
+    def logits(self, h: Tensor) -> Tensor:
+        """norm(H_N) W_out, in float32 at least."""
+        return self.output(self.norm(h.to(torch.promote_types(h.dtype, torch.float32))))
 
     def nats(self, tokens: Tensor) -> Tensor:
-        """-log p of every byte given those before it, float32 [batch, n]."""
-        return nats(self.hidden(tokens), self.output.weight, tokens, self.config.chunk)
+        """-log p of every byte given those before it, [batch, n]."""
+        return nats(self.hidden(tokens), self.logits, tokens, self.config.chunk)
 
     def loss(self, tokens: Tensor) -> Tensor:
         """The mean of `nats`; divided by log(2) it is bits per byte."""
@@ -134,7 +139,7 @@ class SparseTransformer(nn.Module):
         return model
 
     def _check(self, tokens: Tensor) -> None:
-        if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        if tokens.dim() != 2 or tokens.dtype not in WHOLE_NUMBERS:
             raise ValueError(
                 f"SparseTransformer: bytes must be whole numbers [batch, n], got {tokens.dtype} {list(tokens.shape)}"
             )
@@ -142,6 +147,9 @@ class SparseTransformer(nn.Module):
             raise ValueError(
                 f"SparseTransformer: n must be from 1 to context = {self.config.context:,}, got {tokens.shape[1]:,}"
             )
+        # On a GPU to look would be to wait for it.
+        if tokens.device.type == "cpu" and tokens.numel() and not 0 <= tokens.min() <= tokens.max() < BYTES:
+            raise ValueError(f"SparseTransformer: bytes must be 0 to 255, got {tokens.min()} to {tokens.max()}")
 
 
 def _keep_attention(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
