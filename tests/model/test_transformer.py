@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from longstride.model import PRESETS, SparseTransformer, preset, transformer
-from longstride.model.layers import Norm, gelu
+from longstride.model.layers import Norm
 from longstride.patterns import Dilated
 from tests.attention.error_rule import Ran
 from tests.model.small import config, model, some_bytes
@@ -43,11 +43,6 @@ def test_the_equations(dropout):
     ours = made(tokens)
     torch.manual_seed(5)
     torch.testing.assert_close(ours, written_out(made, tokens, torch.float64, dropout), rtol=1e-9, atol=1e-9)
-
-
-def test_gelu():
-    x = torch.linspace(-4, 4, 9, dtype=torch.float64)
-    assert torch.equal(gelu(x), x * torch.sigmoid(1.702 * x))
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "text-small-dense"])

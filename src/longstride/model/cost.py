@@ -70,12 +70,11 @@ def _block_bytes(config: ModelConfig) -> int:
     """What a block keeps of a position: the inputs of each step that its gradient needs."""
     size = getattr(torch, config.precision).itemsize
     width, wide = config.width, 2 * config.qk_width + config.width
-    casts = 2 * 4 * width if size < 4 else 0  # Norms take a float32 copy.
     mask = 2 * width if config.dropout else 0
     attention = size * (width + wide + width) + 4 * config.heads
-    feed_forward = size * (width + width + 3 * config.ff_width)
+    feed_forward = size * (width + width + 2 * config.ff_width)
     statistics = 2 * 2 * 4  # of two norms: mean and deviation
-    return casts + mask + attention + feed_forward + statistics + (size * width if size == 4 else 0)
+    return mask + size * width + attention + feed_forward + statistics
 
 
 def _pairs(config: ModelConfig) -> list[int]:
