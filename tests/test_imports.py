@@ -12,6 +12,7 @@ ROOT = Path(longstride.__file__).parent
 FLOW = ["version", "checks", "atomic", "patterns", "notation", "attention", "model", "benchmarks", "plots", "doctor", "cli"]
 # Inside attention: the oracle and the fast implementations never import each other, and api joins them.
 BY_LANES = {f"attention.kernels.hopper.{name}" for name in ("lane_boxes", "lane_settings", "pair_slopes")}
+BY_LANES |= {"attention.kernels.settings"}
 ATTENTION = {
     "reference": {"patterns"},
     "tiles": {"patterns"},
@@ -63,8 +64,8 @@ ATTENTION = {
     "kernels/hopper/forward": {"attention.kernels.hopper.ring"},
     "kernels/hopper/backward_dq": {"attention.kernels.hopper.ring", "attention.kernels.hopper.forward"},
     "kernels/hopper/backward_dkv": {"attention.kernels.hopper.ring"},
-    "kernels/hopper/numbers": {"attention.kernels.primitives"},
-    "kernels/hopper/lane_boxes": set(),
+    "kernels/hopper/numbers": {"attention.kernels.backward"},
+    "kernels/hopper/lane_boxes": {"attention.kernels.settings"},
     "kernels/hopper/lane_settings": set(),
     "kernels/hopper/pair_slopes": set(),
     "kernels/hopper/lane_forward": BY_LANES,
@@ -73,6 +74,7 @@ ATTENTION = {
     "kernels/hopper/walk_backward": BY_LANES,
     "kernels/hopper/launch": {
         "attention.kernels.jobs",
+        "attention.kernels.settings",
         "attention.kernels.hopper.backward_dkv",
         "attention.kernels.hopper.backward_dq",
         "attention.kernels.hopper.choice",

@@ -28,14 +28,12 @@ from longstride.attention.kernels.primitives import (
 
 
 @triton.jit
-def backward_mean(
-    gradient, output, mean,
-    gradient_batch, gradient_head, gradient_row, output_batch, output_head, output_row,
-    heads, n, tiles,
+def mean_of_rows(
+    gradient, output, program,
+    gradient_batch, gradient_head, gradient_row, output_batch, output_head, output_row, heads, n, tiles,
     D_V: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """mean = sum over values of do * output, for every query."""
-    program = tl.program_id(0)
+    """mean = sum over values of do * output for a program's queries; with it their head's number, and which are there."""
     head = (program // tiles % heads).to(tl.int64)
     batch = (program // tiles // heads).to(tl.int64)
     row = program % tiles * ROWS + tl.arange(0, ROWS)
@@ -44,8 +42,22 @@ def backward_mean(
     output += batch * output_batch + head * output_head
     slopes = load_rows(gradient, program * 0, row, gradient_row, valid, D_V, WIDTH_V, WIDE, True)
     values = load_rows(output, program * 0, row, output_row, valid, D_V, WIDTH_V, WIDE, True)
-    total = tl.sum(slopes.to(tl.float32) * values.to(tl.float32), 1)
-    tl.store(mean + (batch * heads + head) * n + row, total, mask=valid)
+    return tl.sum(slopes.to(tl.float32) * values.to(tl.float32), 1), batch * heads + head, row, valid
+
+
+@triton.jit
+def backward_mean(
+    gradient, output, mean,
+    gradient_batch, gradient_head, gradient_row, output_batch, output_head, output_row,
+    heads, n, tiles,
+    D_V: tl.constexpr, WIDTH_V: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """mean = sum over values of do * output, for every query."""
+    total, number, row, valid = mean_of_rows(
+        gradient, output, tl.program_id(0), gradient_batch, gradient_head, gradient_row, output_batch, output_head,
+        output_row, heads, n, tiles, D_V, WIDTH_V, WIDE, ROWS,
+    )  # fmt: skip
+    tl.store(mean + number * n + row, total, mask=valid)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from longstride.attention.kernels.forward import forward
 from longstride.attention.kernels.hopper.choice import Kind, choose, copyable, is_hopper
 from longstride.attention.kernels.jobs import Pass, passes
 from longstride.attention.kernels.lanes import lane_backward, lane_forward
-from longstride.attention.kernels.settings import LEAST, LaneLaunch, Launch, gpu, lane_launch, launch
+from longstride.attention.kernels.settings import LaneLaunch, Launch, gpu, lane_launch, launch, padded, processors
 from longstride.patterns import Pattern
 
 LOG2_E = 1 / log(2)
@@ -195,7 +195,7 @@ def _run_lanes(
         "STAGES": sizes.stages,
         **flags,
     }
-    programs = min(total, _processors(q.device) * sizes.per_processor)
+    programs = min(total, processors(q.device) * sizes.per_processor)
     _run(kernel, programs, sizes, q.device, *arguments, tiles, total, *scales, **constants)
 
 
@@ -206,14 +206,9 @@ def _mean(gradient: Tensor, output: Tensor, log_sum_exp: Tensor) -> Tensor:
     _run(
         backward_mean, size * heads * tiles, Launch(MEAN_ROWS, 0, 4, 1), output.device,
         gradient, output, mean, *_strides(gradient), *_strides(output), heads, n, tiles,
-        D_V=output.shape[3], WIDTH_V=_width(output), WIDE=_wide(gradient, output), ROWS=MEAN_ROWS,
+        D_V=output.shape[3], WIDTH_V=padded(output.shape[3]), WIDE=_wide(gradient, output), ROWS=MEAN_ROWS,
     )  # fmt: skip
     return mean
-
-
-@lru_cache(maxsize=16)
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @lru_cache(maxsize=256)
@@ -222,22 +217,22 @@ def _tables(one: Pass, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _sizes(q: Tensor, v: Tensor, one: Pass, kernel: str, summary: bool) -> Launch:
-    return launch(kernel, summary, max(_width(q), _width(v)), q.dtype, one.longest, gpu(q.device))
+    return launch(kernel, summary, max(padded(q.shape[3]), padded(v.shape[3])), q.dtype, one.longest, gpu(q.device))
 
 
 def _whole_lanes(q: Tensor, v: Tensor, one: Pass, backward: bool, later: bool) -> LaneLaunch | None:
     """Settings for whole lanes, where this pass has only such."""
     if one.summary:
         return None
-    return lane_launch(backward, later, _width(q), _width(v), q.dtype, one.longest, gpu(q.device))
+    return lane_launch(backward, later, padded(q.shape[3]), padded(v.shape[3]), q.dtype, one.longest, gpu(q.device))
 
 
 def _dimensions(q: Tensor, v: Tensor) -> dict[str, Any]:
     return {
         "D_QK": q.shape[3],
         "D_V": v.shape[3],
-        "WIDTH_QK": _width(q),
-        "WIDTH_V": _width(v),
+        "WIDTH_QK": padded(q.shape[3]),
+        "WIDTH_V": padded(v.shape[3]),
         # Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen.
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
     }
@@ -254,11 +249,6 @@ def _constants(q: Tensor, v: Tensor, one: Pass, sizes: Launch, cells: bool) -> d
         "SHORT": one.most_exclusions > 0 or (not cells and window <= FEW * min(sizes.rows, sizes.columns)),
         "EXCLUDE": one.most_exclusions,
     }
-
-
-def _width(x: Tensor) -> int:
-    """The power of two that a row of x is padded to."""
-    return max(LEAST, 1 << (x.shape[3] - 1).bit_length())
 
 
 def _strides(x: Tensor) -> tuple[int, int, int]:

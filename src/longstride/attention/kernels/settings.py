@@ -17,7 +17,19 @@ from longstride.attention.kernels.jobs import LANE
 from longstride.attention.kernels.launches import Key, LaneKey, LaneSetting, Launch, Setting, TileKey
 from longstride.attention.kernels.saved import in_force
 
-__all__ = ["LEAST", "Gpu", "LaneLaunch", "Launch", "gpu", "lane_launch", "launch", "shipped", "shipped_lanes", "trial"]
+__all__ = [
+    "Gpu",
+    "LaneLaunch",
+    "Launch",
+    "gpu",
+    "lane_launch",
+    "launch",
+    "padded",
+    "processors",
+    "shipped",
+    "shipped_lanes",
+    "trial",
+]
 
 LEAST = 16
 """The smallest side that a matrix instruction takes."""
@@ -30,6 +42,11 @@ class Gpu(NamedTuple):
     capability: tuple[int, int]
     shared_memory: int
     """The most that a program can have, in bytes."""
+
+
+def padded(d: int) -> int:
+    """The power of two that a row of d numbers is padded to."""
+    return max(LEAST, 1 << (d - 1).bit_length())
 
 
 INTERPRETER = Gpu("Triton's interpreter", (9, 0), LANE_MEMORY)
@@ -46,6 +63,12 @@ def gpu(device: torch.device) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
     memory = int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
     return Gpu(properties.name, (properties.major, properties.minor), memory)
+
+
+@lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    """Multiprocessors; without a GPU a few, so that programs have more than one turn."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def launch(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: int, on: Gpu) -> Launch:

@@ -23,10 +23,10 @@ from longstride.attention.kernels.hopper.lane_boxes import (
     lane_box,
     lane_rows,
     locate,
-    processors,
 )
 from longstride.attention.kernels.hopper.lane_settings import LaneBackward, lane_backward_settings
 from longstride.attention.kernels.hopper.pair_slopes import add_pairs
+from longstride.attention.kernels.settings import processors
 
 MOST_NUMBERS = 64 * 128
 """The most numbers of a lane in one tensor: five such tiles share the memory of a program."""

@@ -5,7 +5,6 @@ A lane is a set of positions at equal distances: first + lane * lane_step + inde
 has past the end of a lane, and leaves it out when it writes. Where n is no multiple of l there are two sets of lanes.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -14,8 +13,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from longstride.attention.kernels.settings import processors
+
 TILE = 64
 """Queries, or keys, that a warpgroup computes at a time."""
+APART = 16
+"""Numbers that stand for the distance of what has no neighbour; the copy engine wants a multiple of 16 bytes there, too."""
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
@@ -44,15 +47,20 @@ def column_lanes(n: int, l: int) -> list[Lanes]:
 def lane_box(x: Tensor, lanes: Lanes, rows: int) -> TensorDescriptor:
     """A view of x [batch, heads, n, d] as lanes, of which a copy takes `rows` positions."""
     batch, heads, _, d = x.shape
-    row = x.stride(2)
+    row = distance(x, 2)
     box = [1, 1, 1, rows, d]
     return TensorDescriptor(
         x[:, :, lanes.first :],
         [batch, heads, lanes.lanes, lanes.length, d],
-        [x.stride(0), x.stride(1), lanes.lane_step * row, lanes.index_step * row, 1],
+        [distance(x, 0), distance(x, 1), lanes.lane_step * row, lanes.index_step * row, 1],
         box,
         gl.NVMMASharedLayout.get_default_for(box, DTYPES[x.dtype]),
     )
+
+
+def distance(x: Tensor, dimension: int) -> int:
+    """The stride; where a dimension has one entry it is any number, and not always one that the copy engine takes."""
+    return x.stride(dimension) if x.shape[dimension] > 1 else APART
 
 
 def lane_rows(lanes: Lanes, most: int) -> int:
@@ -78,11 +86,6 @@ def walking_programs(x: Tensor, per_processor: int, positions: int) -> int:
     if heads_side_by_side(x) and programs > heads:
         programs -= programs % heads
     return min(positions, programs)
-
-
-@lru_cache(maxsize=16)
-def processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @gluon.jit

@@ -25,9 +25,9 @@ from longstride.attention.kernels.hopper.lane_boxes import (
     lane_box,
     lane_rows,
     locate,
-    processors,
 )
 from longstride.attention.kernels.hopper.lane_settings import LaneForward, lane_forward_settings
+from longstride.attention.kernels.settings import processors
 
 LONGEST = 256
 """The most positions of a lane: what a box can have."""

@@ -17,12 +17,13 @@ from longstride.attention.kernels.hopper.backward_dq import hopper_dq
 from longstride.attention.kernels.hopper.choice import TILE, Kind, whole_lanes
 from longstride.attention.kernels.hopper.forward import hopper_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
-from longstride.attention.kernels.hopper.lane_boxes import Lanes, block_lanes, column_lanes, processors
+from longstride.attention.kernels.hopper.lane_boxes import Lanes, block_lanes, column_lanes, distance
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
 from longstride.attention.kernels.hopper.numbers import backward_numbers
 from longstride.attention.kernels.hopper.walk_backward import launch_walk_backward
 from longstride.attention.kernels.hopper.walk_forward import launch_walk_forward
 from longstride.attention.kernels.jobs import Job, Pass
+from longstride.attention.kernels.settings import padded, processors
 
 ROWS = 64
 """Queries of a group of warps."""
@@ -136,12 +137,12 @@ def _numbers(gradient: Tensor, output: Tensor, log_sum_exp: Tensor) -> Tensor:
     It fills with zeros what a box has past n, and a query with zeros adds nothing.
     """
     size, heads, n, d_v = output.shape
-    padded = -(-n // 4) * 4
-    numbers = torch.empty(size * heads, 2, padded, dtype=torch.float32, device=output.device)
+    row_length = -(-n // 4) * 4
+    numbers = torch.empty(size * heads, 2, row_length, dtype=torch.float32, device=output.device)
     tiles = -(-n // NUMBER_ROWS)
     backward_numbers[(size * heads * tiles,)](
-        gradient, output, log_sum_exp, numbers, *gradient.stride()[:3], *output.stride()[:3], heads, n, padded, tiles,
-        D_V=d_v, WIDTH_V=_width(output), ROWS=NUMBER_ROWS,
+        gradient, output, log_sum_exp, numbers, *gradient.stride()[:3], *output.stride()[:3], heads, n, row_length, tiles,
+        D_V=d_v, WIDTH_V=padded(d_v), ROWS=NUMBER_ROWS,
     )  # fmt: skip
     return numbers
 
@@ -168,26 +169,17 @@ def _key_boxes(k: Tensor, v: Tensor, one: Pass) -> list[TensorDescriptor]:
 
 def _lanes(x: Tensor, step: int, rows: int) -> TensorDescriptor:
     shape = [*x.shape[:2], x.shape[2] // step, step, x.shape[3]]
-    strides = [_stride(x, 0), _stride(x, 1), step * _stride(x, 2), _stride(x, 2), 1]
-    return _boxes(x, shape, strides, [1, 1, rows, 1, _width(x)])
+    strides = [distance(x, 0), distance(x, 1), step * distance(x, 2), distance(x, 2), 1]
+    return _boxes(x, shape, strides, [1, 1, rows, 1, padded(x.shape[3])])
 
 
 def _cells(x: Tensor, job: Job) -> TensorDescriptor:
     together = max(1, TILE // job.cells)
     shape = [*x.shape[:2], x.shape[2] // job.block, job.block, x.shape[3]]
-    strides = [_stride(x, 0), _stride(x, 1), job.block * _stride(x, 2), _stride(x, 2), 1]
-    return _boxes(x, shape, strides, [1, 1, together, TILE // together, _width(x)])
+    strides = [distance(x, 0), distance(x, 1), job.block * distance(x, 2), distance(x, 2), 1]
+    return _boxes(x, shape, strides, [1, 1, together, TILE // together, padded(x.shape[3])])
 
 
 def _boxes(x: Tensor, shape: list[int], strides: list[int], box: list[int]) -> Any:
     kind = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}[x.dtype]
     return TensorDescriptor(x, shape, strides, box, gl.NVMMASharedLayout.get_default_for(box, kind))
-
-
-def _stride(x: Tensor, dimension: int) -> int:
-    """Where a dimension has one entry its stride is any number, and not always one that the copy engine takes."""
-    return x.stride(dimension) if x.shape[dimension] > 1 else _width(x)
-
-
-def _width(x: Tensor) -> int:
-    return max(16, 1 << (x.shape[3] - 1).bit_length())

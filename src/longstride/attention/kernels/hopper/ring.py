@@ -35,8 +35,8 @@ class Ring:
         return self.tiles.index(turn % self.stages)
 
     @gluon.jit
-    def release(self, turn, pred=True):
-        mbarrier.arrive(self.empty.index(turn % self.stages), count=1, pred=pred)
+    def release(self, turn):
+        mbarrier.arrive(self.empty.index(turn % self.stages), count=1)
 
     @gluon.jit
     def tile(self, turn):
