@@ -71,6 +71,14 @@ def test_files_are_checked(folder, tmp_path):
         SparseTransformer.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("length", [0, 4, 100, -1])
+def test_a_file_that_was_cut_off(folder, length):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be read"):
+        SparseTransformer.from_pretrained(folder)
+
+
 def test_nothing_is_unpickled(folder, tmp_path):
     torch.save({"norm.weight": torch.zeros(16)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"model.safetensors cannot be read"):
