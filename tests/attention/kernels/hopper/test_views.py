@@ -72,7 +72,8 @@ def test_numbers_of_every_query():
     log_sum_exp = torch.randn(BATCH, HEADS, N + 1)
     log_sum_exp[0, 1, 3] = -torch.inf
     with torch.no_grad():
-        found = launch._numbers(gradient.transpose(1, 2).contiguous().transpose(1, 2), output, log_sum_exp)
+        found = launch._empty_numbers(log_sum_exp)
+        launch._fill_numbers(found, gradient.transpose(1, 2).contiguous().transpose(1, 2), output, log_sum_exp)
     assert found.shape == (BATCH * HEADS, 2, N + 4)
     expected = log_sum_exp.masked_fill(log_sum_exp == -torch.inf, torch.inf)
     assert torch.equal(found[:, 0, : N + 1].view(BATCH, HEADS, N + 1), expected)

@@ -8,8 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from longstride.attention.kernels.hopper.forward import ROWS, TILE, first_key, hide, key_tiles, locate
 from longstride.attention.kernels.hopper.ring import beside, item_of_round, make_ring, rounds
+from longstride.attention.kernels.hopper.tiles import ROWS, TILE, first_key, hide, key_tiles, locate
 
 HALF = gl.constexpr(64)
 """Keys that are computed together: half a tile, so that the products of the next half have registers, too."""
@@ -62,10 +62,11 @@ def begin_pairs(query, slope, key, value, offset: gl.constexpr):
 @gluon.jit
 def slope_pairs(
     scores, weight_slopes, start, is_cell, before, first_row, near, far, inside, own_cells, log_sum_exp, mean, scale,
-    dtype: gl.constexpr, layout: gl.constexpr, OWN: gl.constexpr,
+    dtype: gl.constexpr, layout: gl.constexpr, OWN: gl.constexpr, CELLS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """The slopes of the scores, as an operand."""
-    scores = hide(scores, start, is_cell, before, first_row, near, far, inside, own_cells, OWN, False)
+    if MASKED:
+        scores = hide(scores, start, is_cell, before, first_row, near, far, inside, own_cells, OWN, CELLS, False)
     weights = gl.exp2(scores * scale - log_sum_exp[:, None])
     return gl.convert_layout((weights * (weight_slopes - mean[:, None])).to(dtype), layout)
 
@@ -74,6 +75,7 @@ def slope_pairs(
 def add_pairs(
     scores, weight_slopes, total, query, slope, next_key, next_value, next_offset: gl.constexpr, key, offset: gl.constexpr,
     start, is_cell, before, first_row, near, far, inside, own_cells, log_sum_exp, mean, scale, OWN: gl.constexpr,
+    CELLS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Adds half a tile's pairs, whose products are there; those of the next half are computed meanwhile and returned."""
     sum_layout: gl.constexpr = total.type.layout
@@ -82,7 +84,7 @@ def add_pairs(
     scoring, sloping = begin_pairs(query, slope, next_key, next_value, next_offset)
     operand = slope_pairs(
         scores, weight_slopes, start, is_cell, before, first_row, near, far, inside, own_cells, log_sum_exp, mean, scale,
-        dtype, operand_layout, OWN,
+        dtype, operand_layout, OWN, CELLS, MASKED,
     )  # fmt: skip
     adding = warpgroup_mma(operand, key.slice(offset, HALF), total, is_async=True)
     next_scores, next_slopes = warpgroup_mma_wait(1, deps=(scoring, sloping))
@@ -94,7 +96,7 @@ def add_pairs(
 def sum_tiles(
     half: gl.constexpr, queries, slopes, keys, values, numbers, dq, dq_batch, dq_head, dq_row, items, all_heads, heads,
     lanes, along, lane_shift, step, in_lane, near, far, limit, n, padded, first_cell, own_cells, scale, slope_scale,
-    D_QK: gl.constexpr, OWN: gl.constexpr, WINDOW: gl.constexpr, LATER: gl.constexpr,
+    D_QK: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, WINDOW: gl.constexpr, LATER: gl.constexpr,
 ):  # fmt: skip
     """A consumer, for one half of a tile's rows."""
     dtype: gl.constexpr = keys.tiles.dtype
@@ -129,16 +131,18 @@ def sum_tiles(
         pairs = begin_pairs(query, slope, keys.wait_full(count), values.tile(count), 0)
         scores, weight_slopes = warpgroup_mma_wait(0, deps=pairs)
         tiles = cell_tiles + window
+        # Of cells alone, none but the last tile has any that are hidden.
         for tile in range(tiles - 1):
             start = first_key(tile, cell_tiles, first_tile)
             scores, weight_slopes, total = add_pairs(
                 scores, weight_slopes, total, query, slope, keys.tile(count), values.tile(count), HALF, keys.tile(count), 0,
                 start, tile < cell_tiles, before, first_row, near, far, inside, own_cells, log_sum_exp, mean, scale, OWN,
+                CELLS, WINDOW,
             )  # fmt: skip
             scores, weight_slopes, total = add_pairs(
                 scores, weight_slopes, total, query, slope, keys.wait_full(count + 1), values.tile(count + 1), 0,
                 keys.tile(count), HALF, start + HALF, tile < cell_tiles, before, first_row, near, far, inside, own_cells,
-                log_sum_exp, mean, scale, OWN,
+                log_sum_exp, mean, scale, OWN, CELLS, WINDOW,
             )  # fmt: skip
             keys.release(count)
             count += 1
@@ -146,11 +150,12 @@ def sum_tiles(
         is_cell = tiles <= cell_tiles
         scores, weight_slopes, total = add_pairs(
             scores, weight_slopes, total, query, slope, keys.tile(count), values.tile(count), HALF, keys.tile(count), 0,
-            start, is_cell, before, first_row, near, far, inside, own_cells, log_sum_exp, mean, scale, OWN,
+            start, is_cell, before, first_row, near, far, inside, own_cells, log_sum_exp, mean, scale, OWN, CELLS,
+            True,
         )  # fmt: skip
         operand = slope_pairs(
             scores, weight_slopes, start + HALF, is_cell, before, first_row, near, far, inside, own_cells, log_sum_exp, mean,
-            scale, dtype, operand_layout, OWN,
+            scale, dtype, operand_layout, OWN, CELLS, True,
         )  # fmt: skip
         adding = warpgroup_mma(operand, keys.tile(count).slice(HALF, HALF), total, is_async=True)
         total = warpgroup_mma_wait(0, deps=(adding,))
@@ -187,12 +192,12 @@ def hopper_dq(
             (sum_tiles, (
                 gl.constexpr(0), queries, slopes, keys, values, numbers, dq, dq_batch, dq_head, dq_row, items, all_heads,
                 heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, padded, first_cell, own_cells, scale,
-                slope_scale, D_QK, OWN, WINDOW, LATER,
+                slope_scale, D_QK, CELLS, OWN, WINDOW, LATER,
             )),
             (sum_tiles, (
                 gl.constexpr(1), queries, slopes, keys, values, numbers, dq, dq_batch, dq_head, dq_row, items, all_heads,
                 heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, padded, first_cell, own_cells, scale,
-                slope_scale, D_QK, OWN, WINDOW, LATER,
+                slope_scale, D_QK, CELLS, OWN, WINDOW, LATER,
             )),
             (copy_tiles, (
                 q_view, slopes_view, k_view, v_view, k_cells, v_cells, queries, slopes, keys, values, items, all_heads,

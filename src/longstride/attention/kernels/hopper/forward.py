@@ -1,8 +1,8 @@
 """hopper_forward: forward.py's sums for one pattern in all heads, with Hopper's copy engine and asynchronous products.
 
-One warp copies tiles of keys and values into shared memory: the summary cells of several blocks as one box, then the window
-in the own lane. Groups of four warps have 64 queries each. While a group takes the softmax of one tile, its product of the
-queries with the next tile's keys is under way, and while one group does arithmetic, the other has the matrix unit.
+This is for windows; cells_forward.py has summary cells. One warp copies tiles of keys and values into shared memory. Groups
+of four warps have 64 queries each. While a group takes the softmax of one tile, its product of the queries with the next
+tile's keys is under way, and while one group does arithmetic, the other has the matrix unit.
 Programs are persistent: the next queries are loaded while results are written.
 """
 
@@ -11,97 +11,29 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from longstride.attention.kernels.hopper.ring import item_of_round, make_ring, rounds
+from longstride.attention.kernels.hopper.tiles import ROWS, TILE, hide, key_tiles, locate
 
-TILE = gl.constexpr(128)
-ROWS = gl.constexpr(64)
-"""Keys and queries of a tile, and queries of a group."""
 STAGES = gl.constexpr(4)
 
 
 @gluon.jit
-def locate(item, all_heads, heads, lanes, along):
-    """batch, head, lane and first row of an item. Those with most work come first; neighbours are heads at one place."""
-    head = item % all_heads
-    tile = item // all_heads
-    return head // heads, head % heads, lanes - 1 - tile % lanes, (along - 1 - tile // lanes) * TILE
-
-
-@gluon.jit
-def key_tiles(lane, first_row, in_lane, near, far, limit, WINDOW: gl.constexpr):
-    """How many tiles of cells the lane's queries see, the first tile of their window, and how many that has, at least one.
-
-    Without a WINDOW there is at least one tile of cells; what is there of it is hidden, as in the first lane.
-    """
-    cells = (lane * in_lane + TILE - 1) // TILE
-    if WINDOW:
-        first = gl.maximum(0, first_row - far) // TILE
-        last = (gl.minimum(first_row + TILE, limit) - 1 - near) // TILE
-        return cells, first, gl.maximum(1, last - first + 1)
-    else:
-        return gl.maximum(1, cells), 0, 0
-
-
-@gluon.jit
 def copy_tiles(
-    q_view, k_view, v_view, k_cells, v_cells, queries, keys, values, items, all_heads, heads, lanes, along, row_shift,
-    inner_shift, in_lane, near, far, limit, first_cell, CELLS: gl.constexpr,
+    q_view, k_view, v_view, queries, keys, values, items, all_heads, heads, lanes, along, row_shift, inner_shift, near, far,
+    limit,
 ):  # fmt: skip
     """The producer."""
     count = 0
     for turn in range(rounds(items)):
         batch, head, lane, first_row = locate(item_of_round(turn), all_heads, heads, lanes, along)
-        cell_tiles, first_tile, window = key_tiles(lane, first_row, in_lane, near, far, limit, True)
+        _, first_tile, total = key_tiles(lane, first_row, 0, near, far, limit, True)
         for group in gl.static_range(2):
             row = lane * row_shift + first_row + group * ROWS
             queries.fill(2 * turn + group, q_view, [batch, head, row, lane * inner_shift, 0])
-        if CELLS > 0:
-            inside = gl.load(first_cell + head)
-            for tile in range(cell_tiles):
-                block = tile * TILE // CELLS
-                offset = inside + tile * TILE % CELLS
-                keys.fill(count, k_cells, [batch, head, block, offset, 0])
-                values.fill(count, v_cells, [batch, head, block, offset, 0])
-                count += 1
-        for tile in range(window):
+        for tile in range(total):
             row = lane * row_shift + (first_tile + tile) * TILE
             keys.fill(count, k_view, [batch, head, row, lane * inner_shift, 0])
             values.fill(count, v_view, [batch, head, row, lane * inner_shift, 0])
             count += 1
-
-
-@gluon.jit
-def first_key(tile, cell_tiles, first_tile):
-    """The number of a tile's first cell, or where in the lane its first key is."""
-    return gl.where(tile < cell_tiles, tile, first_tile + tile - cell_tiles) * TILE
-
-
-@gluon.jit
-def hide(
-    scores, start, is_cell, before, first_row, near, far, inside, own_cells, OWN: gl.constexpr, ALWAYS: gl.constexpr
-):  # fmt: skip
-    """-inf for pairs that do not count: cells that are not there, and what lies outside of the window.
-
-    The keys begin with number `start`. ALWAYS: without a look at whether there are such pairs.
-    """
-    layout: gl.constexpr = scores.type.layout
-    COLUMNS: gl.constexpr = scores.shape[1]
-    outside = (start + COLUMNS - 1 > first_row - near) | (start < first_row + ROWS - 1 - far)
-    if not OWN:
-        outside = outside | (start == start)
-    hidden = gl.where(is_cell, start + COLUMNS > before, outside)
-    if ALWAYS:
-        hidden = start == start
-    if hidden:
-        column = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
-        row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-        last = gl.where(is_cell, row * 0 + before - 1, row - near) - start
-        least = gl.where(is_cell, row * 0, row - far - start)
-        seen = (column[None, :] <= last[:, None]) & (column[None, :] >= least[:, None])
-        if not OWN:
-            in_cells = (start + column >= inside) & (start + column < inside + own_cells)
-            seen = seen & (in_cells | is_cell)[None, :]
-        scores = gl.where(seen, scores, float("-inf"))
-    return scores
 
 
 @gluon.jit
@@ -116,8 +48,8 @@ def take_softmax(scores, running_max, weight, scale):
 
 @gluon.jit
 def compute_tile(
-    scores, running_max, weight, sums, query, keys, values, count, tile, cell_tiles, before, first_tile, first_row, near,
-    far, inside, own_cells, scale, OWN: gl.constexpr,
+    scores, running_max, weight, sums, query, keys, values, count, tile, first_row, near, far, inside, own_cells, scale,
+    OWN: gl.constexpr,
 ):  # fmt: skip
     """A tile whose scores are there; the next tile's are computed meanwhile and returned."""
     score_layout: gl.constexpr = scores.type.layout
@@ -126,8 +58,7 @@ def compute_tile(
     zeros = gl.zeros([ROWS, TILE], gl.float32, score_layout)
     key = keys.wait_full(count + 1)
     scoring = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    start = first_key(tile, cell_tiles, first_tile)
-    scores = hide(scores, start, tile < cell_tiles, before, first_row, near, far, inside, own_cells, OWN, False)
+    scores = hide(scores, tile * TILE, False, 0, first_row, near, far, inside, own_cells, OWN, 0, False)
     weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
     operand = gl.convert_layout(weights.to(values.tiles.dtype), weight_layout)
@@ -142,7 +73,7 @@ def compute_tile(
 @gluon.jit
 def compute_tiles(
     group: gl.constexpr, queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items, all_heads,
-    heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, first_cell, own_cells, scale,
+    heads, lanes, along, lane_shift, step, near, far, limit, n, first_cell, own_cells, scale,
     D_V: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
 ):  # fmt: skip
     """A group, for its 64 rows of an item."""
@@ -157,10 +88,8 @@ def compute_tiles(
     count = 0
     for turn in range(rounds(items)):
         batch, head, lane, first_row = locate(item_of_round(turn), all_heads, heads, lanes, along)
-        cell_tiles, first_tile, window = key_tiles(lane, first_row, in_lane, near, far, limit, True)
+        _, first_tile, total = key_tiles(lane, first_row, 0, near, far, limit, True)
         first_row += group * ROWS
-        before = lane * in_lane
-        total = cell_tiles + window
         inside = 0
         if not OWN:
             inside = gl.load(first_cell + head)
@@ -189,24 +118,24 @@ def compute_tiles(
         # By twos: the scores of one tile and of the next then keep their registers.
         for pair in range((total - 1) // 2):
             scores, running_max, weight, sums = compute_tile(
-                scores, running_max, weight, sums, query, keys, values, count, 2 * pair, cell_tiles, before, first_tile,
-                first_row, near, far, inside, own_cells, scale, OWN,
+                scores, running_max, weight, sums, query, keys, values, count, first_tile + 2 * pair, first_row, near,
+                far, inside, own_cells, scale, OWN,
             )  # fmt: skip
             scores, running_max, weight, sums = compute_tile(
-                scores, running_max, weight, sums, query, keys, values, count + 1, 2 * pair + 1, cell_tiles, before,
-                first_tile, first_row, near, far, inside, own_cells, scale, OWN,
+                scores, running_max, weight, sums, query, keys, values, count + 1, first_tile + 2 * pair + 1,
+                first_row, near, far, inside, own_cells, scale, OWN,
             )  # fmt: skip
             count += 2
         if total % 2 == 0:
             scores, running_max, weight, sums = compute_tile(
-                scores, running_max, weight, sums, query, keys, values, count, total - 2, cell_tiles, before, first_tile,
-                first_row, near, far, inside, own_cells, scale, OWN,
+                scores, running_max, weight, sums, query, keys, values, count, first_tile + total - 2, first_row, near,
+                far, inside, own_cells, scale, OWN,
             )  # fmt: skip
             count += 1
         # The last tile has no next one whose product could be under way, and most often pairs to hide.
         queries.release(2 * turn + group)
-        start = first_key(total - 1, cell_tiles, first_tile)
-        scores = hide(scores, start, total <= cell_tiles, before, first_row, near, far, inside, own_cells, OWN, True)
+        start = (first_tile + total - 1) * TILE
+        scores = hide(scores, start, False, 0, first_row, near, far, inside, own_cells, OWN, 0, True)
         weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
         sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
         operand = gl.convert_layout(weights.to(dtype), weight_layout)
@@ -229,9 +158,9 @@ def compute_tiles(
 
 @gluon.jit
 def hopper_forward(
-    q_view, k_view, v_view, k_cells, v_cells, output, log_sum_exp, first_cell, output_batch, output_head, output_row, items,
-    all_heads, heads, lanes, along, lane_shift, step, row_shift, inner_shift, in_lane, near, far, limit, n, own_cells, scale,
-    D_V: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
+    q_view, k_view, v_view, output, log_sum_exp, first_cell, output_batch, output_head, output_row, items, all_heads, heads,
+    lanes, along, lane_shift, step, row_shift, inner_shift, near, far, limit, n, own_cells, scale,
+    D_V: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_view.dtype
     queries = make_ring(dtype, 4, ROWS, q_view.block_type.shape[4], 1)
@@ -242,17 +171,17 @@ def hopper_forward(
         [
             (compute_tiles, (
                 gl.constexpr(0), queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items,
-                all_heads, heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, first_cell, own_cells, scale,
+                all_heads, heads, lanes, along, lane_shift, step, near, far, limit, n, first_cell, own_cells, scale,
                 D_V, OWN, LATER,
             )),
             (compute_tiles, (
                 gl.constexpr(1), queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items,
-                all_heads, heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, first_cell, own_cells, scale,
+                all_heads, heads, lanes, along, lane_shift, step, near, far, limit, n, first_cell, own_cells, scale,
                 D_V, OWN, LATER,
             )),
             (copy_tiles, (
-                q_view, k_view, v_view, k_cells, v_cells, queries, keys, values, items, all_heads, heads, lanes, along,
-                row_shift, inner_shift, in_lane, near, far, limit, first_cell, CELLS,
+                q_view, k_view, v_view, queries, keys, values, items, all_heads, heads, lanes, along, row_shift, inner_shift,
+                near, far, limit,
             )),
         ],
         [4, 1],  # warps of the second group and of the producer

@@ -103,12 +103,12 @@ def emit(
 
 @gluon.jit
 def lane_backward(
-    queries, keys, values, gradients, outputs, query_slopes, key_slopes, value_slopes, log_sum_exp,
+    queries, keys, values, gradients, outputs, query_slopes, key_slopes, value_slopes, log_sum_exp, numbers, row_length,
     heads, n, first, lanes, lane_step, length, index_step, items, scale, slope_scale,
     ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, STAGED: gl.constexpr, PART: gl.constexpr,
-    NEAR: gl.constexpr, LATER: gl.constexpr, HEADS_FIRST: gl.constexpr,
+    NEAR: gl.constexpr, LATER: gl.constexpr, HEADS_FIRST: gl.constexpr, HAND_ON: gl.constexpr,
 ):  # fmt: skip
-    """LATER: adds to the gradients that are there."""
+    """LATER: adds to the gradients that are there. HAND_ON: fills `numbers` for later kernels, as numbers.py does."""
     dtype: gl.constexpr = queries.dtype
     TILES: gl.constexpr = ROWS // 64
     NUMBERS: gl.constexpr = 3 * TILES
@@ -162,6 +162,11 @@ def lane_backward(
             slope = gradient_tile.slice(part * 64, 64).load(load_layout).to(gl.float32)
             result = output_tile.slice(part * 64, 64).load(load_layout).to(gl.float32)
             means.slice(part * 64, 64).store(gl.sum(slope * result, 1))
+        if HAND_ON:
+            place = numbers + (batch * heads + head).to(gl.int64) * 2 * row_length + first + lane * lane_step
+            place += index * index_step
+            gl.store(place, gl.where(total == float("-inf"), float("inf"), total), mask=index < length)
+            gl.store(place + row_length, means.load(row_layout), mask=index < length)
 
         dq_sums = ()
         for _ in gl.static_range(TILES):
@@ -214,9 +219,13 @@ def launch_lane_backward(
     slope_scale: float,
     near: int = 0,
     later: bool = False,
+    numbers: Tensor | None = None,
     settings: LaneBackward | None = None,
 ) -> None:
-    """Fills dq, dk and dv at the positions of these lanes, or adds to them; `scale` is in bits and positive."""
+    """Fills dq, dk and dv at the positions of these lanes, or adds to them; `scale` is in bits and positive.
+
+    numbers: [batch * heads, 2, at least n], filled with what other kernels need of these positions.
+    """
     batch, heads, n, d = q.shape
     rows = lane_rows(lanes, MOST_NUMBERS // d)
     assert q.shape == k.shape == v.shape == gradient.shape == output.shape
@@ -226,7 +235,8 @@ def launch_lane_backward(
     lane_backward[(min(items, processors(q.device) * chosen.per_processor),)](
         *(lane_box(x, lanes, rows) for x in (q, k, v, gradient, output)),
         *(lane_box(x, lanes, TILE) for x in (dq, dk, dv)), log_sum_exp,
+        log_sum_exp if numbers is None else numbers, 0 if numbers is None else numbers.shape[2],
         heads, n, lanes.first, lanes.lanes, lanes.lane_step, lanes.length, lanes.index_step, items, scale, slope_scale,
         ROWS=rows, D=d, STAGES=chosen.stages, STAGED=chosen.staged, PART=chosen.part, NEAR=near, LATER=later,
-        HEADS_FIRST=heads_side_by_side(q), num_warps=4, maxnreg=chosen.registers,
+        HEADS_FIRST=heads_side_by_side(q), HAND_ON=numbers is not None, num_warps=4, maxnreg=chosen.registers,
     )  # fmt: skip

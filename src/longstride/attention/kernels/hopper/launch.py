@@ -14,6 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
+from longstride.attention.kernels.hopper.cells_forward import GROUPS, cells_forward
 from longstride.attention.kernels.hopper.choice import TILE, Kind, whole_lanes
 from longstride.attention.kernels.hopper.forward import hopper_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
@@ -41,6 +42,8 @@ def forward(
         elif kind == "lanes":
             for lanes in _lane_sets(job, q.shape[2]):
                 launch_lane_forward(q, k, v, output, log_sum_exp, lanes, scale, job.near, later)
+        elif one.summary:
+            _forward_cells(q, k, v, output, log_sum_exp, one, scale, later)
         else:
             _forward_tiles(q, k, v, output, log_sum_exp, one, scale, later)
 
@@ -63,13 +66,15 @@ def backward(
                     q, k, v, gradient, output, log_sum_exp, dq, dk, dv, lanes, *scales, job.near, later
                 )  # fmt: skip
         else:
+            numbers = _empty_numbers(log_sum_exp)
             whole = one.summary and bool(job.own) and whole_lanes(job, True, q.shape[3], v.shape[3])
             if whole:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
                 for lanes in block_lanes(q.shape[2], job.block):
                     launch_lane_backward(
-                        q, k, v, gradient, output, log_sum_exp, dq, dk, dv, lanes, *scales, 0, later
+                        q, k, v, gradient, output, log_sum_exp, dq, dk, dv, lanes, *scales, 0, later, numbers
                     )  # fmt: skip
-            numbers = _numbers(gradient, output, log_sum_exp)
+            else:
+                _fill_numbers(numbers, gradient, output, log_sum_exp)
             if needed[0]:
                 _dq_tiles(q, k, v, gradient, numbers, dq, one, scales, not whole, later or whole)
             if needed[1] and not whole:
@@ -91,9 +96,24 @@ def _forward_tiles(
     along = -(-job.limit // TILE)
     items = size * heads * along * job.lanes
     hopper_forward[(min(items, processors(q.device)),)](
-        _lanes(q, job.step, ROWS), *_key_boxes(k, v, one), output, log_sum_exp, _first_cells(one, q.device),
-        *output.stride()[:3], items, size * heads, heads, *_geometry(one, along, n), job.cells, scale,
-        D_V=v.shape[3], CELLS=job.cells if one.summary else 0, OWN=bool(job.own), LATER=later, num_warps=4,
+        _lanes(q, job.step, ROWS), *(_lanes(x, job.step, TILE) for x in (k, v)), output, log_sum_exp,
+        _first_cells(one, q.device), *output.stride()[:3], items, size * heads, heads, *_geometry(one, along),
+        job.near, job.far, job.limit, n, job.cells, scale, D_V=v.shape[3], OWN=bool(job.own), LATER=later, num_warps=4,
+    )  # fmt: skip
+
+
+def _forward_cells(
+    q: Tensor, k: Tensor, v: Tensor, output: Tensor, log_sum_exp: Tensor, one: Pass, scale: float, later: bool
+) -> None:
+    job = one.jobs[0]
+    size, heads, n, _ = q.shape
+    in_block = -(-job.block // ROWS)
+    units = in_block * job.lanes
+    items = size * heads * -(-units // GROUPS.value)
+    cells_forward[(min(items, processors(q.device)),)](
+        _lanes(q, 1, ROWS), *_key_boxes(k, v, one), output, log_sum_exp, _first_cells(one, q.device), *output.stride()[:3],
+        items, size * heads, heads, units, in_block, job.block, job.cells, n, scale,
+        D_V=v.shape[3], CELLS=job.cells, OWN=bool(job.own), LATER=later, num_warps=4,
     )  # fmt: skip
 
 
@@ -107,8 +127,8 @@ def _dq_tiles(
     items = size * heads * along * job.lanes
     hopper_dq[(min(items, processors(q.device)),)](
         _lanes(q, job.step, TILE), _lanes(gradient, job.step, TILE), *_key_boxes(k, v, one), numbers, dq,
-        _first_cells(one, q.device), *dq.stride()[:3], items, size * heads, heads, *_geometry(one, along, n),
-        numbers.shape[2], job.cells, *scales,
+        _first_cells(one, q.device), *dq.stride()[:3], items, size * heads, heads, *_geometry(one, along),
+        job.cells if one.summary else 0, job.near, job.far, job.limit, n, numbers.shape[2], job.cells, *scales,
         D_QK=d_qk, CELLS=job.cells if one.summary else 0, OWN=bool(job.own), WINDOW=window, LATER=later, num_warps=4,
     )  # fmt: skip
 
@@ -131,28 +151,28 @@ def _dkv_tiles(
     )  # fmt: skip
 
 
-def _numbers(gradient: Tensor, output: Tensor, log_sum_exp: Tensor) -> Tensor:
+def _empty_numbers(log_sum_exp: Tensor) -> Tensor:
     """[batch * heads, 2, n] and up to 3 more columns: the copy engine wants rows that are multiples of 16 bytes.
 
     It fills with zeros what a box has past n, and a query with zeros adds nothing.
     """
+    size, heads, n = log_sum_exp.shape
+    return log_sum_exp.new_empty(size * heads, 2, -(-n // 4) * 4)
+
+
+def _fill_numbers(numbers: Tensor, gradient: Tensor, output: Tensor, log_sum_exp: Tensor) -> None:
     size, heads, n, d_v = output.shape
-    row_length = -(-n // 4) * 4
-    numbers = torch.empty(size * heads, 2, row_length, dtype=torch.float32, device=output.device)
     tiles = -(-n // NUMBER_ROWS)
     backward_numbers[(size * heads * tiles,)](
-        gradient, output, log_sum_exp, numbers, *gradient.stride()[:3], *output.stride()[:3], heads, n, row_length, tiles,
-        D_V=d_v, WIDTH_V=padded(d_v), ROWS=NUMBER_ROWS,
+        gradient, output, log_sum_exp, numbers, *gradient.stride()[:3], *output.stride()[:3], heads, n, numbers.shape[2],
+        tiles, D_V=d_v, WIDTH_V=padded(d_v), ROWS=NUMBER_ROWS,
     )  # fmt: skip
-    return numbers
 
 
-def _geometry(one: Pass, along: int, n: int) -> tuple[int, ...]:
-    """Lanes; what a lane's number moves the third and fourth coordinate of a box by; cells before a lane; the window; n."""
+def _geometry(one: Pass, along: int) -> tuple[int, ...]:
+    """Lanes and tiles along one; where a lane's positions are; what its number moves the two coordinates of a box by."""
     job = one.jobs[0]
-    moved = (0, 1) if job.step > 1 else (job.lane_shift, 0)
-    in_lane = job.cells if one.summary else 0
-    return job.lanes, along, job.lane_shift, job.step, *moved, in_lane, job.near, job.far, job.limit, n
+    return job.lanes, along, job.lane_shift, job.step, *((0, 1) if job.step > 1 else (job.lane_shift, 0))
 
 
 @lru_cache(maxsize=256)
