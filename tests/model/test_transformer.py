@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from longstride.model import PRESETS, SparseTransformer, preset, transformer
+from longstride.model import PRESETS, SparseTransformer, layers, preset, transformer
 from longstride.model.layers import Norm
 from longstride.patterns import Dilated
 from tests.attention.error_rule import Ran
@@ -121,6 +121,22 @@ def test_recomputation_changes_nothing(recompute):
         loss.backward()
         found.append([loss.detach(), *(parameter.grad for parameter in made.parameters())])
     assert all(torch.equal(plain, again) for plain, again in zip(*found))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_feed_forward_network_in_parts(dropout, monkeypatch):
+    """Parts of three positions and of two: as plain autograd, but for the order of sums."""
+    monkeypatch.setattr(layers, "FEWEST_ROWS", 6)
+    inner, outer = layers.Linear(8, 32).double(), layers.Linear(32, 8).double()
+    x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
+    inputs = x, *inner.parameters(), *outer.parameters()
+    mask, scale = layers.draw_mask(x, dropout), 1 / (1 - dropout)
+    assert len(layers._parts(x)) == 2
+    plain = layers.drop(outer(layers.gelu(inner(x))), mask, scale)
+    again = layers.feed_forward_again(x, inner, outer, mask, scale)
+    torch.testing.assert_close(again, plain)
+    slopes = torch.randn_like(plain)
+    torch.testing.assert_close(torch.autograd.grad(again, inputs, slopes), torch.autograd.grad(plain, inputs, slopes))
 
 
 def test_what_is_computed_again():

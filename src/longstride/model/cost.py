@@ -10,6 +10,7 @@ import torch
 
 from longstride.model.config import ModelConfig
 from longstride.model.embedding import BYTES
+from longstride.model.layers import MOST_PARTS
 
 BYTES_PER_WEIGHT = 16
 """The weight, its gradient, and Adam's two averages, in float32."""
@@ -44,8 +45,7 @@ def step_flops(config: ModelConfig) -> int:
     linear = 2 * n * config.layers * (width * (2 * qk + width) + width * width + 2 * width * ff)
     attention = sum(2 * (qk + width) // config.heads * pairs for pairs in _pairs(config))
     backward = sum(2 * (3 * qk + 2 * width) // config.heads * pairs for pairs in _pairs(config))
-    # Recomputation ends with the last result that a gradient needs: without dropout W_2's product is none.
-    needed = linear if config.dropout else linear - 2 * n * config.layers * width * ff
+    needed = linear - 2 * n * config.layers * width * ff  # No gradient needs the result of W_2.
     again = {"off": 0, "selective": needed, "on": needed + attention}[config.recompute]
     return 3 * linear + attention + backward + again + 4 * 2 * n * width * BYTES
 
@@ -54,7 +54,7 @@ def kept_bytes(config: ModelConfig) -> int:
     """For one sequence: what the forward pass leaves for the backward pass, and the fullest block or chunk of logits."""
     n, width = config.context, config.width
     size = getattr(torch, config.precision).itemsize
-    block = n * _block_bytes(config)
+    block = n * (_block_bytes(config) if config.recompute == "off" else _block_bytes_again(config))
     attention = n * (size * width + 4 * config.heads)
     kept = {"off": block, "on": size * n * width, "selective": size * n * width + attention}[config.recompute]
     embedding = 4 * n * width + size * n * width  # float32, and as the blocks take it
@@ -75,6 +75,12 @@ def _block_bytes(config: ModelConfig) -> int:
     feed_forward = size * (width + width + 2 * config.ff_width)
     statistics = 2 * 2 * 4  # of two norms: mean and deviation
     return mask + size * width + attention + feed_forward + statistics
+
+
+def _block_bytes_again(config: ModelConfig) -> int:
+    """The same for a block that computes its feed-forward network again, in parts: the fullest one has six wide tensors."""
+    size = getattr(torch, config.precision).itemsize
+    return _block_bytes(config) - 2 * size * config.ff_width + 6 * size * config.ff_width // MOST_PARTS
 
 
 def _pairs(config: ModelConfig) -> list[int]:

@@ -1,7 +1,8 @@
 """Linear maps and norms with float32 weights, whatever the activations are.
 
 Norms and gelu keep their input alone for the gradient, and compute the rest again: it is little work, and would be a third
-of a block's memory.
+of a block's memory. `feed_forward_again` does so with the whole feed-forward network, some rows at a time, for a model that
+recomputes anyway.
 """
 
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 SLOPE = 1.702
 EPSILON = 1e-5
+FEWEST_ROWS, MOST_PARTS = 2**13, 16
+"""What `feed_forward_again` computes at a time: large enough for products at full speed, and not too often."""
 
 
 class Linear(nn.Linear):
@@ -75,6 +78,87 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slopes: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        gate = torch.sigmoid(SLOPE * x)
-        return slopes * (gate + SLOPE * x * gate * (1 - gate))
+        return slopes * _gelu_slopes(*ctx.saved_tensors)
+
+
+def _gelu_slopes(x: Tensor) -> Tensor:
+    gate = torch.sigmoid(SLOPE * x)
+    return gate + SLOPE * x * gate * (1 - gate)
+
+
+def draw_mask(x: Tensor, dropout: float) -> Tensor | None:
+    """What of a tensor like x dropout keeps."""
+    return torch.empty(x.shape, dtype=torch.bool, device=x.device).bernoulli_(1 - dropout) if dropout else None
+
+
+def drop(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    return x if mask is None else x * mask * scale
+
+
+def feed_forward_again(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
+    """drop(outer(gelu(inner(x))), mask, scale), which keeps x and the mask alone.
+
+    All is kept before any product: a block that is computed again for its gradient ends there. So the gradient belongs to
+    the first of two functions, whose result is x, and the second one hands on what it is given.
+    """
+    weights = inner.weight, inner.bias, outer.weight, outer.bias
+    return _FeedForwardValue.apply(_FeedForwardSlopes.apply(x, *weights, mask, scale), *weights, mask, scale)
+
+
+class _FeedForwardValue(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, mask: Tensor | None, scale: float
+    ) -> Tensor:
+        w_1, b_1, w_2, b_2 = (weight.to(x.dtype) for weight in (weight_1, bias_1, weight_2, bias_2))
+        result = torch.empty_like(x)
+        for part in _parts(x):
+            result[part] = drop(F.linear(gelu(F.linear(x[part], w_1, b_1)), w_2, b_2), _at(mask, part), scale)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
+        return slopes, *[None] * 6
+
+
+class _FeedForwardSlopes(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, *_: Any) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.scale = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_1, bias_1, weight_2, bias_2, mask = ctx.saved_tensors
+        w_1, b_1, w_2 = (weight.to(x.dtype) for weight in (weight_1, bias_1, weight_2))
+        dx = torch.empty_like(x)
+        sums = [torch.zeros_like(weight) for weight in (weight_1, bias_1, weight_2, bias_2)]
+        for part in _parts(x):
+            rows, d_result = x[part].flatten(0, -2), drop(slopes[part], _at(mask, part), ctx.scale).flatten(0, -2)
+            inner = F.linear(rows, w_1, b_1)
+            d_inner = (d_result @ w_2) * _gelu_slopes(inner)
+            dx[part] = (d_inner @ w_1).view_as(x[part])
+            for total, added in zip(sums, (d_inner.T @ rows, d_inner.sum(0), d_result.T @ gelu(inner), d_result.sum(0))):
+                total += added
+        return dx, *sums, None, None
+
+
+def _parts(x: Tensor) -> list[Any]:
+    """Slices of the positions of x [..., n, width], each with about as many rows as are computed together."""
+    n = x.shape[-2]
+    rows = x.numel() // x.shape[-1]
+    count = max(1, min(MOST_PARTS, rows // FEWEST_ROWS, n))
+    step = -(-n // count)
+    return [(..., slice(start, start + step), slice(None)) for start in range(0, n, step)]
+
+
+def _at(mask: Tensor | None, part: Any) -> Tensor | None:
+    return None if mask is None else mask[part]

@@ -20,7 +20,7 @@ from longstride.model import pretrained
 from longstride.model.attention import Attention
 from longstride.model.config import ModelConfig
 from longstride.model.embedding import BYTES, Embedding
-from longstride.model.layers import Linear, Norm, gelu
+from longstride.model.layers import Linear, Norm, draw_mask, drop, feed_forward_again, gelu
 from longstride.model.loss import nats
 
 SCALE = 0.125
@@ -28,15 +28,20 @@ WHOLE_NUMBERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 class FeedForward(nn.Module):
-    """ff(x) = W_2 f(W_1 x + b_1) + b_2"""
+    """ff(x) = W_2 f(W_1 x + b_1) + b_2, and the dropout at its end"""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.inner = Linear(config.width, config.ff_width)
         self.outer = Linear(config.ff_width, config.width)
+        self.dropout = config.dropout
+        self.again = config.recompute != "off"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(gelu(self.inner(x)))
+        mask, scale = draw_mask(x, self.dropout if self.training else 0.0), 1 / (1 - self.dropout)
+        if self.again and torch.is_grad_enabled():
+            return feed_forward_again(x, self.inner, self.outer, mask, scale)
+        return drop(self.outer(gelu(self.inner(x))), mask, scale)
 
 
 class ResidualBlock(nn.Module):
@@ -50,7 +55,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         a = self.dropout(self.attention(self.norm_attention(h)))
-        b = self.dropout(self.ff(self.norm_ff(h + a)))
+        b = self.ff(self.norm_ff(h + a))
         return a + b
 
 
