@@ -91,7 +91,7 @@ def as_on_hopper():
     for module in (lane_forward, lane_backward, walk_forward, walk_backward):
         name = module.__name__.rsplit(".", 1)[1]
         setattr(module, name, Caught(getattr(module, name)))
-    for name in ("hopper_forward", "cells_forward", "hopper_dq", "hopper_dkv", "backward_numbers"):
+    for name in ("window_forward", "past_forward", "hopper_dq", "hopper_dkv", "backward_numbers"):
         setattr(launch, name, Caught(getattr(launch, name)))
 
 

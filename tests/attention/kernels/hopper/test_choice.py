@@ -25,8 +25,8 @@ def kinds(text, n=12_288, d_qk=64, d_v=64, heads=2):
         ("column(128)", 12_288, 64, [("lanes", "lanes")]),
         ("column(128)", 12_289, 64, [("lanes", "lanes")]),
         ("column(256)", 65_536, 32, [("lanes", "lanes")]),
-        ("column(256)", 65_536, 64, [("lanes", None)]),  # Too long a lane backward, and tiles have no step there.
-        ("column(1024)", 1_048_576, 64, [("tiles", None)]),
+        ("column(256)", 65_536, 64, [("lanes", "tiles")]),  # Too long a lane backward.
+        ("column(1024)", 1_048_576, 64, [("tiles", "tiles")]),
         ("column(1024)", 1_048_577, 64, [(None, None)]),
         ("block(128)", 12_288, 64, [("lanes", "lanes")]),
         ("block(16)", 12_288, 64, [(None, None)]),  # Several blocks in a lane.

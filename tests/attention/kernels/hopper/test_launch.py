@@ -20,26 +20,26 @@ HOPPER = pytest.mark.skipif(
 SHARED_MEMORY = 232_448
 """Bytes for the programs of a multiprocessor together, of which each takes 1,024 more than it says."""
 REGISTERS = 65_536
-TILES, CELLS, WALK, LANES = ["hopper_forward"], ["cells_forward"], ["walk_forward"], ["lane_forward"]
+PAST, WINDOW, WALK, LANES = ["past_forward"], ["window_forward"], ["walk_forward"], ["lane_forward"]
 TILES_BACK = ["backward_numbers", "hopper_dq", "hopper_dkv"]
 CELLS_BACK = [*TILES_BACK, "hopper_dkv"]
 OWN_BACK = ["lane_backward"] * 2 + ["hopper_dq", "hopper_dkv"]
 CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and backward
-    ("merged(fixed(128, 32))", 2, 3, 1000, 64, 64, CELLS, OWN_BACK),
-    ("merged(fixed(128, 8))", 1, 2, 1537, 32, 32, CELLS, OWN_BACK),
-    ("merged(fixed(128, 128))", 1, 2, 700, 64, 32, CELLS, CELLS_BACK),
-    ("merged(fixed(256, 32))", 1, 2, 1100, 48, 64, CELLS, CELLS_BACK),
-    ("merged(fixed(96, 16))", 2, 2, 1000, 64, 64, CELLS, OWN_BACK),
-    ("merged(fixed(1024, 256))", 1, 1, 3500, 64, 64, CELLS, CELLS_BACK),
-    ("summary(128, 16)", 1, 2, 1000, 64, 64, CELLS, CELLS_BACK),
-    ("block(128)|summary(128, 8, 0), block(128)|summary(128, 8, 1)", 1, 2, 900, 64, 64, CELLS, OWN_BACK),
-    ("dense()", 1, 2, 700, 64, 64, TILES, TILES_BACK),
-    ("dense()", 1, 1, 130, 16, 16, TILES, TILES_BACK),
-    ("block(300)", 1, 2, 2000, 64, 64, TILES, TILES_BACK),
-    ("local(300)", 1, 2, 1500, 64, 64, TILES, TILES_BACK),
-    ("column(4)", 1, 2, 2048, 64, 64, TILES, []),
-    ("local(2)|column(4)", 1, 2, 2048, 48, 48, TILES * 2, TILES_BACK),
-    ("local(2)|column(4)", 1, 2, 2048, 64, 64, [*WALK, *TILES], ["walk_backward"]),
+    ("merged(fixed(128, 32))", 2, 3, 1000, 64, 64, PAST, OWN_BACK),
+    ("merged(fixed(128, 8))", 1, 2, 1537, 32, 32, PAST, OWN_BACK),
+    ("merged(fixed(128, 128))", 1, 2, 700, 64, 32, PAST, CELLS_BACK),
+    ("merged(fixed(256, 32))", 1, 2, 1100, 48, 64, PAST, CELLS_BACK),
+    ("merged(fixed(96, 16))", 2, 2, 1000, 64, 64, PAST, OWN_BACK),
+    ("merged(fixed(1024, 256))", 1, 1, 3500, 64, 64, PAST, CELLS_BACK),
+    ("summary(128, 16)", 1, 2, 1000, 64, 64, PAST, CELLS_BACK),
+    ("block(128)|summary(128, 8, 0), block(128)|summary(128, 8, 1)", 1, 2, 900, 64, 64, PAST, OWN_BACK),
+    ("dense()", 1, 2, 700, 64, 64, PAST, TILES_BACK),
+    ("dense()", 1, 1, 130, 16, 16, PAST, TILES_BACK),
+    ("block(300)", 1, 2, 2000, 64, 64, PAST, TILES_BACK),
+    ("local(300)", 1, 2, 1500, 64, 64, WINDOW, TILES_BACK),
+    ("column(4)", 1, 2, 2048, 64, 64, PAST, TILES_BACK),
+    ("local(2)|column(4)", 1, 2, 2048, 48, 48, [*WINDOW, *PAST], TILES_BACK * 2),
+    ("local(2)|column(4)", 1, 2, 2048, 64, 64, [*WALK, *PAST], ["walk_backward", *TILES_BACK]),
     ("local(128)", 2, 3, 1000, 64, 64, WALK, ["walk_backward"]),
     ("local(128)", 1, 2, 50, 32, 32, WALK, ["walk_backward"]),
     ("local(100)", 2, 3, 1000, 32, 32, WALK, ["walk_backward"]),

@@ -78,3 +78,14 @@ def test_numbers_of_every_query():
     expected = log_sum_exp.masked_fill(log_sum_exp == -torch.inf, torch.inf)
     assert torch.equal(found[:, 0, : N + 1].view(BATCH, HEADS, N + 1), expected)
     torch.testing.assert_close(found[:, 1, : N + 1].view(BATCH, HEADS, N + 1), (gradient * output).sum(-1))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter")
+def test_numbers_lane_by_lane():
+    output = torch.ones(BATCH, HEADS, N, D)
+    log_sum_exp = torch.arange(BATCH * HEADS * N).view(BATCH, HEADS, N).float()
+    found = launch._empty_numbers(log_sum_exp)
+    launch._fill_numbers(found, output, output, log_sum_exp, step=4)
+    for lane in range(4):
+        side_by_side = found[:, 0, lane * (N // 4) : (lane + 1) * (N // 4)].view(BATCH, HEADS, -1)
+        assert torch.equal(side_by_side, log_sum_exp[:, :, lane::4])

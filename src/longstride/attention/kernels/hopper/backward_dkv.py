@@ -19,41 +19,43 @@ STAGES = gl.constexpr(3)
 
 
 @gluon.jit
-def place_keys(item, all_heads, heads, lanes, lane_shift, in_lane, limit, near, far, n, CELLS: gl.constexpr):
-    """batch and head of an item, its first key, its lane's first row and length, and the queries [first, end) that see it.
+def place_keys(item, all_heads, heads, lanes, lane_shift, step, in_lane, limit, near, far, n, CELLS: gl.constexpr):
+    """batch and head of an item, its first key, its lane and the lane's length, and the queries [first, end) that see it.
 
-    Rows and keys count from the lane's first row; for cells the lane is the whole sequence, and keys are numbered.
+    Rows and keys count along the lane; for cells the lane is the whole sequence, and keys are numbered.
     """
     head = item % all_heads
     tile = item // all_heads
     if CELLS > 0:
         first_key = tile * TILE
-        lane_start = 0
+        lane = 0
         length = n
         first = (first_key // in_lane + 1) * lane_shift
         end = n
     else:
         first_key = tile // lanes * TILE
-        lane_start = tile % lanes * lane_shift
-        length = gl.minimum(limit, n - lane_start)
+        lane = tile % lanes
+        length = gl.minimum(limit, (n - 1 - lane * lane_shift) // step + 1)
         first = first_key + near
         # A tile past the end of a short lane still takes one turn, in which nothing is seen.
         end = gl.maximum(first + 1, gl.minimum(length, first_key + TILE + far))
-    return head // heads, head % heads, first_key, lane_start, length, first, end
+    return head // heads, head % heads, first_key, lane, length, first, end
 
 
 @gluon.jit
 def copy_tiles(
     q_view, k_view, v_view, slopes_view, numbers_view, keys, values, queries, slopes, numbers, items, all_heads, heads,
-    lanes, lane_shift, in_lane, limit, near, far, n, first_cell, CELLS: gl.constexpr,
+    lanes, lane_shift, step, row_shift, inner_shift, number_shift, in_lane, limit, near, far, n, first_cell,
+    CELLS: gl.constexpr,
 ):  # fmt: skip
     """The producer."""
     count = 0
     for turn in range(rounds(items)):
         item = item_of_round(turn)
-        batch, head, first_key, lane_start, _, first, end = place_keys(
-            item, all_heads, heads, lanes, lane_shift, in_lane, limit, near, far, n, CELLS
+        batch, head, first_key, lane, _, first, end = place_keys(
+            item, all_heads, heads, lanes, lane_shift, step, in_lane, limit, near, far, n, CELLS
         )
+        row_start, inner = lane * row_shift, lane * inner_shift
         keys.begin(turn, keys.bytes + values.bytes)
         if CELLS > 0:
             block = first_key // CELLS
@@ -61,14 +63,13 @@ def copy_tiles(
             keys.copy(turn, k_view, [batch, head, block, inside, 0])
             values.copy(turn, v_view, [batch, head, block, inside, 0])
         else:
-            keys.copy(turn, k_view, [batch, head, lane_start + first_key, 0, 0])
-            values.copy(turn, v_view, [batch, head, lane_start + first_key, 0, 0])
+            keys.copy(turn, k_view, [batch, head, row_start + first_key, inner, 0])
+            values.copy(turn, v_view, [batch, head, row_start + first_key, inner, 0])
         for start in range(first, end, QUERIES):
-            row = lane_start + start
             queries.begin(count, queries.bytes + slopes.bytes + numbers.bytes)
-            queries.copy(count, q_view, [batch, head, row, 0, 0])
-            numbers.copy(count, numbers_view, [batch * heads + head, 0, row])
-            slopes.copy(count, slopes_view, [batch, head, row, 0, 0])
+            queries.copy(count, q_view, [batch, head, row_start + start, inner, 0])
+            numbers.copy(count, numbers_view, [batch * heads + head, 0, lane * number_shift + start])
+            slopes.copy(count, slopes_view, [batch, head, row_start + start, inner, 0])
             count += 1
 
 
@@ -117,7 +118,7 @@ def slope_pairs(
 @gluon.jit
 def sum_tiles(
     half: gl.constexpr, keys, values, queries, slopes, numbers, dk, dv, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
-    items, all_heads, heads, lanes, lane_shift, in_lane, limit, near, far, n, key_count, block_length, first_cell,
+    items, all_heads, heads, lanes, lane_shift, step, in_lane, limit, near, far, n, key_count, block_length, first_cell,
     scale, slope_scale, D_QK: gl.constexpr, D_V: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr,
     LATER: gl.constexpr,
 ):  # fmt: skip
@@ -135,8 +136,8 @@ def sum_tiles(
     count = 0
     for turn in range(rounds(items)):
         item = item_of_round(turn)
-        batch, head, first_key, lane_start, length, first, end = place_keys(
-            item, all_heads, heads, lanes, lane_shift, in_lane, limit, near, far, n, CELLS
+        batch, head, first_key, lane, length, first, end = place_keys(
+            item, all_heads, heads, lanes, lane_shift, step, in_lane, limit, near, far, n, CELLS
         )
         key_column = first_key + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, pair_layout))
         if CELLS > 0:
@@ -205,8 +206,8 @@ def sum_tiles(
         else:
             k_there = k_place < length
             v_there = v_place < length
-            k_place = lane_start + k_place
-            v_place = lane_start + v_place
+            k_place = lane * lane_shift + k_place * step
+            v_place = lane * lane_shift + v_place * step
         store_sum(
             dk_sum * slope_scale, dk, batch, head, dk_batch, dk_head, k_place, k_there, dk_row, D_QK, LATER, k_layout
         )  # fmt: skip
@@ -216,8 +217,9 @@ def sum_tiles(
 @gluon.jit
 def hopper_dkv(
     q_view, k_view, v_view, slopes_view, numbers_view, dk, dv, first_cell, dk_batch, dk_head, dk_row, dv_batch, dv_head,
-    dv_row, items, all_heads, heads, lanes, lane_shift, in_lane, limit, near, far, n, key_count, block_length, scale,
-    slope_scale, D_QK: gl.constexpr, D_V: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
+    dv_row, items, all_heads, heads, lanes, lane_shift, step, row_shift, inner_shift, number_shift, in_lane, limit, near,
+    far, n, key_count, block_length, scale, slope_scale,
+    D_QK: gl.constexpr, D_V: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_view.dtype
     keys = make_ring(dtype, 2, TILE, k_view.block_type.shape[4], 2)
@@ -230,17 +232,18 @@ def hopper_dkv(
         [
             (sum_tiles, (
                 gl.constexpr(0), keys, values, queries, slopes, numbers, dk, dv, dk_batch, dk_head, dk_row, dv_batch,
-                dv_head, dv_row, items, all_heads, heads, lanes, lane_shift, in_lane, limit, near, far, n, key_count,
+                dv_head, dv_row, items, all_heads, heads, lanes, lane_shift, step, in_lane, limit, near, far, n, key_count,
                 block_length, first_cell, scale, slope_scale, D_QK, D_V, CELLS, OWN, LATER,
             )),
             (sum_tiles, (
                 gl.constexpr(1), keys, values, queries, slopes, numbers, dk, dv, dk_batch, dk_head, dk_row, dv_batch,
-                dv_head, dv_row, items, all_heads, heads, lanes, lane_shift, in_lane, limit, near, far, n, key_count,
+                dv_head, dv_row, items, all_heads, heads, lanes, lane_shift, step, in_lane, limit, near, far, n, key_count,
                 block_length, first_cell, scale, slope_scale, D_QK, D_V, CELLS, OWN, LATER,
             )),
             (copy_tiles, (
                 q_view, k_view, v_view, slopes_view, numbers_view, keys, values, queries, slopes, numbers, items, all_heads,
-                heads, lanes, lane_shift, in_lane, limit, near, far, n, first_cell, CELLS,
+                heads, lanes, lane_shift, step, row_shift, inner_shift, number_shift, in_lane, limit, near, far, n,
+                first_cell, CELLS,
             )),
         ],
         [4, 1],  # warps of the second consumer and of the producer

@@ -1,7 +1,7 @@
 """hopper_dq: the gradient of queries, as in backward.py, with Hopper's copy engine and asynchronous products.
 
-The tiles, and who copies and computes what, are those of forward.py. A consumer has 64 queries, and keeps them and the
-output's gradient in registers; while it does the arithmetic of 64 keys, the products for the next 64 are under way.
+The tiles, and who copies and computes what, are those of window_forward.py. A consumer has 64 queries, and keeps them and
+the output's gradient in registers; while it does the arithmetic of 64 keys, the products for the next 64 are under way.
 """
 
 from triton.experimental import gluon
@@ -95,7 +95,8 @@ def add_pairs(
 @gluon.jit
 def sum_tiles(
     half: gl.constexpr, queries, slopes, keys, values, numbers, dq, dq_batch, dq_head, dq_row, items, all_heads, heads,
-    lanes, along, lane_shift, step, in_lane, near, far, limit, n, padded, first_cell, own_cells, scale, slope_scale,
+    lanes, along, lane_shift, step, in_lane, near, far, limit, n, padded, number_shift, first_cell, own_cells,
+    scale, slope_scale,
     D_QK: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, WINDOW: gl.constexpr, LATER: gl.constexpr,
 ):  # fmt: skip
     """A consumer, for one half of a tile's rows."""
@@ -120,9 +121,9 @@ def sum_tiles(
         length = gl.minimum(limit, (n - 1 - lane_start) // step + 1)
         row = first_row + gl.arange(0, ROWS, row_layout)
         there = row < length
-        numbers_of_head = numbers + (batch * heads + head).to(gl.int64) * 2 * padded + lane_start
-        log_sum_exp = gl.load(numbers_of_head + row * step, mask=there, other=0.0)
-        mean = gl.load(numbers_of_head + padded + row * step, mask=there, other=0.0)
+        numbers_of_lane = numbers + (batch * heads + head).to(gl.int64) * 2 * padded + lane * number_shift
+        log_sum_exp = gl.load(numbers_of_lane + row, mask=there, other=0.0)
+        mean = gl.load(numbers_of_lane + padded + row, mask=there, other=0.0)
 
         total = gl.zeros([ROWS, WIDTH_QK], gl.float32, sum_layout)
         query = queries.wait_full(turn).slice(half * ROWS, ROWS).load(query_layout)
@@ -178,8 +179,8 @@ def sum_tiles(
 def hopper_dq(
     q_view, slopes_view, k_view, v_view, k_cells, v_cells, numbers, dq, first_cell, dq_batch, dq_head, dq_row, items,
     all_heads, heads, lanes, along, lane_shift, step, row_shift, inner_shift, in_lane, near, far, limit, n, padded,
-    own_cells, scale, slope_scale, D_QK: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, WINDOW: gl.constexpr,
-    LATER: gl.constexpr,
+    number_shift, own_cells, scale, slope_scale,
+    D_QK: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, WINDOW: gl.constexpr, LATER: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_view.dtype
     queries = make_ring(dtype, 2, TILE, q_view.block_type.shape[4], 2)
@@ -191,13 +192,13 @@ def hopper_dq(
         [
             (sum_tiles, (
                 gl.constexpr(0), queries, slopes, keys, values, numbers, dq, dq_batch, dq_head, dq_row, items, all_heads,
-                heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, padded, first_cell, own_cells, scale,
-                slope_scale, D_QK, CELLS, OWN, WINDOW, LATER,
+                heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, padded, number_shift, first_cell,
+                own_cells, scale, slope_scale, D_QK, CELLS, OWN, WINDOW, LATER,
             )),
             (sum_tiles, (
                 gl.constexpr(1), queries, slopes, keys, values, numbers, dq, dq_batch, dq_head, dq_row, items, all_heads,
-                heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, padded, first_cell, own_cells, scale,
-                slope_scale, D_QK, CELLS, OWN, WINDOW, LATER,
+                heads, lanes, along, lane_shift, step, in_lane, near, far, limit, n, padded, number_shift, first_cell,
+                own_cells, scale, slope_scale, D_QK, CELLS, OWN, WINDOW, LATER,
             )),
             (copy_tiles, (
                 q_view, slopes_view, k_view, v_view, k_cells, v_cells, queries, slopes, keys, values, items, all_heads,

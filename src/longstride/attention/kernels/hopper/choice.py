@@ -49,7 +49,7 @@ def choose(one: Pass, backward: bool, later: bool, heads: int, n: int, d_qk: int
             return "walk"
         if job.far >= job.limit - 1 and whole_lanes(job, backward, d_qk, d_v):
             return "lanes"
-    if max(d_qk, d_v) <= WIDEST and _in_tiles(job, one.summary, backward, n):
+    if max(d_qk, d_v) <= WIDEST and _in_tiles(job, one.summary, n):
         return "tiles"
     return None
 
@@ -59,8 +59,8 @@ def whole_lanes(job: Job, backward: bool, d_qk: int, d_v: int) -> bool:
     return d_qk == d_v and d_qk in WIDTHS and job.limit <= (LANE_NUMBERS // d_qk if backward else LONGEST_LANE)
 
 
-def _in_tiles(job: Job, summary: bool, backward: bool, n: int) -> bool:
-    if job.step > 1 and (backward or n % job.step):
+def _in_tiles(job: Job, summary: bool, n: int) -> bool:
+    if job.step > 1 and n % job.step:
         return False
     return not summary or TILE % job.cells == 0 or job.cells % TILE == 0
 

@@ -14,15 +14,15 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
-from longstride.attention.kernels.hopper.cells_forward import GROUPS, cells_forward
 from longstride.attention.kernels.hopper.choice import TILE, Kind, whole_lanes
-from longstride.attention.kernels.hopper.forward import hopper_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
 from longstride.attention.kernels.hopper.lane_boxes import Lanes, block_lanes, column_lanes, distance
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
 from longstride.attention.kernels.hopper.numbers import backward_numbers
+from longstride.attention.kernels.hopper.past_forward import GROUPS, past_forward
 from longstride.attention.kernels.hopper.walk_backward import launch_walk_backward
 from longstride.attention.kernels.hopper.walk_forward import launch_walk_forward
+from longstride.attention.kernels.hopper.window_forward import window_forward
 from longstride.attention.kernels.jobs import Job, Pass
 from longstride.attention.kernels.settings import padded, processors
 
@@ -42,10 +42,10 @@ def forward(
         elif kind == "lanes":
             for lanes in _lane_sets(job, q.shape[2]):
                 launch_lane_forward(q, k, v, output, log_sum_exp, lanes, scale, job.near, later)
-        elif one.summary:
-            _forward_cells(q, k, v, output, log_sum_exp, one, scale, later)
+        elif job.far < job.limit - 1:
+            _forward_window(q, k, v, output, log_sum_exp, one, scale, later)
         else:
-            _forward_tiles(q, k, v, output, log_sum_exp, one, scale, later)
+            _forward_past(q, k, v, output, log_sum_exp, one, scale, later)
 
 
 def backward(
@@ -74,7 +74,7 @@ def backward(
                         q, k, v, gradient, output, log_sum_exp, dq, dk, dv, lanes, *scales, 0, later, numbers
                     )  # fmt: skip
             else:
-                _fill_numbers(numbers, gradient, output, log_sum_exp)
+                _fill_numbers(numbers, gradient, output, log_sum_exp, job.step)
             if needed[0]:
                 _dq_tiles(q, k, v, gradient, numbers, dq, one, scales, not whole, later or whole)
             if needed[1] and not whole:
@@ -88,32 +88,33 @@ def _lane_sets(job: Job, n: int) -> list[Lanes]:
     return column_lanes(n, job.step) if job.lane_shift == 1 else block_lanes(n, job.block)
 
 
-def _forward_tiles(
+def _forward_window(
     q: Tensor, k: Tensor, v: Tensor, output: Tensor, log_sum_exp: Tensor, one: Pass, scale: float, later: bool
 ) -> None:
     job = one.jobs[0]
     size, heads, n, _ = q.shape
     along = -(-job.limit // TILE)
     items = size * heads * along * job.lanes
-    hopper_forward[(min(items, processors(q.device)),)](
-        _lanes(q, job.step, ROWS), *(_lanes(x, job.step, TILE) for x in (k, v)), output, log_sum_exp,
-        _first_cells(one, q.device), *output.stride()[:3], items, size * heads, heads, *_geometry(one, along),
-        job.near, job.far, job.limit, n, job.cells, scale, D_V=v.shape[3], OWN=bool(job.own), LATER=later, num_warps=4,
+    window_forward[(min(items, processors(q.device)),)](
+        _lanes(q, job.step, ROWS), *(_lanes(x, job.step, TILE) for x in (k, v)), output, log_sum_exp, *output.stride()[:3],
+        items, size * heads, heads, job.lanes, along, *_geometry(job), job.near, job.far, job.limit, n, scale,
+        D_V=v.shape[3], LATER=later, num_warps=4,
     )  # fmt: skip
 
 
-def _forward_cells(
+def _forward_past(
     q: Tensor, k: Tensor, v: Tensor, output: Tensor, log_sum_exp: Tensor, one: Pass, scale: float, later: bool
 ) -> None:
     job = one.jobs[0]
     size, heads, n, _ = q.shape
-    in_block = -(-job.block // ROWS)
-    units = in_block * job.lanes
+    in_lane = -(-job.limit // ROWS)
+    units = in_lane * job.lanes
     items = size * heads * -(-units // GROUPS.value)
-    cells_forward[(min(items, processors(q.device)),)](
-        _lanes(q, 1, ROWS), *_key_boxes(k, v, one), output, log_sum_exp, _first_cells(one, q.device), *output.stride()[:3],
-        items, size * heads, heads, units, in_block, job.block, job.cells, n, scale,
-        D_V=v.shape[3], CELLS=job.cells, OWN=bool(job.own), LATER=later, num_warps=4,
+    cells = job.cells if one.summary else 0
+    past_forward[(min(items, processors(q.device)),)](
+        _lanes(q, job.step, ROWS), *_key_boxes(k, v, one), output, log_sum_exp, _first_cells(one, q.device),
+        *output.stride()[:3], items, size * heads, heads, units, in_lane, *_geometry(job), job.limit, job.near, cells,
+        job.cells, n, scale, D_V=v.shape[3], CELLS=cells, OWN=bool(job.own), LATER=later, num_warps=4,
     )  # fmt: skip
 
 
@@ -127,8 +128,9 @@ def _dq_tiles(
     items = size * heads * along * job.lanes
     hopper_dq[(min(items, processors(q.device)),)](
         _lanes(q, job.step, TILE), _lanes(gradient, job.step, TILE), *_key_boxes(k, v, one), numbers, dq,
-        _first_cells(one, q.device), *dq.stride()[:3], items, size * heads, heads, *_geometry(one, along),
-        job.cells if one.summary else 0, job.near, job.far, job.limit, n, numbers.shape[2], job.cells, *scales,
+        _first_cells(one, q.device), *dq.stride()[:3], items, size * heads, heads, job.lanes, along, *_geometry(job),
+        job.cells if one.summary else 0, job.near, job.far, job.limit, n, numbers.shape[2],
+        _number_shift(job, n), job.cells, *scales,
         D_QK=d_qk, CELLS=job.cells if one.summary else 0, OWN=bool(job.own), WINDOW=window, LATER=later, num_warps=4,
     )  # fmt: skip
 
@@ -143,11 +145,11 @@ def _dkv_tiles(
     key_count = (job.lanes - 1) * job.cells
     items = size * heads * (-(-key_count // TILE) if cells else job.lanes * along)
     hopper_dkv[(min(items, processors(q.device)),)](
-        _lanes(q, 1, ROWS), *(_cells(x, job) if cells else _lanes(x, 1, TILE) for x in (k, v)), _lanes(gradient, 1, ROWS),
-        _boxes(numbers, [size * heads, 2, n], list(numbers.stride()), [1, 2, ROWS]), dk, dv, _first_cells(one, q.device),
-        *dk.stride()[:3], *dv.stride()[:3], items, size * heads, heads, job.lanes, job.lane_shift, max(job.cells, 1),
-        job.limit, job.near, job.far, n, key_count, job.block, *scales,
-        D_QK=d_qk, D_V=v.shape[3], CELLS=job.cells if cells else 0, OWN=bool(job.own), LATER=later, num_warps=4,
+        _lanes(q, job.step, ROWS), *(_cells(x, job) if cells else _lanes(x, job.step, TILE) for x in (k, v)),
+        _lanes(gradient, job.step, ROWS), _boxes(numbers, [size * heads, 2, n], list(numbers.stride()), [1, 2, ROWS]),
+        dk, dv, _first_cells(one, q.device), *dk.stride()[:3], *dv.stride()[:3], items, size * heads, heads, job.lanes,
+        *_geometry(job), _number_shift(job, n), max(job.cells, 1), job.limit, job.near, job.far, n, key_count, job.block,
+        *scales, D_QK=d_qk, D_V=v.shape[3], CELLS=job.cells if cells else 0, OWN=bool(job.own), LATER=later, num_warps=4,
     )  # fmt: skip
 
 
@@ -160,19 +162,24 @@ def _empty_numbers(log_sum_exp: Tensor) -> Tensor:
     return log_sum_exp.new_empty(size * heads, 2, -(-n // 4) * 4)
 
 
-def _fill_numbers(numbers: Tensor, gradient: Tensor, output: Tensor, log_sum_exp: Tensor) -> None:
+def _fill_numbers(numbers: Tensor, gradient: Tensor, output: Tensor, log_sum_exp: Tensor, step: int = 1) -> None:
+    """Lane by lane, if the step is more than 1: a box reads numbers that lie side by side."""
     size, heads, n, d_v = output.shape
     tiles = -(-n // NUMBER_ROWS)
     backward_numbers[(size * heads * tiles,)](
         gradient, output, log_sum_exp, numbers, *gradient.stride()[:3], *output.stride()[:3], heads, n, numbers.shape[2],
-        tiles, D_V=d_v, WIDTH_V=padded(d_v), ROWS=NUMBER_ROWS,
+        tiles, step, -(-n // step), D_V=d_v, WIDTH_V=padded(d_v), ROWS=NUMBER_ROWS,
     )  # fmt: skip
 
 
-def _geometry(one: Pass, along: int) -> tuple[int, ...]:
-    """Lanes and tiles along one; where a lane's positions are; what its number moves the two coordinates of a box by."""
-    job = one.jobs[0]
-    return job.lanes, along, job.lane_shift, job.step, *((0, 1) if job.step > 1 else (job.lane_shift, 0))
+def _geometry(job: Job) -> tuple[int, int, int, int]:
+    """Where a lane begins, by its number, and the step in it; and what the number moves a box's two coordinates by."""
+    return job.lane_shift, job.step, *((0, 1) if job.step > 1 else (job.lane_shift, 0))
+
+
+def _number_shift(job: Job, n: int) -> int:
+    """How far apart the numbers of two lanes are."""
+    return n // job.step if job.step > 1 else job.lane_shift
 
 
 @lru_cache(maxsize=256)

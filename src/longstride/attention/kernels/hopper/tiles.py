@@ -1,4 +1,4 @@
-"""Where the tiles of forward.py and backward_dq.py lie, and which of their pairs count."""
+"""Where the tiles of window_forward.py and backward_dq.py lie, and which of their pairs count."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

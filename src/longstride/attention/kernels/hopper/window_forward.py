@@ -1,8 +1,8 @@
-"""hopper_forward: forward.py's sums for one pattern in all heads, with Hopper's copy engine and asynchronous products.
+"""window_forward: a window of the own lane, one pattern in all heads, with Hopper's copy engine and asynchronous products.
 
-This is for windows; cells_forward.py has summary cells. One warp copies tiles of keys and values into shared memory. Groups
-of four warps have 64 queries each. While a group takes the softmax of one tile, its product of the queries with the next
-tile's keys is under way, and while one group does arithmetic, the other has the matrix unit.
+One warp copies tiles of keys and values into shared memory. Groups of four warps have 64 queries each. While a group takes
+the softmax of one tile, its product of the queries with the next tile's keys is under way, and while one group does
+arithmetic, the other has the matrix unit.
 Programs are persistent: the next queries are loaded while results are written.
 """
 
@@ -48,8 +48,7 @@ def take_softmax(scores, running_max, weight, scale):
 
 @gluon.jit
 def compute_tile(
-    scores, running_max, weight, sums, query, keys, values, count, tile, first_row, near, far, inside, own_cells, scale,
-    OWN: gl.constexpr,
+    scores, running_max, weight, sums, query, keys, values, count, tile, first_row, near, far, scale,
 ):  # fmt: skip
     """A tile whose scores are there; the next tile's are computed meanwhile and returned."""
     score_layout: gl.constexpr = scores.type.layout
@@ -58,7 +57,7 @@ def compute_tile(
     zeros = gl.zeros([ROWS, TILE], gl.float32, score_layout)
     key = keys.wait_full(count + 1)
     scoring = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    scores = hide(scores, tile * TILE, False, 0, first_row, near, far, inside, own_cells, OWN, 0, False)
+    scores = hide(scores, tile * TILE, False, 0, first_row, near, far, 0, 0, True, 0, False)
     weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
     operand = gl.convert_layout(weights.to(values.tiles.dtype), weight_layout)
@@ -73,8 +72,7 @@ def compute_tile(
 @gluon.jit
 def compute_tiles(
     group: gl.constexpr, queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items, all_heads,
-    heads, lanes, along, lane_shift, step, near, far, limit, n, first_cell, own_cells, scale,
-    D_V: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
+    heads, lanes, along, lane_shift, step, near, far, limit, n, scale, D_V: gl.constexpr, LATER: gl.constexpr,
 ):  # fmt: skip
     """A group, for its 64 rows of an item."""
     dtype: gl.constexpr = values.tiles.dtype
@@ -90,9 +88,6 @@ def compute_tiles(
         batch, head, lane, first_row = locate(item_of_round(turn), all_heads, heads, lanes, along)
         _, first_tile, total = key_tiles(lane, first_row, 0, near, far, limit, True)
         first_row += group * ROWS
-        inside = 0
-        if not OWN:
-            inside = gl.load(first_cell + head)
         lane_start = lane * lane_shift
         length = gl.minimum(limit, (n - 1 - lane_start) // step + 1)
         result = output + batch.to(gl.int64) * output_batch + head.to(gl.int64) * output_head
@@ -115,27 +110,15 @@ def compute_tiles(
         scoring = warpgroup_mma(query, keys.wait_full(count).permute((1, 0)), zeros, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=(scoring,))
         keys.release(count)
-        # By twos: the scores of one tile and of the next then keep their registers.
-        for pair in range((total - 1) // 2):
+        for tile in range(first_tile, first_tile + total - 1):
             scores, running_max, weight, sums = compute_tile(
-                scores, running_max, weight, sums, query, keys, values, count, first_tile + 2 * pair, first_row, near,
-                far, inside, own_cells, scale, OWN,
-            )  # fmt: skip
-            scores, running_max, weight, sums = compute_tile(
-                scores, running_max, weight, sums, query, keys, values, count + 1, first_tile + 2 * pair + 1,
-                first_row, near, far, inside, own_cells, scale, OWN,
-            )  # fmt: skip
-            count += 2
-        if total % 2 == 0:
-            scores, running_max, weight, sums = compute_tile(
-                scores, running_max, weight, sums, query, keys, values, count, first_tile + total - 2, first_row, near,
-                far, inside, own_cells, scale, OWN,
+                scores, running_max, weight, sums, query, keys, values, count, tile, first_row, near, far, scale
             )  # fmt: skip
             count += 1
         # The last tile has no next one whose product could be under way, and most often pairs to hide.
         queries.release(2 * turn + group)
         start = (first_tile + total - 1) * TILE
-        scores = hide(scores, start, False, 0, first_row, near, far, inside, own_cells, OWN, 0, True)
+        scores = hide(scores, start, False, 0, first_row, near, far, 0, 0, True, 0, True)
         weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
         sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
         operand = gl.convert_layout(weights.to(dtype), weight_layout)
@@ -157,10 +140,10 @@ def compute_tiles(
 
 
 @gluon.jit
-def hopper_forward(
-    q_view, k_view, v_view, output, log_sum_exp, first_cell, output_batch, output_head, output_row, items, all_heads, heads,
-    lanes, along, lane_shift, step, row_shift, inner_shift, near, far, limit, n, own_cells, scale,
-    D_V: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
+def window_forward(
+    q_view, k_view, v_view, output, log_sum_exp, output_batch, output_head, output_row, items, all_heads, heads, lanes,
+    along, lane_shift, step, row_shift, inner_shift, near, far, limit, n, scale,
+    D_V: gl.constexpr, LATER: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_view.dtype
     queries = make_ring(dtype, 4, ROWS, q_view.block_type.shape[4], 1)
@@ -171,13 +154,11 @@ def hopper_forward(
         [
             (compute_tiles, (
                 gl.constexpr(0), queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items,
-                all_heads, heads, lanes, along, lane_shift, step, near, far, limit, n, first_cell, own_cells, scale,
-                D_V, OWN, LATER,
+                all_heads, heads, lanes, along, lane_shift, step, near, far, limit, n, scale, D_V, LATER,
             )),
             (compute_tiles, (
                 gl.constexpr(1), queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items,
-                all_heads, heads, lanes, along, lane_shift, step, near, far, limit, n, first_cell, own_cells, scale,
-                D_V, OWN, LATER,
+                all_heads, heads, lanes, along, lane_shift, step, near, far, limit, n, scale, D_V, LATER,
             )),
             (copy_tiles, (
                 q_view, k_view, v_view, queries, keys, values, items, all_heads, heads, lanes, along, row_shift, inner_shift,

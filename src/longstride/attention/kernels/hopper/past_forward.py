@@ -1,9 +1,9 @@
-"""cells_forward: forward.py's sums for summary cells and own blocks, one pattern in all heads, for Hopper.
+"""past_forward: all of the own lane so far, and summary cells of the lanes before it, one pattern in all heads, for Hopper.
 
-Three groups of four warps have 64 queries each, one after the other, of the same block or of the next: they see nearly the
-same cells, which one warp copies into shared memory for all of them, those of several blocks as one box. A tile of 128 keys
-is computed as two halves: the product of one half is under way while the softmax of the other is taken. Tiles that
-are seen whole have a loop of their own, without masks.
+Three groups of four warps have 64 queries each, one after the other, of the same lane or of the next: they see nearly the
+same keys, which one warp copies into shared memory for all of them, the cells of several lanes as one box. A tile of 128
+keys is computed as two halves: the product of one half is under way while the softmax of the other is taken. Tiles that are
+seen whole have a loop of their own, without masks.
 Programs are persistent: the next queries and keys are copied while results are written.
 """
 
@@ -29,27 +29,28 @@ def locate(item, all_heads, heads, units):
 
 
 @gluon.jit
-def last_block(unit, units, in_block):
-    """The block of an item's last unit; the last item may have fewer units than others."""
-    return gl.minimum(unit + GROUPS - 1, units - 1) // in_block
+def last_lane(unit, units, in_lane):
+    """The lane of an item's last unit; the last item may have fewer units than others."""
+    return gl.minimum(unit + GROUPS - 1, units - 1) // in_lane
 
 
 @gluon.jit
-def cell_tiles(block, cells):
-    return (block * cells + TILE - 1) // TILE
+def cell_tiles(lane, cells):
+    """How many tiles of cells there are before a lane."""
+    return (lane * cells + TILE - 1) // TILE
 
 
 @gluon.jit
-def own_tiles(block, unit, units, in_block):
-    """How many tiles of a block's own keys the item's queries see."""
-    end = gl.minimum(gl.minimum(unit + GROUPS, units) - block * in_block, in_block)
-    return (end * HALF + TILE - 1) // TILE
+def own_tiles(lane, unit, units, in_lane, near):
+    """How many tiles of a lane's own keys the item's queries see, at least one."""
+    end = gl.minimum(gl.minimum(unit + GROUPS, units) - lane * in_lane, in_lane)
+    return (end * HALF - 1 - near) // TILE + 1
 
 
 @gluon.jit
 def copy_tiles(
-    q_view, k_view, v_view, k_cells, v_cells, queries, keys, values, first_cell, items, all_heads, heads, units, in_block,
-    length, cells, CELLS: gl.constexpr,
+    q_view, k_view, v_view, k_cells, v_cells, queries, keys, values, first_cell, items, all_heads, heads, units, in_lane,
+    row_shift, inner_shift, near, cells, CELLS: gl.constexpr,
 ):  # fmt: skip
     """The producer."""
     count = 0
@@ -57,19 +58,21 @@ def copy_tiles(
         batch, head, unit = locate(item_of_round(turn), all_heads, heads, units)
         for group in gl.static_range(GROUPS):
             mine = gl.minimum(unit + group, units - 1)
-            row = mine // in_block * length + mine % in_block * HALF
-            queries.fill(GROUPS * turn + group, q_view, [batch, head, row, 0, 0])
-        last = last_block(unit, units, in_block)
-        inside = gl.load(first_cell + head)
-        for tile in range(cell_tiles(last, cells)):
-            place = [batch, head, tile * TILE // CELLS, inside + tile * TILE % CELLS, 0]
-            keys.begin(count, keys.bytes + values.bytes)
-            keys.copy(count, k_cells, place)
-            values.copy(count, v_cells, place)
-            count += 1
-        for block in range(unit // in_block, last + 1):
-            for tile in range(own_tiles(block, unit, units, in_block)):
-                place = [batch, head, block * length + tile * TILE, 0, 0]
+            lane = mine // in_lane
+            row = lane * row_shift + mine % in_lane * HALF
+            queries.fill(GROUPS * turn + group, q_view, [batch, head, row, lane * inner_shift, 0])
+        last = last_lane(unit, units, in_lane)
+        if CELLS > 0:
+            inside = gl.load(first_cell + head)
+            for tile in range(cell_tiles(last, cells)):
+                place = [batch, head, tile * TILE // CELLS, inside + tile * TILE % CELLS, 0]
+                keys.begin(count, keys.bytes + values.bytes)
+                keys.copy(count, k_cells, place)
+                values.copy(count, v_cells, place)
+                count += 1
+        for lane in range(unit // in_lane, last + 1):
+            for tile in range(own_tiles(lane, unit, units, in_lane, near)):
+                place = [batch, head, lane * row_shift + tile * TILE, lane * inner_shift, 0]
                 keys.begin(count, keys.bytes + values.bytes)
                 keys.copy(count, k_view, place)
                 values.copy(count, v_view, place)
@@ -145,28 +148,27 @@ def take_tile(running_max, weight, sums, query, keys, values, turn, scale):
 
 
 @gluon.jit
-def hide(scores, start, is_cell, before, first_row, inside, cells, OWN: gl.constexpr):
-    """-inf for cells of the own block and later, and for keys of the own block that come later."""
+def hide(scores, start, is_cell, before, first_row, near, inside, own_cells, OWN: gl.constexpr):
+    """-inf for cells that are not before the lane, and for keys of it that are not `near` positions back."""
     layout: gl.constexpr = scores.type.layout
     column = start + gl.arange(0, HALF, gl.SliceLayout(0, layout))
     row = first_row + gl.arange(0, HALF, gl.SliceLayout(1, layout))
-    # Not a choice between two: the compiler would compare with both.
-    last = row * gl.where(is_cell, 0, 1) + gl.where(is_cell, before - 1, 0)
+    last = gl.where(is_cell, before - 1, row - near)
     seen = column[None, :] <= last[:, None]
     if not OWN:
-        seen = seen & (is_cell | ((column >= inside) & (column < inside + cells)))[None, :]
+        seen = seen & (is_cell | ((column >= inside) & (column < inside + own_cells)))[None, :]
     return gl.where(seen, scores, float("-inf"))
 
 
 @gluon.jit
 def take_half(
-    running_max, weight, sums, query, keys, values, turn, half, is_last, start, is_cell, before, first_row, inside, cells,
-    scale, OWN: gl.constexpr,
+    running_max, weight, sums, query, keys, values, turn, half, is_last, start, is_cell, before, first_row, near, inside,
+    own_cells, scale, OWN: gl.constexpr,
 ):  # fmt: skip
     """One half of a tile, with masks; `is_last`: of this tile nothing more is needed."""
     keys.wait_full(turn)
     scores = warpgroup_mma_wait(0, deps=(score(query, keys, turn, half),))
-    scores = hide(scores, start, is_cell, before, first_row, inside, cells, OWN)
+    scores = hide(scores, start, is_cell, before, first_row, near, inside, own_cells, OWN)
     weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale, True)
     sums = warpgroup_mma_wait(0, deps=(add_values(weights, shrink, sums, values, turn, half),))
     mbarrier.arrive(keys.empty.index(turn % keys.stages), count=1, pred=is_last)
@@ -176,8 +178,8 @@ def take_half(
 @gluon.jit
 def compute_tiles(
     group: gl.constexpr, queries, keys, values, output, log_sum_exp, first_cell, output_batch, output_head, output_row,
-    items, all_heads, heads, units, in_block, length, cells, n, scale,
-    D_V: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
+    items, all_heads, heads, units, in_lane, lane_shift, step, limit, near, cells, own_cells, n, scale,
+    D_V: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
 ):  # fmt: skip
     """A group, for its 64 queries of an item."""
     dtype: gl.constexpr = values.tiles.dtype
@@ -191,23 +193,23 @@ def compute_tiles(
     for turn in range(rounds(items)):
         batch, head, unit = locate(item_of_round(turn), all_heads, heads, units)
         mine = gl.minimum(unit + group, units - 1)
-        block = mine // in_block
-        first_row = mine % in_block * HALF
-        last = last_block(unit, units, in_block)
+        lane = mine // in_lane
+        first_row = mine % in_lane * HALF
+        last = last_lane(unit, units, in_lane)
         total = cell_tiles(last, cells)
         own_turn = total
-        for other in range(unit // in_block, last + 1):
-            own_turn = gl.where(other == block, total, own_turn)
-            total += own_tiles(other, unit, units, in_block)
-        before = block * cells
-        whole = before // TILE
+        for other in range(unit // in_lane, last + 1):
+            own_turn = gl.where(other == lane, total, own_turn)
+            total += own_tiles(other, unit, units, in_lane, near)
+        before = lane * cells
         inside = 0
         if not OWN:
             inside = gl.load(first_cell + head)
+        lane_start = lane * lane_shift
         # A group past the last unit does the work of the last one once more, and keeps it to itself.
-        rows = gl.where(unit + group < units, gl.minimum(length, n - block * length), 0)
+        rows = gl.where(unit + group < units, gl.minimum(limit, (n - 1 - lane_start) // step + 1), 0)
         result = output + batch.to(gl.int64) * output_batch + head.to(gl.int64) * output_head
-        totals = log_sum_exp + (batch * heads + head).to(gl.int64) * n + block * length
+        totals = log_sum_exp + (batch * heads + head).to(gl.int64) * n + lane_start
 
         by_score = first_row + gl.arange(0, HALF, row_layout)
         running_max = gl.full([HALF], float("-inf"), gl.float32, row_layout)
@@ -216,32 +218,38 @@ def compute_tiles(
         if LATER:
             by_sum = first_row + gl.arange(0, HALF, gl.SliceLayout(1, sum_layout))
             column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, sum_layout))
-            place = (block * length + by_sum).to(gl.int64)[:, None] * output_row + column[None, :]
+            place = (lane_start + by_sum * step).to(gl.int64)[:, None] * output_row + column[None, :]
             there = (by_sum < rows)[:, None] & (column < D_V)[None, :]
-            running_max = gl.load(totals + by_score, mask=by_score < rows, other=float("-inf"))
+            running_max = gl.load(totals + by_score * step, mask=by_score < rows, other=float("-inf"))
             weight = gl.where(running_max == float("-inf"), 0.0, 1.0)
             sums = gl.load(result + place, mask=there, other=0.0).to(gl.float32)
 
         query = queries.wait_full(GROUPS * turn + group).load(query_layout)
         queries.release(GROUPS * turn + group)
-        for tile in range(whole):
-            running_max, weight, sums = take_tile(running_max, weight, sums, query, keys, values, count + tile, scale)
-        done = whole
-        # The rest of the cells, then the own block. One loop for all of it: more code costs more than masks.
-        cell_halves = (before % TILE + HALF - 1) // HALF
-        masked = cell_halves + first_row // HALF + 1
-        for index in range(masked):
-            is_cell = index < cell_halves
-            half = gl.where(is_cell, index, index - cell_halves)
-            tile = gl.where(is_cell, whole, own_turn + half // 2)
-            skip(keys, count + done, count + tile)
-            start = gl.where(is_cell, whole * TILE, 0) + half * HALF
-            is_last = (half % 2 == 1) | (index == cell_halves - 1) | (index == masked - 1)
-            running_max, weight, sums = take_half(
-                running_max, weight, sums, query, keys, values, count + tile, half % 2, is_last, start, is_cell, before,
-                first_row, inside, cells, scale, OWN,
-            )  # fmt: skip
-            done = tile + is_last.to(gl.int32)
+        done = 0
+        for part in range(0 if CELLS > 0 else 1, 2):  # the cells, and the own lane
+            is_cell = part == 0
+            begin = gl.where(is_cell, 0, own_turn)
+            # Keys that all of the group's queries see, and those that any of them sees.
+            all_see = gl.where(is_cell, before, gl.maximum(0, first_row - near + 1))
+            any_sees = gl.where(is_cell, before, first_row + HALF - near)
+            if not OWN:
+                all_see = gl.where(is_cell, before, 0)
+            whole = all_see // TILE
+            skip(keys, count + done, count + begin)
+            for tile in range(whole):
+                running_max, weight, sums = take_tile(
+                    running_max, weight, sums, query, keys, values, count + begin + tile, scale
+                )  # fmt: skip
+            done = begin + whole
+            halves = (any_sees + HALF - 1) // HALF
+            for half in range(2 * whole, halves):
+                is_last = (half % 2 == 1) | (half == halves - 1)
+                running_max, weight, sums = take_half(
+                    running_max, weight, sums, query, keys, values, count + begin + half // 2, half % 2, is_last,
+                    half * HALF, is_cell, before, first_row, near, inside, own_cells, scale, OWN,
+                )  # fmt: skip
+                done += is_last.to(gl.int32)
         skip(keys, count + done, count + total)
         count += total
 
@@ -250,20 +258,20 @@ def compute_tiles(
         final = sums * by_sums(1.0 / weight, sums)
         row = first_row + gl.arange(0, HALF, gl.SliceLayout(1, store_layout))
         column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, store_layout))
-        place = (block * length + row).to(gl.int64)[:, None] * output_row + column[None, :]
+        place = (lane_start + row * step).to(gl.int64)[:, None] * output_row + column[None, :]
         there = (row < rows)[:, None] & (column < D_V)[None, :]
         gl.store(result + place, gl.convert_layout(final.to(dtype), store_layout), mask=there)
         bits = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-        gl.store(totals + by_score, bits, mask=by_score < rows)
+        gl.store(totals + by_score * step, bits, mask=by_score < rows)
 
 
 @gluon.jit
-def cells_forward(
+def past_forward(
     q_view, k_view, v_view, k_cells, v_cells, output, log_sum_exp, first_cell, output_batch, output_head, output_row, items,
-    all_heads, heads, units, in_block, length, cells, n, scale,
+    all_heads, heads, units, in_lane, lane_shift, step, row_shift, inner_shift, limit, near, cells, own_cells, n, scale,
     D_V: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
 ):  # fmt: skip
-    """A block has `length` positions, in units of 64 queries, `in_block` of them, and `cells` summary cells."""
+    """A lane has up to `limit` positions, in units of 64 queries, `in_lane` of them; later lanes see `cells` of it."""
     dtype: gl.constexpr = q_view.dtype
     queries = make_ring(dtype, 2 * GROUPS, HALF, q_view.block_type.shape[4], 1)
     keys = make_ring(dtype, STAGES, TILE, k_view.block_type.shape[4], GROUPS)
@@ -273,19 +281,22 @@ def cells_forward(
         [
             (compute_tiles, (
                 gl.constexpr(0), queries, keys, values, output, log_sum_exp, first_cell, output_batch, output_head,
-                output_row, items, all_heads, heads, units, in_block, length, cells, n, scale, D_V, OWN, LATER,
+                output_row, items, all_heads, heads, units, in_lane, lane_shift, step, limit, near, cells, own_cells, n,
+                scale, D_V, CELLS, OWN, LATER,
             )),
             (compute_tiles, (
                 gl.constexpr(1), queries, keys, values, output, log_sum_exp, first_cell, output_batch, output_head,
-                output_row, items, all_heads, heads, units, in_block, length, cells, n, scale, D_V, OWN, LATER,
+                output_row, items, all_heads, heads, units, in_lane, lane_shift, step, limit, near, cells, own_cells, n,
+                scale, D_V, CELLS, OWN, LATER,
             )),
             (compute_tiles, (
                 gl.constexpr(2), queries, keys, values, output, log_sum_exp, first_cell, output_batch, output_head,
-                output_row, items, all_heads, heads, units, in_block, length, cells, n, scale, D_V, OWN, LATER,
+                output_row, items, all_heads, heads, units, in_lane, lane_shift, step, limit, near, cells, own_cells, n,
+                scale, D_V, CELLS, OWN, LATER,
             )),
             (copy_tiles, (
                 q_view, k_view, v_view, k_cells, v_cells, queries, keys, values, first_cell, items, all_heads, heads, units,
-                in_block, length, cells, CELLS,
+                in_lane, row_shift, inner_shift, near, cells, CELLS,
             )),
         ],
         [4, 4, 1],  # warps of the other groups and of the producer
