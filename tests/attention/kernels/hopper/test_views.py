@@ -84,8 +84,12 @@ def test_numbers_of_every_query():
 def test_numbers_lane_by_lane():
     output = torch.ones(BATCH, HEADS, N, D)
     log_sum_exp = torch.arange(BATCH * HEADS * N).view(BATCH, HEADS, N).float()
-    found = launch._empty_numbers(log_sum_exp)
-    launch._fill_numbers(found, output, output, log_sum_exp, step=4)
-    for lane in range(4):
-        side_by_side = found[:, 0, lane * (N // 4) : (lane + 1) * (N // 4)].view(BATCH, HEADS, -1)
-        assert torch.equal(side_by_side, log_sum_exp[:, :, lane::4])
+    step = 5
+    found = launch._empty_numbers(log_sum_exp, step)
+    launch._fill_numbers(found, output, output, log_sum_exp, step)
+    lanes = found[:, 0].view(BATCH, HEADS, step, -1)
+    assert lanes.shape[3] % 4 == 0
+    for lane in range(step):
+        expected = log_sum_exp[:, :, lane::step]
+        assert torch.equal(lanes[:, :, lane, : expected.shape[2]], expected)
+        assert (lanes[:, :, lane, expected.shape[2] :] == 0).all()

@@ -15,6 +15,8 @@ TILE = gl.constexpr(128)
 HALF = gl.constexpr(64)
 """Keys of a tile, and of one consumer."""
 QUERIES = gl.constexpr(64)
+ALIGNED = gl.constexpr(4)
+"""The copy engine reads from multiples of 16 bytes on: four of the numbers of queries."""
 STAGES = gl.constexpr(3)
 
 
@@ -22,7 +24,8 @@ STAGES = gl.constexpr(3)
 def place_keys(item, all_heads, heads, lanes, lane_shift, step, in_lane, limit, near, far, n, CELLS: gl.constexpr):
     """batch and head of an item, its first key, its lane and the lane's length, and the queries [first, end) that see it.
 
-    Rows and keys count along the lane; for cells the lane is the whole sequence, and keys are numbered.
+    Rows and keys count along the lane; for cells the lane is the whole sequence, and keys are numbered. The first query is
+    where the copy engine can begin, and may not see them yet.
     """
     head = item % all_heads
     tile = item // all_heads
@@ -30,13 +33,13 @@ def place_keys(item, all_heads, heads, lanes, lane_shift, step, in_lane, limit, 
         first_key = tile * TILE
         lane = 0
         length = n
-        first = (first_key // in_lane + 1) * lane_shift
+        first = (first_key // in_lane + 1) * lane_shift // ALIGNED * ALIGNED
         end = n
     else:
         first_key = tile // lanes * TILE
         lane = tile % lanes
         length = gl.minimum(limit, (n - 1 - lane * lane_shift) // step + 1)
-        first = first_key + near
+        first = (first_key + near) // ALIGNED * ALIGNED
         # A tile past the end of a short lane still takes one turn, in which nothing is seen.
         end = gl.maximum(first + 1, gl.minimum(length, first_key + TILE + far))
     return head // heads, head % heads, first_key, lane, length, first, end

@@ -49,7 +49,8 @@ def choose(one: Pass, backward: bool, later: bool, heads: int, n: int, d_qk: int
             return "walk"
         if job.far >= job.limit - 1 and whole_lanes(job, backward, d_qk, d_v):
             return "lanes"
-    if max(d_qk, d_v) <= WIDEST and _in_tiles(job, one.summary, n):
+    own_apart = one.summary and bool(job.own) and whole_lanes(job, True, d_qk, d_v)
+    if max(d_qk, d_v) <= WIDEST and _in_tiles(job, one.summary, n) and (not backward or own_apart or _aligned(job)):
         return "tiles"
     return None
 
@@ -60,9 +61,15 @@ def whole_lanes(job: Job, backward: bool, d_qk: int, d_v: int) -> bool:
 
 
 def _in_tiles(job: Job, summary: bool, n: int) -> bool:
+    """Whether boxes of the copy engine can be tiles of its lanes and cells."""
     if job.step > 1 and n % job.step:
         return False
     return not summary or TILE % job.cells == 0 or job.cells % TILE == 0
+
+
+def _aligned(job: Job) -> bool:
+    """Whether the numbers of a lane's queries, four bytes each, begin at a multiple of 16 bytes."""
+    return job.lanes == 1 or job.step > 1 or job.lane_shift % 4 == 0
 
 
 def copyable(*tensors: Tensor) -> bool:

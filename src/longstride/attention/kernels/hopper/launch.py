@@ -66,7 +66,7 @@ def backward(
                     q, k, v, gradient, output, log_sum_exp, dq, dk, dv, lanes, *scales, job.near, later
                 )  # fmt: skip
         else:
-            numbers = _empty_numbers(log_sum_exp)
+            numbers = _empty_numbers(log_sum_exp, job.step)
             whole = one.summary and bool(job.own) and whole_lanes(job, True, q.shape[3], v.shape[3])
             if whole:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
                 for lanes in block_lanes(q.shape[2], job.block):
@@ -143,32 +143,41 @@ def _dkv_tiles(
     size, heads, n, d_qk = q.shape
     along = -(-job.limit // TILE)
     key_count = (job.lanes - 1) * job.cells
+    number_count = n if job.step == 1 else numbers.shape[2]
+    number_boxes = _boxes(numbers, [size * heads, 2, number_count], list(numbers.stride()), [1, 2, ROWS])
     items = size * heads * (-(-key_count // TILE) if cells else job.lanes * along)
     hopper_dkv[(min(items, processors(q.device)),)](
         _lanes(q, job.step, ROWS), *(_cells(x, job) if cells else _lanes(x, job.step, TILE) for x in (k, v)),
-        _lanes(gradient, job.step, ROWS), _boxes(numbers, [size * heads, 2, n], list(numbers.stride()), [1, 2, ROWS]),
+        _lanes(gradient, job.step, ROWS), number_boxes,
         dk, dv, _first_cells(one, q.device), *dk.stride()[:3], *dv.stride()[:3], items, size * heads, heads, job.lanes,
         *_geometry(job), _number_shift(job, n), max(job.cells, 1), job.limit, job.near, job.far, n, key_count, job.block,
         *scales, D_QK=d_qk, D_V=v.shape[3], CELLS=job.cells if cells else 0, OWN=bool(job.own), LATER=later, num_warps=4,
     )  # fmt: skip
 
 
-def _empty_numbers(log_sum_exp: Tensor) -> Tensor:
-    """[batch * heads, 2, n] and up to 3 more columns: the copy engine wants rows that are multiples of 16 bytes.
+def _empty_numbers(log_sum_exp: Tensor, step: int = 1) -> Tensor:
+    """[batch * heads, 2, n], and more where the copy engine's multiples of 16 bytes want it: at the end, and after a lane.
 
-    It fills with zeros what a box has past n, and a query with zeros adds nothing.
+    What a box has past n it fills with zeros, and a query with zeros adds nothing.
     """
     size, heads, n = log_sum_exp.shape
-    return log_sum_exp.new_empty(size * heads, 2, -(-n // 4) * 4)
+    make = log_sum_exp.new_empty if step == 1 else log_sum_exp.new_zeros
+    return make(size * heads, 2, step * _aligned(-(-n // step)))
+
+
+def _aligned(count: int) -> int:
+    """The next multiple of 16 bytes."""
+    return -(-count // 4) * 4
 
 
 def _fill_numbers(numbers: Tensor, gradient: Tensor, output: Tensor, log_sum_exp: Tensor, step: int = 1) -> None:
     """Lane by lane, if the step is more than 1: a box reads numbers that lie side by side."""
     size, heads, n, d_v = output.shape
     tiles = -(-n // NUMBER_ROWS)
+    along = _aligned(-(-n // step))
     backward_numbers[(size * heads * tiles,)](
         gradient, output, log_sum_exp, numbers, *gradient.stride()[:3], *output.stride()[:3], heads, n, numbers.shape[2],
-        tiles, step, -(-n // step), D_V=d_v, WIDTH_V=padded(d_v), ROWS=NUMBER_ROWS,
+        tiles, step, along, D_V=d_v, WIDTH_V=padded(d_v), ROWS=NUMBER_ROWS,
     )  # fmt: skip
 
 
@@ -179,7 +188,7 @@ def _geometry(job: Job) -> tuple[int, int, int, int]:
 
 def _number_shift(job: Job, n: int) -> int:
     """How far apart the numbers of two lanes are."""
-    return n // job.step if job.step > 1 else job.lane_shift
+    return _aligned(n // job.step) if job.step > 1 else job.lane_shift
 
 
 @lru_cache(maxsize=256)
