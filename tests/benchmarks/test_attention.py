@@ -1,9 +1,10 @@
 import io
+import json
 
 import pytest
 from rich.console import Console
 
-from longstride.benchmarks import peers
+from longstride.benchmarks import attention, peers
 from longstride.benchmarks.attention import AttentionBenchmark, run
 
 
@@ -52,3 +53,19 @@ def test_the_papers_shapes():
         flops = 2 * 32 * 2 * row.pairs * (4 * 64 + 3 * 128)
         assert row.forward_of_bytes * row.forward_ms / 1e3 * limits.bytes_per_second == pytest.approx(moved, rel=0.02)
         assert row.both_of_flops * row.both_ms / 1e3 * limits.flops_per_second == pytest.approx(flops, rel=0.02)
+
+
+def test_results_are_kept_as_they_come(tmp_path, monkeypatch):
+    measure = attention._measure
+
+    def fails_at_the_second(settings, shape, *rest):
+        if shape.n == 32:
+            raise MemoryError
+        return measure(settings, shape, *rest)
+
+    monkeypatch.setattr(attention, "_measure", fails_at_the_second)
+    path = tmp_path / "result.json"
+    settings = AttentionBenchmark(lengths=(16, 32), patterns=("local(4)",), peers="none", repeats=1, json=path)
+    with pytest.raises(MemoryError):
+        run(settings, quiet())
+    assert [row["n"] for row in json.loads(path.read_text())["rows"]] == [16]

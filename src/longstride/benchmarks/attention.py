@@ -168,14 +168,19 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
         for shape in shapes:
             progress.update(task, description=shape.name)
             result.rows.extend(_measure(settings, shape, dtype, device, limits))
+            _save(result, settings.json)  # Now, not at the end: the next shape may take too long, or too much memory.
             progress.advance(task)
     if not settings.shapes and len(settings.lengths) >= 3:
         result.growth.extend(_growth(result.rows))
+        _save(result, settings.json)
     _print(result, console)
-    if settings.json is not None:
-        with atomic_path(settings.json) as path:
-            path.write_text(json.dumps(_plain(result), indent=2) + "\n")
     return result
+
+
+def _save(result: Result, path: Path | None) -> None:
+    if path is not None:
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(_plain(result), indent=2) + "\n")
 
 
 def _device(name: str) -> torch.device:

@@ -36,8 +36,10 @@ def test_no_errors(check):
 
 
 def starts_groups(kernel, line):
-    """Where Triton hands work to groups of warps. Racecheck does not see the barriers that it does this with, and reports
-    even a kernel whose groups do nothing.
+    """Whether this is where Triton hands work to groups of warps, through a word in shared memory.
+
+    A barrier of the whole program comes between writing and reading it. Racecheck does not see that in kernels whose groups
+    also have barriers of their own; a kernel with groups that have none it does not report.
     """
     files = [path.read_text() for path in Path(longstride.__file__).parent.rglob("*.py")]
     (source,) = (text for text in files if f"\ndef {kernel}(\n" in text)
