@@ -33,7 +33,9 @@ def test_holds_every_module_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     source = ROOT / "src"
     expected = {
-        str(path.relative_to(source)) for path in (source / "longstride").rglob("*") if path.suffix in (".py", ".typed")
+        str(path.relative_to(source))
+        for path in (source / "longstride").rglob("*")
+        if path.suffix in (".py", ".typed") or (path.parent.name == "samples" and path.suffix in (".xz", ".md"))
     }
     assert expected == {name for name in names if ".dist-info/" not in name}
     assert any(name.endswith("licenses/LICENSE") for name in names)
