@@ -9,7 +9,23 @@ import longstride
 
 ROOT = Path(longstride.__file__).parent
 # A unit may import what stands before it. The first three are tools without imports of ours.
-FLOW = ["version", "checks", "atomic", "patterns", "notation", "attention", "model", "benchmarks", "plots", "doctor", "cli"]
+FLOW = [
+    "version",
+    "checks",
+    "atomic",
+    "patterns",
+    "notation",
+    "attention",
+    "model",
+    "samples",
+    "data",
+    "training",
+    "benchmarks",
+    "plots",
+    "doctor",
+    "demo",
+    "cli",
+]
 # Inside attention: the oracle and the fast implementations never import each other, and api joins them.
 BY_LANES = {f"attention.kernels.hopper.{name}" for name in ("lane_boxes", "lane_settings", "pair_slopes")}
 BY_LANES |= {"attention.kernels.settings"}
@@ -91,6 +107,22 @@ ATTENTION = {
     },
     "__init__": {"attention.api"},
 }
+# Inside data: formats know the store and the plan of what goes into it, not each other, and prepare joins them.
+PLANNED = {"data.plan", "data.store", "data.streams"}
+DATA = {
+    "__init__": set(),
+    "store": {"checks"},
+    "plan": {"data.store"},
+    "streams": {"atomic", "data.plan", "data.store"},
+    "text": PLANNED,
+    "files": PLANNED,
+    "audio": {"atomic", *PLANNED},
+    "cifar": {"data.store"},
+    "images": {"atomic", "checks", "data", "data.cifar", *PLANNED},
+    "prepare": {"data", *PLANNED},
+    "loader": {"checks", "data.store"},
+    "fetch": {"atomic", "checks"},
+}
 LIGHT = {"version", "checks", "atomic", "patterns", "notation", "attention", "__init__"}
 
 
@@ -131,6 +163,11 @@ def test_imports_point_left(path):
 @pytest.mark.parametrize("path", sorted((ROOT / "attention").rglob("*.py")), ids=lambda path: path.stem)
 def test_implementations_do_not_import_each_other(path):
     assert ours(path) <= ATTENTION[path.relative_to(ROOT / "attention").with_suffix("").as_posix()]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "data").rglob("*.py")), ids=lambda path: path.stem)
+def test_data_stands_alone(path):
+    assert ours(path) <= DATA[path.stem]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

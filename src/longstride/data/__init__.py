@@ -1,0 +1,1 @@
+"""Data of four kinds: text, images, audio and any bytes."""

@@ -1,0 +1,131 @@
+"""Sound as bytes: mono, 12,000 samples a second, 8-bit mu-law; and back to a wav file."""
+
+import math
+import sys
+import wave
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from longstride.atomic import atomic_path
+from longstride.data.plan import Plan, cut, ending, files_under, is_packed, named_splits, optional
+from longstride.data.store import READ, Bytes
+from longstride.data.streams import measured, span
+
+RATE = 12_000
+ENCODED = (".u8", ".ulaw")
+"""Files that hold the bytes of `encode` already, at RATE, also compressed (piano.u8.xz). G.711 has other codes."""
+SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
+ENDINGS = SOUNDS + ENCODED
+SHARE = 0.05
+
+
+def encode(samples: ArrayLike) -> Bytes:
+    """Samples from -1 to 1 as mu-law codes 0 .. 255."""
+    x = np.clip(np.asarray(samples, np.float64), -1, 1)
+    companded = np.sign(x) * np.log1p(255 * np.abs(x)) / math.log(256)
+    codes: Bytes = np.minimum(np.floor((companded + 1) * 128), 255).astype(np.uint8)
+    return codes
+
+
+def decode(codes: bytes | Bytes) -> NDArray[np.float64]:
+    """The middle of each code's cell, on mu-law's scale: encode(decode(code)) is the code."""
+    codes = np.frombuffer(codes, np.uint8) if isinstance(codes, bytes | bytearray) else np.asarray(codes, np.uint8)
+    companded = (codes + 0.5) / 128 - 1
+    return np.sign(companded) * np.expm1(np.abs(companded) * math.log(256)) / 255
+
+
+def to_wav(data: bytes | Bytes, path: str | Path, rate: int = RATE) -> None:
+    """Codes as a wav file of 16 bits. These are fine enough for the same codes to come back."""
+    samples = np.clip(np.round(decode(data) * 32768), -32768, 32767).astype("<i2")
+    with atomic_path(path) as temporary, wave.open(str(temporary), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples.tobytes())
+
+
+def read(path: Path) -> Iterator[Bytes]:
+    """The codes of one file, a piece at a time."""
+    if ending(path) in ENCODED:
+        yield from span([measured(path, is_packed(path))], is_packed(path), 0, sys.maxsize)
+        return
+    soundfile = optional("soundfile", f"{path}: reading sound")
+    try:
+        with soundfile.SoundFile(path) as file:
+            same = file.samplerate == RATE
+            stream = None
+            if not same:
+                soxr = optional("soxr", f"{path}: {file.samplerate} Hz to {RATE} Hz")
+                stream = soxr.ResampleStream(file.samplerate, RATE, 1, dtype="float32")
+            for block in file.blocks(blocksize=READ // 8, dtype="float32", always_2d=True):
+                mono = block.mean(axis=1, dtype=np.float32)
+                if not np.isfinite(mono).all():
+                    raise ValueError(f"{path} holds samples that are not finite numbers")
+                yield encode(stream.resample_chunk(mono) if stream else mono)
+            if stream:
+                yield encode(stream.resample_chunk(np.zeros(0, np.float32), last=True))
+    except soundfile.LibsndfileError as error:
+        raise ValueError(f"{path} cannot be read as sound: {error}") from None
+
+
+def about(path: Path) -> int:
+    """How many bytes a file gives, by its header; also finds files that are not what their names say."""
+    size = measured(path, is_packed(path)).size
+    if size and ending(path) not in ENCODED:
+        soundfile = optional("soundfile", f"{path}: reading sound")
+        try:
+            header = soundfile.info(path)
+        except soundfile.LibsndfileError as error:
+            raise ValueError(f"{path} cannot be read as sound: {error}") from None
+        size = round(header.frames * RATE / header.samplerate)
+    if size == 0:
+        raise ValueError(f"{path} is empty: it holds no sound")
+    return size
+
+
+def plan(source: Path) -> Plan:
+    """One file is cut 90/5/5 per cent. Of a folder whole files go to train, valid and test, in sorted order, unless files or
+    folders in it are named so."""
+    paths = files_under(source, ENDINGS) if source.is_dir() else [source]
+    if not paths:
+        raise ValueError(f"{source} holds no sound; looked for {', '.join(ENDINGS)}")
+    sizes = {path: about(path) for path in paths}
+    form = f"mono, {RATE} Hz, 8-bit mu-law"
+    if len(paths) == 1:
+        return _one(paths[0], f"{source.name}: {form}")
+    groups = named_splits(source, paths)
+    how = "splits as its files are named" if groups else "whole files, in sorted order"
+    splits: dict[str, Iterable[Bytes] | Bytes] = {}
+    for name, members in (groups or assign(sizes)).items():
+        splits[name] = chain.from_iterable(map(read, members))
+    return Plan("audio", splits, sum(sizes.values()), f"{source.name}: {form}; {how}", rate=RATE)
+
+
+def assign(sizes: dict[Path, int]) -> dict[str, list[Path]]:
+    """Files from the end of the list for test, then valid, each as near to 5 per cent of the bytes as whole files come."""
+    left = list(sizes)
+    target = SHARE * sum(sizes.values())
+    taken: dict[str, list[Path]] = {}
+    for name in ("test", "valid") if len(left) > 2 else ("valid",):
+        others = 2 if name == "test" else 1
+        size, chosen = 0, list[Path]()
+        while len(left) > others and (not chosen or size + sizes[left[-1]] / 2 < target):
+            size += sizes[left[-1]]
+            chosen.insert(0, left.pop())
+        taken[name] = chosen
+    return {"train": left} | {name: taken[name] for name in ("valid", "test") if name in taken}
+
+
+def _one(path: Path, source: str) -> Plan:
+    # How many samples resampling gives is known only afterwards. An hour of codes is 43 MB.
+    codes = np.concatenate(list(read(path)))
+    start = 0
+    splits: dict[str, Iterable[Bytes] | Bytes] = {}
+    for name, size in cut(path, len(codes), "samples").items():
+        splits[name] = codes[start : start + size]
+        start += size
+    return Plan("audio", splits, len(codes), f"{source}; in order, 90/5/5 per cent", rate=RATE)

@@ -1,0 +1,252 @@
+"""Images as bytes in raster order, channel fastest: CIFAR-10, .npy, .npz, folders of PNG or JPEG; and back to PNG."""
+
+import math
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longstride.atomic import atomic_path
+from longstride.checks import whole_number
+from longstride.data import cifar
+from longstride.data.plan import Plan, cut, ending, files_under, is_packed, named_splits, optional, split_of
+from longstride.data.store import READ, SPLITS, Bytes
+from longstride.data.streams import beginning, opened
+
+PICTURES = (".png", ".jpg", ".jpeg")
+ARRAYS = (".npy", ".npz")
+LOOKED_FOR = f"{', '.join(PICTURES + ARRAYS)} and CIFAR-10"
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+SEED = 0
+"""Of the shuffle that decides which images are held back."""
+
+Item = tuple[int, int, int]
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Images:
+    owner: str
+    count: int
+    item: Item
+    read: Callable[[Places], Bytes]
+    """The images at these places: [places, height, width, channels]."""
+
+    def pieces(self, places: Places) -> Iterator[Bytes]:
+        step = max(1, READ // math.prod(self.item))
+        for start in range(0, len(places), step):
+            yield self.read(places[start : start + step])
+
+
+def plan(source: Path) -> Plan:
+    """CIFAR-10's 50,000 training images become 48,000 and 2,000, with its test images as test. Other images are cut 90/5/5
+    per cent, unless files, folders or arrays are named train, valid and test."""
+    groups, is_cifar = _groups(source)
+    items = {images.item: images for images in groups.values()}
+    if len(items) > 1:
+        first, second = list(items.values())[:2]
+        raise ValueError(
+            f"{second.owner} has images of {_size(second.item)} and {first.owner} of {_size(first.item)}; "
+            "all must have one shape"
+        )
+    whole = groups.get("")
+    if whole and (whole.count, whole.item) == (cifar.IMAGES, cifar.ITEM):
+        groups, is_cifar = {"train": whole}, True
+    item = next(iter(items))
+    chosen, how = _chosen(source, groups, is_cifar)
+    splits: dict[str, Iterable[Bytes] | Bytes] = {name: images.pieces(places) for name, (images, places) in chosen.items()}
+    total = sum(len(places) for _, places in chosen.values()) * math.prod(item)
+    return Plan("images", splits, total, f"{source.name}: {_size(item)}; {how}", item=item)
+
+
+def _chosen(source: Path, groups: dict[str, Images], is_cifar: bool) -> tuple[dict[str, tuple[Images, Places]], str]:
+    if "" in groups:
+        sizes, how = cut(source, groups[""].count, "images"), "train, valid and test"
+        groups = dict.fromkeys(SPLITS, groups[""])
+    elif "valid" not in groups:
+        count = groups["train"].count
+        if count < 2:
+            raise ValueError(f"{groups['train'].owner} holds {count} image; at least 2 are needed, for train and valid")
+        held = max(1, count * cifar.HELD // cifar.IMAGES if is_cifar else count * 5 // 100)
+        sizes, how = {"train": count - held, "valid": held}, "train and valid"
+        groups = {"train": groups["train"], "valid": groups["train"]} | groups
+    else:
+        return {name: (groups[name], np.arange(groups[name].count)) for name in SPLITS if name in groups}, "splits as named"
+    # Of NumPy's generators this one gives the same order in every version.
+    order = np.random.RandomState(SEED).permutation(sum(sizes.values())).astype(np.int64)
+    start, chosen = 0, {}
+    for name in (name for name in SPLITS if name in groups):
+        images = groups[name]
+        size = sizes.get(name)
+        chosen[name] = (images, np.arange(images.count) if size is None else np.sort(order[start : start + size]))
+        start += size or 0
+    return chosen, f"{how} by a shuffle with seed {SEED}: {', '.join(f'{name} {size}' for name, size in sizes.items())}"
+
+
+def _groups(source: Path) -> tuple[dict[str, Images], bool]:
+    """The images of each split that the source has; '' stands for images that are in none yet."""
+    if source.is_dir():
+        place = cifar.find(source)
+        if place:
+            return {name: _array(x, str(place)) for name, x in cifar.from_folder(place).items()}, True
+        return _from_folder(source), False
+    if source.stat().st_size == 0:
+        raise ValueError(f"{source} is empty")
+    kind = ending(source)
+    if kind in PICTURES:
+        return {"": _pictures([source])}, False
+    if kind == ".npz" or (kind != ".npy" and zipfile.is_zipfile(source)):
+        return _from_npz(source), False
+    if kind == ".npy" or beginning(source, False, 6) == b"\x93NUMPY":
+        return {"": _from_npy(source)}, False
+    if kind == ".bin":
+        return {"": _array(cifar.read_binary(source.read_bytes(), str(source)), str(source))}, False
+    if is_tar(source):
+        return {name: _array(x, str(source)) for name, x in cifar.from_tar(source).items()}, True
+    raise ValueError(f"{source} is no file of images; looked for {LOOKED_FOR} (.tar.gz, .bin)")
+
+
+def is_tar(path: Path) -> bool:
+    return beginning(path, True, 262)[257:] == b"ustar"
+
+
+def _from_folder(folder: Path) -> dict[str, Images]:
+    paths, make = files_under(folder, PICTURES), _pictures
+    if not paths:
+        paths, make = files_under(folder, ARRAYS), _one_array
+    if not paths:
+        raise ValueError(f"{folder} holds no images; looked for {LOOKED_FOR} ({cifar.BATCHES[0]}, {cifar.BATCHES[0]}.bin)")
+    named = named_splits(folder, paths, valid_from_train=True)
+    return {name: make(members) for name, members in named.items()} if named else {"": make(paths)}
+
+
+def _one_array(paths: Sequence[Path]) -> Images:
+    if len(paths) > 1:
+        raise ValueError(
+            f"{paths[0]} and {paths[1].name} are two arrays; keep one in the folder, or name them train, valid and test"
+        )
+    if ending(paths[0]) == ".npz":
+        raise ValueError(f"{paths[0]} lies in a folder; give the file itself")
+    return _from_npy(paths[0])
+
+
+def _array(array: Any, owner: str) -> Images:
+    if array.dtype != np.uint8:
+        raise ValueError(f"{owner} holds {array.dtype}; images must be uint8, from 0 to 255")
+    shape = list(array.shape)
+    if array.ndim == 4 and shape[3] not in MODES and shape[1] in MODES:
+        raise ValueError(f"{owner} has shape {shape}: move the channels to the end, [n, height, width, channels]")
+    if array.ndim not in (3, 4) or 0 in shape or (array.ndim == 4 and shape[3] not in MODES):
+        raise ValueError(
+            f"{owner} has shape {shape}; images must be [n, height, width, channels], with 1, 3 or 4 channels, or "
+            "[n, height, width]: reshape it"
+        )
+    height, width, channels = (*shape[1:], 1)[:3]
+    return Images(owner, shape[0], (height, width, channels), lambda places: np.asarray(array[places]))
+
+
+def _from_npy(path: Path) -> Images:
+    try:
+        if is_packed(path):
+            with opened(path, True) as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+        else:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as .npy: {str(error).removeprefix(f'{path} cannot be read: ')}") from None
+    return _array(array, str(path))
+
+
+def _from_npz(path: Path) -> dict[str, Images]:
+    """One array, or arrays named train, valid and test."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read as .npz: {error}") from None
+    found = {name: _array(array, f"{path}, array {name!r},") for name, array in arrays.items()}
+    if len(found) == 1:
+        return {"": next(iter(found.values()))}
+    splits = [split_of(name) for name in found]
+    if None in splits or "train" not in splits or len(set(splits)) < len(splits):
+        raise ValueError(f"{path} holds the arrays {', '.join(found) or '(none)'}; keep one, or train, valid and test")
+    return {str(name): images for name, images in zip(splits, found.values())}
+
+
+def _pictures(paths: Sequence[Path]) -> Images:
+    """PNG and JPEG files, all of one size. Grey ones among coloured ones get three equal channels."""
+    sizes: dict[tuple[int, int], Path] = {}
+    channels = 1
+    for path in paths:
+        with _picture(path) as image:
+            if image.mode not in ("L", "RGB"):
+                raise ValueError(f"{path} has mode {image.mode}; convert it to RGB or grey (L), 8 bits a channel")
+            channels = max(channels, len(image.mode))
+            sizes.setdefault((image.height, image.width), path)
+        if len(sizes) > 1:
+            (first, one), (second, other) = sizes.items()
+            raise ValueError(f"{other} is {_size(second)} and {one} is {_size(first)}; all images must have one size")
+    mode = MODES[channels]
+
+    def read(places: Places) -> Bytes:
+        return np.stack([_pixels(paths[place], mode) for place in places])
+
+    height, width = next(iter(sizes))
+    return Images(str(paths[0].parent), len(paths), (height, width, channels), read)
+
+
+def _picture(path: Path) -> Any:
+    pillow = optional("PIL.Image", f"{path}: reading images")
+    try:
+        return pillow.open(path, formats=("PNG", "JPEG"))
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        reason = "it is empty" if path.stat().st_size == 0 else str(error).replace(f" '{path}'", "")
+        raise ValueError(f"{path} cannot be read as PNG or JPEG: {reason}") from None
+
+
+def _pixels(path: Path, mode: str) -> Bytes:
+    with _picture(path) as image:
+        try:
+            pixels = np.asarray(image.convert(mode), np.uint8)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read to its end: {error}") from None
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def from_png(path: str | Path) -> tuple[bytes, Item]:
+    """The bytes and the shape of one image."""
+    images = _pictures([Path(path)])
+    return images.read(np.zeros(1, np.int64)).tobytes(), images.item
+
+
+def to_png(data: bytes | Bytes, item: tuple[int, ...], path: str | Path) -> None:
+    """The bytes of one image as a PNG file."""
+    sheet(data, item, 1, path)
+
+
+def sheet(data: bytes | Bytes, item: tuple[int, ...], columns: int, path: str | Path, gap: int = 2) -> None:
+    """The bytes of images as one PNG file: a grid, row by row, on white."""
+    pillow = optional("PIL.Image", f"{path}: writing images")
+    columns = whole_number("sheet", "columns", columns, 1)
+    if len(item) != 3 or item[2] not in MODES:
+        raise ValueError(f"sheet: item must be (height, width, channels) with 1, 3 or 4 channels, got {tuple(item)}")
+    height, width, channels = item
+    flat = np.frombuffer(bytes(data), np.uint8)
+    if flat.size == 0 or flat.size % math.prod(item):
+        raise ValueError(f"sheet: {flat.size} bytes are no whole number of images of {_size(item)}")
+    images = flat.reshape(-1, *item)
+    rows, columns = math.ceil(len(images) / columns), min(columns, len(images))
+    grid = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, channels), 255, np.uint8)
+    for number, image in enumerate(images):
+        top, left = number // columns * (height + gap), number % columns * (width + gap)
+        grid[top : top + height, left : left + width] = image
+    with atomic_path(path) as temporary:
+        pillow.fromarray(grid[:, :, 0] if channels == 1 else grid).save(temporary, format="PNG")
+
+
+def _size(item: Sequence[int]) -> str:
+    return " x ".join(str(size) for size in item)

@@ -1,0 +1,156 @@
+"""From whatever holds the data to a store of bytes.
+
+longstride data prepare enwik8.zip prepared/enwik8
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from longstride.data import audio, cifar, files, images, text
+from longstride.data.plan import Plan, ending, files_under
+from longstride.data.store import KINDS, MANIFEST, VERSION, Bytes, Store, check_target, open_store, write_store
+from longstride.data.streams import beginning, packing
+
+CACHE = "LONGSTRIDE_CACHE"
+"""The variable that names another folder than ~/.cache/longstride."""
+PLANS: dict[str, Callable[[Path], Plan]] = {
+    "text": text.plan,
+    "images": images.plan,
+    "audio": audio.plan,
+    "bytes": files.plan,
+}
+ASK = f"say which kind it is: {', '.join(KINDS)}"
+
+
+def prepare(source: str | Path, out: str | Path, kind: str | None = None, progress: bool = True) -> Store:
+    """Reads a file or folder and writes the store `out`. Without `kind`, what the source is shows from its content.
+
+    Nothing appears at `out` before all of it is written.
+    """
+    source, out = _source(source), Path(out)
+    check_target(out)
+    if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"{out} lies in the source, {source}; give a folder outside of it")
+    kind = _kind(source, kind)
+    console = Console(stderr=True)
+    shown = progress and console.is_terminal
+    with console.status(f"looking at {source}") if shown else nullcontext():
+        plan = PLANS[kind](source)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task(source.name, total=plan.total)
+
+        def counted(pieces: Iterable[Bytes] | Bytes) -> Iterator[Bytes]:
+            for piece in [pieces] if isinstance(pieces, np.ndarray) else pieces:
+                yield piece
+                bar.advance(task, piece.size)
+
+        plan = replace(plan, splits={name: counted(pieces) for name, pieces in plan.splits.items()})
+        return write_store(out, plan.kind, plan.splits, plan.item, plan.rate, plan.source)
+
+
+def open_data(path: str | Path, cache: str | Path | None = None, kind: str | None = None, progress: bool = True) -> Store:
+    """A store as it is. Anything else is prepared once, into the cache, and found there the next time.
+
+    The cache is ~/.cache/longstride/data, or the folder data in what LONGSTRIDE_CACHE names.
+    """
+    path = _source(path)
+    if path.is_dir() and (path / MANIFEST).is_file():
+        return open_store(path)
+    if cache is None:
+        cache = Path(os.environ.get(CACHE) or "~/.cache/longstride").expanduser() / "data"
+    place = Path(cache) / f"{path.resolve().name}-{_fingerprint(path, kind)}"
+    if place.is_dir():
+        try:
+            return open_store(place)
+        except ValueError as error:
+            raise ValueError(f"the cache is damaged, remove {place}: {error}") from None
+    return prepare(path, place, kind, progress)
+
+
+def guess_kind(source: str | Path) -> str:
+    """Text, images, audio or bytes, by the name and the first bytes; an error where only the user can know."""
+    source = _source(source)
+    return _guess_folder(source) if source.is_dir() else _guess_file(source)
+
+
+def _guess_file(path: Path) -> str:
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty")
+    known = ending(path)
+    if known in images.PICTURES + images.ARRAYS:
+        return "images"
+    if known in audio.ENDINGS:
+        return "audio"
+    start = beginning(path, False, 12)
+    if start.startswith((b"\x89PNG\r\n", b"\xff\xd8\xff", b"\x93NUMPY")):
+        raise ValueError(f"{path} holds an image or an array; give it the ending .png, .jpg or .npy")
+    if start.startswith((b"fLaC", b"OggS", b"ID3")) or (start[:4], start[8:]) == (b"RIFF", b"WAVE"):
+        raise ValueError(f"{path} holds sound; give it the ending {', '.join(audio.SOUNDS)}")
+    if known == ".bin" and cifar.is_binary(path):
+        return "images"
+    if packing(path) == "zip":
+        return "text" if text.looks_like_text(path) else _unclear(path)
+    if images.is_tar(path):
+        return "images"
+    if text.looks_like_text(path):
+        return "text"
+    return _unclear(path) if packing(path) else "bytes"
+
+
+def _unclear(path: Path) -> str:
+    raise ValueError(f"{path} holds compressed data that is no text; unpack it first, or {ASK}")
+
+
+def _guess_folder(folder: Path) -> str:
+    paths = files_under(folder)
+    looked = f"looked for images ({images.LOOKED_FOR}), sound ({', '.join(audio.ENDINGS)}) and text"
+    if not paths:
+        raise ValueError(f"{folder} holds no files; {looked}")
+    if cifar.find(folder):
+        return "images"
+    pictures = [path for path in paths if ending(path) in images.PICTURES + images.ARRAYS]
+    sounds = [path for path in paths if ending(path) in audio.ENDINGS]
+    if pictures and sounds:
+        raise ValueError(f"{folder} holds images ({pictures[0].name}) and sound ({sounds[0].name}); {ASK}")
+    if pictures or sounds:
+        return "images" if pictures else "audio"
+    other = next((path for path in paths if not text.looks_like_text(path)), None)
+    if other:
+        raise ValueError(f"{folder} holds nothing known ({other.name}); {looked}. If all of it is data, {ASK}")
+    return "text"
+
+
+def _source(source: str | Path) -> Path:
+    source = Path(source).expanduser()
+    if not source.exists():
+        raise ValueError(f"{source} does not exist; give a file or a folder")
+    if not source.is_file() and not source.is_dir():
+        raise ValueError(f"{source} is no file and no folder")
+    if not os.access(source, os.R_OK):
+        raise ValueError(f"{source} cannot be read: permission denied")
+    return source
+
+
+def _kind(source: Path, kind: str | None) -> str:
+    if kind is None:
+        return guess_kind(source)
+    if kind not in KINDS:
+        raise ValueError(f"{source}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    return kind
+
+
+def _fingerprint(path: Path, kind: str | None) -> str:
+    """Changes with the files' place, names, sizes and times, and with the form of the store."""
+    members = files_under(path) if path.is_dir() else [path]
+    lines = [f"{VERSION} {kind} {path.resolve()}"]
+    lines += [f"{member.relative_to(path)} {member.stat().st_size} {member.stat().st_mtime_ns}" for member in members]
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -1,0 +1,215 @@
+"""The prepared form of data: a folder with manifest.json and the bytes of each split, train.bin, valid.bin, test.bin."""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longstride.checks import whole_number
+
+VERSION = 1
+KINDS = ("text", "images", "audio", "bytes")
+SPLITS = ("train", "valid", "test")
+MANIFEST = "manifest.json"
+FIELDS = ("version", "kind", "item", "rate", "splits", "source")
+READ = 1 << 22
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Store:
+    folder: Path
+    kind: str
+    item: tuple[int, ...]
+    """Height, width and channels of an image; empty for a stream of bytes."""
+    rate: int | None
+    """Samples a second, of audio."""
+    splits: dict[str, int]
+    """How many bytes each split has."""
+    sha256: dict[str, str]
+    source: str = ""
+    """What it was made of, and how."""
+
+    def path(self, name: str) -> Path:
+        if name not in self.splits:
+            raise ValueError(f"{self.folder}: there is no split {name!r}; it has {', '.join(self.splits)}")
+        return self.folder / f"{name}.bin"
+
+    def split(self, name: str) -> "np.memmap[Any, np.dtype[np.uint8]]":
+        """The bytes, read from the file as they are used."""
+        return np.memmap(self.path(name), dtype=np.uint8, mode="r")
+
+    @property
+    def item_bytes(self) -> int | None:
+        return math.prod(self.item) if self.item else None
+
+    def to_json(self) -> str:
+        splits = {name: {"bytes": size, "sha256": self.sha256[name]} for name, size in self.splits.items()}
+        fields = asdict(self) | {"version": VERSION, "splits": splits}
+        return json.dumps({name: fields[name] for name in FIELDS}, indent=2) + "\n"
+
+
+def open_store(folder: str | Path) -> Store:
+    """The store in a folder. Its manifest and the sizes of its files are checked; `verify` also reads the bytes."""
+    folder = Path(folder)
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        raise ValueError(f"{folder} is no prepared data: it has no {MANIFEST}")
+    store = _parse(folder, manifest)
+    for name, size in store.splits.items():
+        path = store.path(name)
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; {MANIFEST} names it, with {size} bytes. Prepare the data again")
+        if path.stat().st_size != size:
+            raise ValueError(f"{path} has {path.stat().st_size} bytes; {MANIFEST} says {size}. Prepare the data again")
+    return store
+
+
+def verify(store: Store) -> None:
+    """Reads every byte and compares the SHA-256 with the manifest's."""
+    for name in store.splits:
+        with store.path(name).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != store.sha256[name]:
+            raise ValueError(
+                f"{store.path(name)} has SHA-256 {found}; {MANIFEST} says {store.sha256[name]}. Prepare the data again"
+            )
+
+
+def write_store(
+    folder: str | Path,
+    kind: str,
+    splits: Mapping[str, Iterable[Bytes] | Bytes],
+    item: tuple[int, ...] = (),
+    rate: int | None = None,
+    source: str = "",
+) -> Store:
+    """Writes the splits piece by piece, beside `folder`; the whole folder appears at once, at the end.
+
+    A folder that already holds these very bytes is left as it is. Any other one that is not empty is refused.
+    """
+    folder = Path(folder).absolute()
+    item = tuple(item)
+    _check(str(folder), kind, item, rate, list(splits))
+    check_target(folder)
+    beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}")
+    try:
+        try:
+            beside.mkdir(parents=True)
+        except OSError as error:
+            raise ValueError(f"{folder} cannot be written: {error.strerror}") from None
+        sizes, digests = {}, {}
+        for name in sorted(splits, key=SPLITS.index):
+            sizes[name], digests[name] = _write(beside / f"{name}.bin", splits[name])
+        store = Store(folder, kind, item, rate, sizes, digests, source)
+        _check_sizes(str(folder), store)
+        (beside / MANIFEST).write_text(store.to_json())
+        try:
+            os.rename(beside, folder)
+        except OSError:
+            # Something is there: the same data, written earlier or by another process meanwhile, or anything else.
+            there = open_store(folder)
+            if (there.kind, there.item, there.rate, there.sha256) != (kind, item, rate, digests):
+                raise ValueError(f"{folder} already holds other data; remove it or give another folder") from None
+            return there
+        return store
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def check_target(folder: str | Path) -> None:
+    """Refuses a folder that `write_store` would refuse whatever the data; to be asked before the work."""
+    folder = Path(folder)
+    if folder.is_dir():
+        if any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+            raise ValueError(f"{folder} is not empty and holds no prepared data; give another folder")
+        if (folder / MANIFEST).is_file():
+            open_store(folder)
+    elif folder.exists() or folder.is_symlink():
+        raise ValueError(f"{folder} is a file; give the folder that is to be made")
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ValueError(f"{folder} cannot be written: {above} is {'not writable' if above.is_dir() else 'a file'}")
+
+
+def _write(path: Path, pieces: Iterable[Bytes] | Bytes) -> tuple[int, str]:
+    size, digest = 0, hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in [pieces] if isinstance(pieces, np.ndarray) else pieces:
+            if piece.dtype != np.uint8:
+                raise ValueError(f"{path.name}: a store holds uint8, got {piece.dtype}")
+            flat = np.ascontiguousarray(piece).reshape(-1)
+            file.write(flat.data)
+            digest.update(flat.data)
+            size += flat.size
+        # The rename must not reach the disk before the bytes do.
+        file.flush()
+        os.fsync(file.fileno())
+    return size, digest.hexdigest()
+
+
+def _check(owner: str, kind: object, item: tuple[Any, ...], rate: object, splits: list[str]) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"{owner}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if kind == "images":
+        if len(item) != 3:
+            raise ValueError(f"{owner}: item of images must be [height, width, channels], got {list(item)}")
+        for name, size in zip(("height", "width", "channels"), item):
+            whole_number(owner, name, size, 1)
+    elif item:
+        raise ValueError(f"{owner}: item of {kind} must be empty, got {list(item)}")
+    if kind == "audio":
+        whole_number(owner, "rate", rate, 1)
+    elif rate is not None:
+        raise ValueError(f"{owner}: rate is for audio, got {rate!r} with {kind}")
+    for name in splits:
+        if name not in SPLITS:
+            raise ValueError(f"{owner}: splits must be among {', '.join(SPLITS)}, got {name!r}")
+    for name in ("train", "valid"):
+        if name not in splits:
+            raise ValueError(f"{owner}: split {name!r} must be there, got {', '.join(splits) or 'none'}")
+
+
+def _check_sizes(owner: str, store: Store) -> None:
+    for name, size in store.splits.items():
+        if size == 0:
+            raise ValueError(f"{owner}: split {name!r} is empty")
+        if store.item_bytes and size % store.item_bytes:
+            raise ValueError(f"{owner}: split {name!r} has {size} bytes, no multiple of an item's {store.item_bytes}")
+
+
+def _parse(folder: Path, manifest: Path) -> Store:
+    try:
+        given: Any = json.loads(manifest.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{manifest} is not JSON: {error}") from None
+    if not isinstance(given, dict) or "version" not in given:
+        raise ValueError(f"{manifest} is no manifest of prepared data: it has no version")
+    if given["version"] != VERSION:
+        raise ValueError(f"{manifest} has version {given['version']!r}; this release reads version {VERSION}")
+    for name in FIELDS:
+        if name not in given:
+            raise ValueError(f"{manifest}: {name} is missing")
+    for name, kind in (("item", list), ("splits", dict), ("source", str)):
+        if not isinstance(given[name], kind):
+            raise ValueError(f"{manifest}: {name} must be a {kind.__name__}, got {given[name]!r}")
+    _check(str(manifest), given["kind"], tuple(given["item"]), given["rate"], list(given["splits"]))
+    sizes, digests = {}, {}
+    for name, entry in given["splits"].items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+            raise ValueError(f"{manifest}: split {name!r} must have bytes and sha256, got {entry!r}")
+        sizes[name] = whole_number(str(manifest), f"bytes of {name}", entry.get("bytes"), 0)
+        digests[name] = entry["sha256"]
+    store = Store(folder, given["kind"], tuple(given["item"]), given["rate"], sizes, digests, given["source"])
+    _check_sizes(str(manifest), store)
+    return store

@@ -1,0 +1,198 @@
+import gzip
+import os
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from longstride import samples
+from longstride.data import prepare as module
+from longstride.data.prepare import guess_kind, open_data, prepare
+from longstride.data.store import verify
+from tests.data.small import batches, binary_batch, contents, python_2_batch, some_images, write_files, write_tar
+
+TEXT = b"to be, or not to be, that is the question\n" * 20
+NOISE = np.random.default_rng(0).bytes(2000)
+
+
+def a_picture(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(some_images(1, (4, 4, 3))[0]).save(path)
+
+
+def a_sound(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, np.zeros(100), 12000)
+
+
+def a_file(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def a_zip(path, content):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("inside", content)
+
+
+KINDS = [
+    ("enwik8", lambda p: a_file(p, TEXT), "text"),
+    ("a.json", lambda p: a_file(p, b"{}\n"), "text"),
+    ("a.gz", lambda p: a_file(p, gzip.compress(TEXT)), "text"),
+    ("a.zip", lambda p: a_zip(p, TEXT), "text"),
+    ("a.exe", lambda p: a_file(p, NOISE), "bytes"),
+    ("a.bin", lambda p: a_file(p, NOISE), "bytes"),
+    ("b.bin", lambda p: a_file(p, binary_batch(some_images(4))), "images"),
+    ("a.png", a_picture, "images"),
+    ("a.JPG", a_picture, "images"),
+    ("a.npy", lambda p: np.save(p, some_images(4)), "images"),
+    ("a.npz", lambda p: np.savez(p, some_images(4)), "images"),
+    ("a.tar.gz", lambda p: write_tar(p, batches(some_images(10), None, python_2_batch)), "images"),
+    ("cifar", lambda p: write_files(p, batches(some_images(10), None, python_2_batch)), "images"),
+    ("a.wav", a_sound, "audio"),
+    ("a.flac", a_sound, "audio"),
+    ("a.u8", lambda p: a_file(p, NOISE), "audio"),
+    ("folder", lambda p: (a_picture(p / "x" / "a.png"), a_file(p / "labels.txt", TEXT)), "images"),
+    ("folder", lambda p: (a_sound(p / "a.wav"), a_file(p / "notes.txt", TEXT)), "audio"),
+    ("folder", lambda p: (a_file(p / "a.py", TEXT), a_file(p / "x" / "b.c", TEXT)), "text"),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "kind"), KINDS)
+def test_kinds_are_seen(tmp_path, name, make, kind):
+    make(tmp_path / name)
+    assert guess_kind(tmp_path / name) == kind
+
+
+@pytest.mark.parametrize(("name", "kind"), [("text", "text"), ("piano", "audio"), ("patches", "images")])
+def test_bundled_samples(tmp_path, name, kind):
+    store = prepare(samples.path(name), tmp_path / "made")
+    assert store.kind == kind
+    verify(store)
+    assert sum(store.splits.values()) == getattr(samples, name)().size
+
+
+def test_a_kind_can_be_given(tmp_path):
+    (tmp_path / "a.txt").write_bytes(TEXT)
+    assert prepare(tmp_path / "a.txt", tmp_path / "made", "bytes").kind == "bytes"
+    with pytest.raises(ValueError, match=r"a.txt: kind must be one of text, images, audio, bytes, got 'prose'"):
+        prepare(tmp_path / "a.txt", tmp_path / "other", "prose")
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("nowhere", lambda p: None, r"nowhere does not exist; give a file or a folder"),
+        ("empty", lambda p: p.touch(), r"empty is empty"),
+        ("empty.txt.gz", lambda p: a_file(p, gzip.compress(b"")), r"empty.txt.gz is empty"),
+        ("folder", lambda p: p.mkdir(), r"folder holds no files; looked for images \(.png.*sound \(.wav.* and text"),
+        (
+            "folder",
+            lambda p: a_file(p / "a.dat", NOISE),
+            r"folder holds nothing known \(a.dat\); looked for .* say which kind",
+        ),
+        ("folder", lambda p: (a_picture(p / "a.png"), a_sound(p / "b.wav")), r"holds images \(a.png\) and sound \(b.wav\)"),
+        ("folder", lambda p: (a_file(p / "a.png", TEXT), a_picture(p / "b.png")), r"folder/a.png cannot be read as PNG"),
+        ("a.gz", lambda p: a_file(p, gzip.compress(NOISE)), r"a.gz holds compressed data that is no text; unpack it first"),
+        ("a.zip", lambda p: a_zip(p, NOISE), r"a.zip holds compressed data that is no text"),
+        ("a.tar.gz", lambda p: write_tar(p, {"a": NOISE}), r"a.tar.gz holds no CIFAR-10"),
+        ("a", lambda p: a_file(p, b"\x89PNG\r\n\x1a\n"), r"a holds an image or an array; give it the ending .png"),
+        ("a", lambda p: a_file(p, b"RIFF\0\0\0\0WAVE"), r"a holds sound; give it the ending .wav"),
+        ("a.png", lambda p: a_file(p, TEXT), r"a.png cannot be read as PNG or JPEG"),
+        ("a.png", a_picture, r"a.png holds 1 images; at least 3 are needed"),
+        ("pipe", os.mkfifo, r"pipe is no file and no folder"),
+    ],
+)
+def test_bad_sources_are_named(tmp_path, name, make, message):
+    make(tmp_path / name)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=message):
+        prepare(tmp_path / name, tmp_path / "made")
+    with pytest.raises(ValueError, match=message):
+        open_data(tmp_path / name, tmp_path / "cache")
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "cache"] == before
+
+
+def test_the_target_is_looked_at_first(tmp_path, monkeypatch):
+    a_file(tmp_path / "set" / "a.txt", TEXT)
+    a_file(tmp_path / "full" / "letter", b"dear")
+    monkeypatch.setattr(module, "PLANS", {})
+    with pytest.raises(ValueError, match=r"full is not empty and holds no prepared data"):
+        prepare(tmp_path / "set", tmp_path / "full")
+    with pytest.raises(ValueError, match=r"set/made lies in the source"):
+        prepare(tmp_path / "set", tmp_path / "set" / "made")
+
+
+def test_twice_is_once(tmp_path):
+    a_file(tmp_path / "a.txt", TEXT)
+    first = prepare(tmp_path / "a.txt", tmp_path / "made")
+    written = (tmp_path / "made" / "train.bin").stat().st_mtime_ns
+    assert prepare(tmp_path / "a.txt", tmp_path / "made") == first
+    assert (tmp_path / "made" / "train.bin").stat().st_mtime_ns == written
+    a_file(tmp_path / "a.txt", TEXT + b"more")
+    with pytest.raises(ValueError, match="made already holds other data"):
+        prepare(tmp_path / "a.txt", tmp_path / "made")
+
+
+def test_open_data_prepares_once(tmp_path, monkeypatch):
+    a_file(tmp_path / "a.txt", TEXT)
+    store = open_data(tmp_path / "a.txt", tmp_path / "cache")
+    assert b"".join(contents(store).values()) == TEXT
+    assert store.folder.parent == tmp_path / "cache"
+    assert store.folder.name.startswith("a.txt-")
+    assert open_data(store.folder) == store
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "prepare", None)
+        assert open_data(tmp_path / "a.txt", tmp_path / "cache") == store
+    assert open_data(tmp_path / "a.txt", tmp_path / "cache", "bytes").kind == "bytes"
+    a_file(tmp_path / "a.txt", TEXT + b"more")
+    assert sum(open_data(tmp_path / "a.txt", tmp_path / "cache").splits.values()) == len(TEXT) + 4
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+def test_a_folder_s_files_are_watched(tmp_path):
+    a_file(tmp_path / "set" / "a.txt", TEXT)
+    first = open_data(tmp_path / "set", tmp_path / "cache")
+    a_file(tmp_path / "set" / "b.txt", TEXT)
+    assert sum(open_data(tmp_path / "set", tmp_path / "cache").splits.values()) == 2 * sum(first.splits.values())
+
+
+def test_where_the_cache_is(tmp_path, monkeypatch):
+    a_file(tmp_path / "a.txt", TEXT)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("LONGSTRIDE_CACHE", raising=False)
+    assert open_data(tmp_path / "a.txt").folder.parent == tmp_path / "home" / ".cache" / "longstride" / "data"
+    monkeypatch.setenv("LONGSTRIDE_CACHE", str(tmp_path / "other"))
+    assert open_data(tmp_path / "a.txt").folder.parent == tmp_path / "other" / "data"
+
+
+def test_a_damaged_cache_is_named(tmp_path):
+    a_file(tmp_path / "a.txt", TEXT)
+    store = open_data(tmp_path / "a.txt", tmp_path / "cache")
+    (store.folder / "valid.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"the cache is damaged, remove .*{store.folder.name}: .*valid.bin has 0 bytes"):
+        open_data(tmp_path / "a.txt", tmp_path / "cache")
+
+
+def test_a_bar_is_shown_on_a_terminal(tmp_path, monkeypatch, capsys):
+    a_file(tmp_path / "a.txt", TEXT)
+    prepare(tmp_path / "a.txt", tmp_path / "quiet")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    prepare(tmp_path / "a.txt", tmp_path / "shown")
+    assert "a.txt" in capsys.readouterr().err
+
+
+def test_the_core_does_without_the_libraries(tmp_path):
+    a_file(tmp_path / "a.txt", TEXT)
+    code = (
+        "import sys\n"
+        "for name in ('PIL', 'soundfile', 'soxr'): sys.modules[name] = None\n"
+        "from longstride.data.prepare import prepare\n"
+        f"print(prepare({str(tmp_path / 'a.txt')!r}, {str(tmp_path / 'made')!r}).kind)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "text\n"
