@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/longstride doctor
 	$(BIN)/longstride plot patterns --out demo/patterns.png
-	$(BIN)/longstride bench attention --lengths 1024 4096 16384 --repeats 3
+	$(BIN)/longstride demo --folder demo
 
 test: lint
 	$(TEST)

@@ -1,7 +1,11 @@
 """The verbs of the command line; the only place that wires things together.
 
 longstride doctor
+longstride demo
 longstride presets
+longstride data prepare enwik8.zip enwik8
+longstride train text-small --data enwik8 --out run --steps 1000
+longstride plot run run
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
 longstride bench attention --lengths 4096 16384
 longstride bench tune
@@ -11,13 +15,16 @@ import difflib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from longstride.benchmarks.attention import AttentionBenchmark
 from longstride.benchmarks.tune import TuneBenchmark
 from longstride.notation import parse
+from longstride.training.config import TrainConfig
+
+Kind = Literal["text", "images", "audio", "bytes"]
 
 
 def doctor() -> None:
@@ -79,6 +86,92 @@ def presets(dense: bool = False) -> None:
     show(dense)
 
 
+def demo(folder: Path = Path("demo"), steps: int = 400) -> None:
+    """Train a small model on bundled text, and compare it with gzip and xz. Example: longstride demo
+
+    Args:
+        folder: Where everything goes.
+        steps: How long to train; 400 are about two minutes on two cores.
+    """
+    from longstride.demo import demo as run
+
+    run(folder, steps)
+
+
+def data_prepare(
+    source: Annotated[Path, tyro.conf.Positional], out: Annotated[Path, tyro.conf.Positional], kind: Kind | None = None
+) -> None:
+    """Turn files into a store that training reads. Example: longstride data prepare enwik8.zip enwik8
+
+    Args:
+        source: A file, or a folder of them: text (also packed), images, sound, or anything.
+        out: The store's folder.
+        kind: What the source is; left out, its names and contents say.
+    """
+    from longstride.data.prepare import prepare
+
+    store = prepare(source, out, kind)
+    sizes = ", ".join(f"{name} {size:,} bytes" for name, size in store.splits.items())
+    print(f"{out}: {store.kind}, {sizes}")
+
+
+def data_fetch(name: Annotated[str, tyro.conf.Positional], folder: Path = Path(".")) -> None:
+    """Download a data set, checked; run again, it goes on where it stopped. Example: longstride data fetch enwik8
+
+    Args:
+        name: enwik8 or cifar10.
+        folder: Where to put it.
+    """
+    from longstride.data.fetch import fetch
+
+    print(f"wrote {fetch(name, folder)}")
+
+
+def plot_run(run: Annotated[Path, tyro.conf.Positional], out: Path | None = None) -> None:
+    """Draw a run's loss curve. Example: longstride plot run RUN
+
+    Args:
+        run: The run's folder.
+        out: The picture to write, PNG or SVG by its ending; curve.png in the run if left out.
+    """
+    from longstride.training.curve import plot_curve
+
+    print(f"wrote {plot_curve(run, out)}")
+
+
+def train(words: Sequence[str]) -> None:
+    """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000"""
+    from longstride.training import train as run
+    from longstride.training import train_preset
+    from longstride.training.curve import plot_curve
+
+    if not words or words[0].startswith("-"):
+        if words and words[0] in ("-h", "--help"):
+            words = ["text-small", *words]
+        else:
+            raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
+    default = train_preset(words[0])
+
+    def verb(
+        config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default, resume: bool = False, until: int | None = None
+    ) -> None:
+        """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000
+
+        Every field of the preset can be changed: --model.layers 12 --optimizer.learning-rate 0.001
+
+        Args:
+            resume: Go on with the run in --out, exactly where it stopped.
+            until: Pause after this step, as Ctrl-C does.
+        """
+        found = run(config, resume, until)
+        print(f"{found.folder}: step {found.step}, {found.reason}")
+        if found.best_bits_per_byte is not None:
+            print(f"best validation {found.best_bits_per_byte:.4f} bits per byte, at step {found.best_step}")
+        print(f"wrote {plot_curve(found.folder)}")
+
+    tyro.cli(verb, prog=f"longstride train {words[0]}", args=list(words[1:]))
+
+
 def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="")]) -> None:
     """Measure our patterns beside SDPA dense and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
     from longstride.benchmarks.attention import run
@@ -101,7 +194,12 @@ def bench_tune(settings: Annotated[TuneBenchmark, tyro.conf.arg(name="")]) -> No
 
 VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
+    "demo": demo,
     "presets": presets,
+    "data prepare": data_prepare,
+    "data fetch": data_fetch,
+    "train": train,
+    "plot run": plot_run,
     "plot patterns": plot_patterns,
     "bench attention": bench_attention,
     "bench tune": bench_tune,
@@ -127,8 +225,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if verb is None:
             raise ValueError(_unknown(words))
-        tyro.cli(VERBS[verb], prog=f"longstride {verb}", args=words[len(verb.split()) :])
-    except (ValueError, OSError) as error:
+        if verb == "train":  # Its options' defaults are those of the preset that is named first.
+            train(words[1:])
+        else:
+            tyro.cli(VERBS[verb], prog=f"longstride {verb}", args=words[len(verb.split()) :])
+    except (ValueError, OSError, FloatingPointError) as error:
         print(f"longstride: {error}", file=sys.stderr)
         sys.exit(2)
 

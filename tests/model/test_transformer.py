@@ -149,6 +149,13 @@ def test_what_is_computed_again():
     assert ran == {"off": [False, False], "on": [True, True], "selective": [True, False]}
 
 
+@pytest.mark.parametrize("dtype", transformer.WHOLE_NUMBERS, ids=str)
+def test_any_kind_of_whole_numbers(dtype):
+    made = model(layers=1)
+    tokens = some_bytes()
+    assert torch.equal(made(tokens.to(dtype)), made(tokens))
+
+
 def test_dropout_is_for_training():
     made = model(dropout=0.5, layers=1)
     tokens = some_bytes()

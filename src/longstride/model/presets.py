@@ -101,20 +101,21 @@ def music_1048576() -> ModelConfig:
 
 
 def text_small() -> ModelConfig:
+    """0.9 M parameters; learns a megabyte of text in minutes on two cores."""
     return ModelConfig(
-        layers=8,
-        width=256,
+        layers=4,
+        width=128,
         heads=4,
-        context=2048,
-        pattern="distinct(merged(fixed(64, 16)))",
-        embedding="matrix(64)",
-        dropout=0.1,
+        context=512,
+        pattern="distinct(merged(fixed(32, 8)))",
+        embedding="matrix(32)",
     )
 
 
 def image_small() -> ModelConfig:
+    """0.9 M parameters; images of 32 x 32 pixels."""
     return ModelConfig(
-        layers=8,
+        layers=4,
         width=128,
         heads=2,
         context=3072,
@@ -124,13 +125,14 @@ def image_small() -> ModelConfig:
 
 
 def audio_small() -> ModelConfig:
+    """0.9 M parameters; a sixth of a second of sound at 12 kHz."""
     return ModelConfig(
-        layers=8,
+        layers=4,
         width=128,
         heads=2,
-        context=8192,
-        pattern="interleave(strided(128))",
-        embedding="matrix(128)",
+        context=2048,
+        pattern="interleave(strided(64))",
+        embedding="matrix(64)",
     )
 
 

@@ -1,5 +1,6 @@
 """A model as a folder: config.json and model.safetensors. Nothing is ever unpickled."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,24 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
     for name in changes:
         if name not in CHANGEABLE:
             raise ValueError(f"from_pretrained: {name} cannot be changed, only {', '.join(CHANGEABLE)}")
-    config = replace(ModelConfig.from_json((folder / "config.json").read_text(), str(folder / "config.json")), **changes)
+    config = replace(_config(folder / "config.json"), **changes)
     try:
         weights = load_file(folder / "model.safetensors")
     except SafetensorError as error:
         raise ValueError(f"{folder / 'model.safetensors'} cannot be read: {error}") from None
     return config, weights
+
+
+def _config(path: Path) -> ModelConfig:
+    """Of a saved model, or of a run, which has it among other settings."""
+    text = path.read_text()
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError:
+        whole = None
+    if isinstance(whole, dict) and isinstance(whole.get("model"), dict):
+        return ModelConfig.from_json(json.dumps(whole["model"]), f"{path}: model")
+    return ModelConfig.from_json(text, str(path))
 
 
 def check(folder: str | Path, wanted: dict[str, tuple[int, ...]], weights: dict[str, Tensor]) -> None:

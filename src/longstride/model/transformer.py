@@ -153,8 +153,10 @@ class SparseTransformer(nn.Module):
                 f"SparseTransformer: n must be from 1 to context = {self.config.context:,}, got {tokens.shape[1]:,}"
             )
         # On a GPU to look would be to wait for it.
-        if tokens.device.type == "cpu" and tokens.numel() and not 0 <= tokens.min() <= tokens.max() < BYTES:
-            raise ValueError(f"SparseTransformer: bytes must be 0 to 255, got {tokens.min()} to {tokens.max()}")
+        if tokens.device.type == "cpu" and tokens.numel():
+            least, most = int(tokens.min()), int(tokens.max())
+            if not 0 <= least <= most < BYTES:
+                raise ValueError(f"SparseTransformer: bytes must be 0 to 255, got {least} to {most}")
 
 
 def _keep_attention(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:

@@ -1,0 +1,122 @@
+"""TrainConfig: all that a run depends on. It is saved as the run's config.json."""
+
+import json
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from longstride.checks import suggest, whole_number
+from longstride.model.config import ModelConfig
+
+OPTIMIZERS = ("adamw", "muon", "adafactor")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Section 6: Adam with decoupled weight decay, linear warm-up, clipped gradients, cosine decay."""
+
+    name: Literal["adamw", "muon", "adafactor"] = "adamw"
+    """Muon takes the matrices of the blocks, and AdamW the rest."""
+    learning_rate: float = 0.00035
+    """The largest, after the warm-up."""
+    warmup: int = 5000
+    """Steps in which it grows from 0; of a shorter run at most a tenth."""
+    final: float = 0.0
+    """What of it is left at the end of the cosine."""
+    beta1: float = 0.9
+    beta2: float = 0.999
+    decay: float = 0.01
+    """Of weights with two or more dimensions."""
+    clip: float = 1.0
+    """The largest norm of all gradients together."""
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise ValueError(f"optimizer: name must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
+        object.__setattr__(self, "warmup", whole_number("optimizer", "warmup", self.warmup, 0))
+        for name, least, most in (
+            ("learning_rate", 0, None), ("final", 0, 1), ("beta1", 0, 1), ("beta2", 0, 1), ("decay", 0, None),
+            ("clip", 0, None),
+        ):  # fmt: skip
+            _number("optimizer", name, getattr(self, name), least, most)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    model: ModelConfig
+    data: str = ""
+    """A prepared store, or a source: a text, an image or a sound file, or a folder of them."""
+    out: str = ""
+    """The run's folder."""
+    steps: int = 1000
+    batch: int = 8
+    """Sequences of a step, over all processes."""
+    accumulate: int = 1
+    """Parts that the batch is computed in, one after the other, to save memory."""
+    seed: int = 0
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    ema: float = 0.0
+    """How much of the weights' running average each step keeps, 0.999 say; it is what is validated and saved. 0: none."""
+    validate_every: int = 500
+    """Steps between two validations; the last step always has one."""
+    validate_bytes: int = 2**20
+    """How much of the validation split that takes: sequences spread evenly over it, always the same ones."""
+    patience: int = 0
+    """Stop after so many validations without a better one; 0: never."""
+    save_every: int = 1000
+    """Steps between two checkpoints; the last step always has one."""
+    keep: int = 2
+    """Checkpoints that are kept, the newest ones."""
+    log_every: int = 10
+    """Steps between two lines of metrics.jsonl."""
+    compile: bool = False
+    """Whether blocks are compiled."""
+    tensorboard: bool = False
+    device: str = "auto"
+    """Auto is the GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        least = {"patience": 0, "seed": 0}
+        for name in (
+            "steps", "batch", "accumulate", "seed", "validate_every", "validate_bytes", "patience", "save_every", "keep",
+            "log_every",
+        ):  # fmt: skip
+            object.__setattr__(self, name, whole_number("train", name, getattr(self, name), least.get(name, 1)))
+        _number("train", "ema", self.ema, 0, 1)
+        if self.batch % self.accumulate:
+            raise ValueError(f"train: accumulate = {self.accumulate} must divide batch = {self.batch}")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, owner: str = "config") -> "TrainConfig":
+        """`owner` names the file in errors."""
+        try:
+            given: Any = json.loads(text)
+            if not isinstance(given, dict) or not isinstance(given.get("model"), dict):
+                raise ValueError("it must be an object with a model")
+            optimizer = given.get("optimizer", {})
+            _known(owner, given, cls)
+            _known(f"{owner}: optimizer", optimizer, OptimizerConfig)
+            model = ModelConfig.from_json(json.dumps(given["model"]), f"{owner}: model")
+            return cls(**{**given, "model": model, "optimizer": OptimizerConfig(**optimizer)})
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{owner} is not JSON: {error}") from None
+
+
+def _known(owner: str, given: dict[str, Any], kind: Any) -> None:
+    names = [one.name for one in fields(kind)]
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{owner}: there is no field {name!r}; {suggest(name, names)}")
+    missing = [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]
+    for name in missing:
+        if name not in given:
+            raise ValueError(f"{owner}: {name} must be given")
+
+
+def _number(owner: str, name: str, value: object, least: float, most: float | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+        raise ValueError(f"{owner}: {name} must be a number of at least {least}, got {value!r}")
+    if most is not None and value >= most and not (name == "final" and value == most):
+        raise ValueError(f"{owner}: {name} must be less than {most}, got {value!r}")

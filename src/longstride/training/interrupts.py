@@ -1,0 +1,30 @@
+"""Ctrl-C, and a scheduler's request to end: the step that is under way is finished first, so that what is saved is whole."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """While it lasts, `asked` says whether one of the signals has come. A second one ends the program at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():  # Others may not set handlers.
+            self._before = {one: signal.signal(one, self._ask) for one in SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for one, handler in self._before.items():
+            signal.signal(one, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

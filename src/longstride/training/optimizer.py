@@ -1,0 +1,54 @@
+"""Optimizers by one word, and the learning rate of every step."""
+
+from collections.abc import Iterable
+from math import cos, pi
+
+import torch
+from torch import nn
+from torch.optim import Adafactor, AdamW, Muon, Optimizer
+
+from longstride.training.config import OptimizerConfig
+
+
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """A line from 0 in the warm-up, then half a cosine to what is left at the end. Steps count from 0."""
+    warmup = min(config.warmup, steps // 10)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return config.learning_rate * (config.final + (1 - config.final) * (1 + cos(pi * done)) / 2)
+
+
+def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
+    """Together they have every parameter once. Weight decay is for those with two or more dimensions, and decoupled."""
+    named = dict(model.named_parameters())
+    if config.name == "adafactor":
+        groups = _groups(named.values(), config.decay)
+        return [Adafactor(groups, lr=config.learning_rate)]
+    matrices = {}
+    if config.name == "muon":
+        matrices = {name: x for name, x in named.items() if x.ndim == 2 and name.startswith("blocks.")}
+    rest = [x for name, x in named.items() if name not in matrices]
+    fused = bool(rest) and rest[0].device.type == "cuda"
+    betas = (config.beta1, config.beta2)
+    found: list[Optimizer] = [AdamW(_groups(rest, config.decay), lr=config.learning_rate, betas=betas, fused=fused)]
+    if matrices:
+        # Steps of about the size that Adam's have, so that one learning rate serves both.
+        found.append(
+            Muon(matrices.values(), lr=config.learning_rate, weight_decay=config.decay, adjust_lr_fn="match_rms_adamw")
+        )
+    return found
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], rate: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+
+def _groups(parameters: Iterable[torch.Tensor], decay: float) -> list[dict[str, object]]:
+    parameters = list(parameters)
+    return [
+        {"params": [x for x in parameters if x.ndim >= 2], "weight_decay": decay},
+        {"params": [x for x in parameters if x.ndim < 2], "weight_decay": 0.0},
+    ]

@@ -1,0 +1,99 @@
+"""What a person sees of a run: one live line on a terminal, plain lines elsewhere; TensorBoard, if asked for."""
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+SHOWN = (
+    "bits_per_byte", "valid_bits_per_byte", "bytes_per_second", "matrix_share", "memory_gib", "gradient_norm", "loss_scale",
+    "seconds_left",
+)  # fmt: skip
+
+
+class Reporter:
+    def __init__(self, steps: int, start: int, folder: Path, tensorboard: bool, console: Console | None = None) -> None:
+        self.steps = steps
+        self.console = console or Console(file=sys.stderr)
+        self.live: Progress | None = None
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(20), TextColumn("{task.fields[line]}"))
+            self.live = Progress(*columns, console=self.console)
+            self.task = self.live.add_task("train", total=steps, completed=start, line="")
+        self.board: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise ValueError("train: --tensorboard needs the package: pip install tensorboard") from None
+            self.board = SummaryWriter(str(folder / "tensorboard"))
+
+    def __enter__(self) -> "Reporter":
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.live is not None:
+            self.live.stop()
+        if self.board is not None:
+            self.board.close()
+
+    def advance(self, step: int) -> None:
+        if self.live is not None:
+            self.live.update(self.task, completed=step)
+
+    def row(self, row: dict[str, Any]) -> None:
+        line = describe(row)
+        if self.live is not None:
+            self.live.update(self.task, completed=row["step"], line=line)
+        else:
+            self.console.print(f"step {row['step']}/{self.steps}  {line}", highlight=False, soft_wrap=True)
+        self.board_row(row)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def board_row(self, row: dict[str, Any]) -> None:
+        if self.board is not None:
+            for name, value in row.items():
+                if name != "step" and isinstance(value, int | float):
+                    self.board.add_scalar(name, value, row["step"])
+
+
+def describe(row: dict[str, Any]) -> str:
+    """A row of metrics as a short line."""
+    parts = []
+    for name in SHOWN:
+        value = row.get(name)
+        if value is None:
+            continue
+        parts.append(
+            {
+                "bits_per_byte": lambda x: f"{x:.3f} bits/byte",
+                "valid_bits_per_byte": lambda x: f"validation {x:.3f}",
+                "bytes_per_second": lambda x: f"{count(x)}B/s",
+                "matrix_share": lambda x: f"{100 * x:.0f} % of the matrix rate",
+                "memory_gib": lambda x: f"{x:.1f} GiB",
+                "gradient_norm": lambda x: f"gradient {x:.2f}",
+                "loss_scale": lambda x: f"scale {x:g}",
+                "seconds_left": lambda x: f"{duration(x)} left",
+            }[name](value)
+        )
+    return "  ".join(parts)
+
+
+def count(x: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if x >= size:
+            return f"{x / size:.1f} {letter}"
+    return f"{x:.0f} "
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

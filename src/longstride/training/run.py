@@ -1,0 +1,97 @@
+"""A run's folder: whose it is, and what is written there as training goes on.
+
+config.json          all that the run depends on
+metrics.jsonl        a line for each logged step
+checkpoints/step-N/  to resume from
+model.safetensors    the best weights so far, by validation; `SparseTransformer.from_pretrained(RUN)` loads them
+"""
+
+import json
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from longstride.atomic import atomic_path
+from longstride.training.config import TrainConfig
+
+FREE = {"out", "data", "validate_every", "save_every", "keep", "log_every", "tensorboard", "device", "patience"}
+"""Fields that may differ when a run is resumed: none of them changes what a step computes."""
+
+
+class Run:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.metrics = folder / "metrics.jsonl"
+        self.checkpoints = folder / "checkpoints"
+
+    @classmethod
+    def new(cls, config: TrainConfig) -> "Run":
+        """For a run that begins: the folder must not hold anything yet. Nothing is written before `begin`."""
+        run = cls(_folder(config))
+        if (run.folder / "config.json").exists():
+            raise ValueError(
+                f"train: {run.folder} already holds a run; add --resume to go on with it, or give another --out"
+            )
+        if run.folder.exists() and (not run.folder.is_dir() or any(run.folder.iterdir())):
+            raise ValueError(f"train: {run.folder} is not an empty folder; give another --out")
+        return run
+
+    @classmethod
+    def resumed(cls, config: TrainConfig) -> "Run":
+        run = cls(_folder(config))
+        path = run.folder / "config.json"
+        if not path.is_file():
+            raise ValueError(f"train: {run.folder} holds no run to resume; leave --resume out to begin one")
+        saved = TrainConfig.from_json(path.read_text(), str(path))
+        for field in fields(TrainConfig):
+            before, now = getattr(saved, field.name), getattr(config, field.name)
+            if field.name not in FREE and before != now:
+                raise ValueError(f"train: {field.name} {_difference(before, now)}; a run is resumed with what it began with")
+        return run
+
+    def begin(self, config: TrainConfig) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_path(self.folder / "config.json") as path:
+            path.write_text(replace(config, out=str(self.folder)).to_json())
+
+    def forget_after(self, step: int) -> None:
+        """Removes the lines of steps that will be done once more."""
+        if self.metrics.exists():
+            kept = [line for line in self.metrics.read_text().splitlines() if json.loads(line)["step"] <= step]
+            with atomic_path(self.metrics) as path:
+                path.write_text("".join(f"{line}\n" for line in kept))
+
+    def log(self, row: dict[str, Any]) -> None:
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def save_best(self, weights: dict[str, Tensor]) -> None:
+        with atomic_path(self.folder / "model.safetensors") as path:
+            save_file({name: x.detach().float().contiguous().cpu() for name, x in weights.items()}, path)
+
+
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    path = Path(folder) / "metrics.jsonl"
+    if not path.is_file():
+        raise ValueError(f"{folder} is no run: it has no metrics.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _folder(config: TrainConfig) -> Path:
+    if not config.out:
+        raise ValueError("train: --out must be given: the folder of the run")
+    return Path(config.out)
+
+
+def _difference(before: Any, now: Any) -> str:
+    if hasattr(before, "__dataclass_fields__"):
+        for field in fields(before):
+            if getattr(before, field.name) != getattr(now, field.name):
+                return f"{field.name} was {getattr(before, field.name)!r} and is now {getattr(now, field.name)!r}"
+    return f"was {before!r} and is now {now!r}"

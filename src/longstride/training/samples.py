@@ -1,0 +1,43 @@
+"""Samples of held-out data, and beside them what the model makes of them, for a person to look at or listen to."""
+
+from pathlib import Path
+
+import torch
+
+from longstride.atomic import atomic_path
+from longstride.data.loader import Sequences
+from longstride.data.store import Store
+from longstride.model import SparseTransformer
+from longstride.training.validation import reconstruct
+
+IMAGES, ACROSS = 16, 4
+SHOWN = 2000
+"""Bytes of a text."""
+
+
+def write_samples(
+    folder: Path, store: Store, model: SparseTransformer, sequences: Sequences, device: torch.device
+) -> list[Path]:  # fmt: skip
+    """sample-data and sample-model in `folder`. Of the model: at every place the byte it thinks most likely, given the true
+    ones before it."""
+    starts = sequences.spread(IMAGES if store.kind == "images" else 1)
+    true = sequences.at(starts)
+    made = torch.cat([reconstruct(model, torch.from_numpy(one)[None].to(device)).cpu() for one in true]).numpy()
+    written = []
+    for name, data in (("sample-data", true), ("sample-model", made)):
+        if store.kind == "images":
+            from longstride.data.images import sheet
+
+            path = folder / f"{name}.png"
+            sheet(data, store.item, ACROSS, path)
+        elif store.kind == "audio":
+            from longstride.data.audio import RATE, to_wav
+
+            path = folder / f"{name}.wav"
+            to_wav(data.ravel(), path, store.rate or RATE)
+        else:
+            path = folder / f"{name}.txt"
+            with atomic_path(path) as temporary:
+                temporary.write_text(data.tobytes()[:SHOWN].decode("utf-8", "replace"), encoding="utf-8")
+        written.append(path)
+    return written

@@ -1,0 +1,238 @@
+import json
+import signal
+from dataclasses import replace
+from math import log2
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from longstride import samples
+from longstride.data.store import write_store
+from longstride.model import SparseTransformer
+from longstride.training import train, train_preset, trainer
+from longstride.training.run import read_metrics
+from tests.training.small import TEXT, config, store
+
+
+def unigram_bits(data):
+    share = np.bincount(data.ravel(), minlength=256) / data.size
+    return -sum(p * log2(p) for p in share if p)
+
+
+def weights(folder):
+    """Of the last checkpoint: everything that the next step depends on."""
+    (last,) = sorted((folder / "checkpoints").iterdir(), key=lambda path: int(path.name[5:]))[-1:]
+    return {**load_file(last / "model.safetensors"), **load_file(last / "state.safetensors")}
+
+
+def same(one, two):
+    assert one.keys() == two.keys()
+    return all(torch.equal(one[name], two[name]) for name in one)
+
+
+SMALL = {
+    "text-small": ("text", TEXT, (), 2),
+    "image-small": ("images", samples.patches(), (32, 32, 3), 1),
+    "audio-small": ("audio", samples.piano(), (), 1),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_presets_learn_real_data(name, tmp_path):
+    """Well under what a byte's frequency alone gives."""
+    kind, data, item, batch = SMALL[name]
+    part, rest = np.split(data, [len(data) * 9 // 10])
+    rate = 12_000 if kind == "audio" else None
+    write_store(tmp_path / "data", kind, {"train": part.ravel(), "valid": rest.ravel()}, item, rate)
+    changes = {"steps": 60, "batch": batch, "validate_bytes": 12_288}
+    found = train(train_preset(name, data=str(tmp_path / "data"), out=str(tmp_path / "run"), **changes))
+    assert found.step == 60
+    assert found.valid_bits_per_byte < 0.92 * unigram_bits(rest)
+    shown = {"text": "txt", "images": "png", "audio": "wav"}[kind]
+    assert all((tmp_path / "run" / f"{one}.{shown}").stat().st_size > 100 for one in ("sample-data", "sample-model"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"ema": 0.9, "accumulate": 2}, {"optimizer": {"name": "muon"}}, {"optimizer": {"name": "adafactor"}}],
+    ids=str,
+)
+def test_a_resumed_run_has_the_same_bits(changes, tmp_path):
+    """With dropout, through a validation, a checkpoint and an improvement."""
+    data = store(tmp_path / "data")
+    whole = config(tmp_path / "whole", data=data, steps=20, **changes)
+    train(whole)
+    parts = config(tmp_path / "parts", data=data, steps=20, **changes)
+    paused = train(parts, until=7)
+    assert (paused.step, paused.reason) == (7, "paused after step 7")
+    assert train(parts, resume=True).step == 20
+    assert same(weights(tmp_path / "whole/run"), weights(tmp_path / "parts/run"))
+    assert same(*(load_file(tmp_path / one / "run/model.safetensors") for one in ("whole", "parts")))
+    losses = [
+        {row["step"]: row.get("valid_bits_per_byte") for row in read_metrics(tmp_path / one / "run")}
+        for one in ("whole", "parts")
+    ]
+    assert {step: bits for step, bits in losses[1].items() if bits} == {
+        step: bits for step, bits in losses[0].items() if bits
+    }
+
+
+@pytest.mark.slow
+def test_stop_at_30_and_resume_to_60(tmp_path):
+    data = store(tmp_path / "data")
+    train(config(tmp_path / "whole", data=data, steps=60))
+    parts = config(tmp_path / "parts", data=data, steps=60)
+    train(parts, until=30)
+    train(parts, resume=True)
+    assert same(weights(tmp_path / "whole/run"), weights(tmp_path / "parts/run"))
+
+
+def test_what_a_run_leaves(tmp_path):
+    made = config(tmp_path, steps=13)
+    found = train(made)
+    run = tmp_path / "run"
+    rows = read_metrics(run)
+    assert [row["step"] for row in rows] == [3, 6, 9, 12, 13]
+    assert [row["step"] for row in rows if "valid_bits_per_byte" in row] == [6, 12, 13]
+    for row in rows:
+        assert row["bits_per_byte"] == pytest.approx(row["loss"] / np.log(2))
+        assert row["bytes_per_second"] > 0
+    assert found.best_bits_per_byte == min(row["valid_bits_per_byte"] for row in rows if "valid_bits_per_byte" in row)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-10", "step-13"]
+    assert json.loads((run / "config.json").read_text())["model"]["width"] == 32
+    model = SparseTransformer.from_pretrained(run)
+    assert model.config == made.model
+    assert same(load_file(run / "model.safetensors"), dict(model.state_dict()))
+    assert (run / "sample-data.txt").read_text() in TEXT.tobytes().decode("utf-8", "replace")
+
+
+def test_it_stops_when_validation_stops_improving(tmp_path):
+    found = train(config(tmp_path, steps=1000, patience=2, validate_every=1, optimizer={"learning_rate": 3.0, "clip": 1e9}))
+    assert found.reason == "no better validation in 2 of them"
+    assert found.best_step == found.step - 2
+
+
+def test_an_interruption_saves_and_goes_on(tmp_path, monkeypatch):
+    take_step = trainer.Trainer.take_step
+
+    def interrupted(self, tokens):
+        if self.step == 4:
+            signal.raise_signal(signal.SIGINT)
+        return take_step(self, tokens)
+
+    data = store(tmp_path / "data")
+    monkeypatch.setattr(trainer.Trainer, "take_step", interrupted)
+    made = config(tmp_path / "cut", data=data)
+    found = train(made)
+    assert (found.step, found.reason) == (5, "interrupted")
+    monkeypatch.undo()
+    train(made, resume=True)
+    train(config(tmp_path / "whole", data=data))
+    assert same(weights(tmp_path / "whole/run"), weights(tmp_path / "cut/run"))
+
+
+def test_accumulated_parts_are_one_batch(tmp_path):
+    data = store(tmp_path / "data")
+    plain = {"model": {"dropout": 0.0, "precision": "float64"}, "steps": 3, "data": data}
+    train(config(tmp_path / "one", **plain))
+    train(config(tmp_path / "four", accumulate=4, **plain))
+    one, four = weights(tmp_path / "one/run"), weights(tmp_path / "four/run")
+    for name, x in one.items():
+        torch.testing.assert_close(four[name], x, rtol=1e-4, atol=1e-6)
+
+
+def test_the_average_is_what_is_kept(tmp_path):
+    made = config(tmp_path, steps=4, ema=0.5, validate_every=4, save_every=1, keep=9)
+    train(made)
+    run = tmp_path / "run"
+    states = [load_file(run / f"checkpoints/step-{step}/model.safetensors") for step in (1, 2, 3, 4)]
+    torch.manual_seed(made.seed)
+    average = dict(SparseTransformer(made.model).state_dict())
+    for state in states:
+        average = {name: x / 2 + state[name] / 2 for name, x in average.items()}
+    kept = load_file(run / "model.safetensors")
+    for name, x in average.items():
+        torch.testing.assert_close(kept[name], x)
+    assert not torch.equal(kept["output.weight"], states[-1]["output.weight"])
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_what_is_not_finite_stops_before_the_weights_change(precision, tmp_path, monkeypatch):
+    loss = SparseTransformer.loss
+    made = trainer.Trainer(config(tmp_path, model={"precision": precision}), False)
+    tokens = torch.from_numpy(made.training.batch(0, 0, 4))
+    made.take_step(tokens)
+    before = {name: x.clone() for name, x in made.model.state_dict().items()}
+    monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) * float("nan"))
+    starts = ", ".join(map(str, made.training.starts(0, 1, 4)))
+    with pytest.raises(FloatingPointError, match=f"step 2 has a loss of nan.* from {starts} on"):
+        made.take_step(tokens)
+    assert same(before, made.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+)
+def test_an_overflow_skips_the_step_and_halves_the_scale(device, tmp_path, monkeypatch):
+    loss = SparseTransformer.loss
+    made = trainer.Trainer(config(tmp_path, model={"precision": "float16"}, device=device), False)
+    made.steps.scaler.set_growth_interval(2)
+    tokens = torch.from_numpy(made.training.batch(0, 0, 4)).to(device)
+    assert made.take_step(tokens)["skipped"] == 0
+    first = made.steps.scale
+    before = {name: x.clone() for name, x in made.model.state_dict().items()}
+    monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) * float("inf"))
+    assert made.take_step(tokens)["skipped"] == 1
+    assert made.steps.scale == first / 2
+    assert same(before, made.model.state_dict())
+    monkeypatch.undo()
+    for _ in range(2):
+        assert made.take_step(tokens)["skipped"] == 0
+    assert made.steps.scale == first
+
+
+BAD = [
+    ({"data": ""}, "--data must be given"),
+    ({"out": ""}, "--out must be given"),
+    ({"device": "abacus"}, "device = 'abacus' cannot be used"),
+    (
+        {"model": {"context": 10_000, "embedding": "matrix(8)"}},
+        r"\(valid\) has 8,000 bytes, less than one sequence of the context",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), BAD, ids=[says for _, says in BAD])
+def test_what_is_wrong_is_refused_before_anything_is_written(changes, says, tmp_path):
+    made = config(tmp_path, **{name: value for name, value in changes.items() if name == "model"})
+    made = replace(made, **{name: value for name, value in changes.items() if name != "model"})
+    with pytest.raises(ValueError, match=says):
+        train(made)
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_that_the_model_is_not_for(tmp_path):
+    write_store(tmp_path / "images", "images", {"train": TEXT[:3840], "valid": TEXT[:3840]}, (8, 8, 1))
+    with pytest.raises(ValueError, match=r"images of 8 x 8 x 1.*is for 16 x 4 x 1.*image\(8, 8, 1\)"):
+        train(config(tmp_path, data=str(tmp_path / "images"), model={"embedding": "image(16, 4, 1)"}))
+
+
+def test_another_runs_folder_is_left_alone(tmp_path):
+    made = config(tmp_path, steps=2)
+    train(made)
+    before = weights(tmp_path / "run")
+    with pytest.raises(ValueError, match="already holds a run; add --resume"):
+        train(made)
+    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+        train(replace(made, seed=1), resume=True)
+    with pytest.raises(ValueError, match="model width was 32 and is now 64"):
+        train(replace(made, model=replace(made.model, width=64)), resume=True)
+    with pytest.raises(ValueError, match="holds no run to resume"):
+        train(replace(made, out=str(tmp_path / "other")), resume=True)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/precious.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not an empty folder"):
+        train(replace(made, out=str(tmp_path / "full")))
+    assert same(before, weights(tmp_path / "run"))
