@@ -129,7 +129,7 @@ def test_bench_attention(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("polt patterns", "there is no verb 'polt patterns'; did you mean 'plot run' or 'plot patterns'?"),
+        ("polt patterns", "there is no verb 'polt patterns'; did you mean 'plot patterns'?"),
         ("plot", "did you mean 'plot run' or 'plot patterns'?"),
         ("doctro", "did you mean 'doctor'?"),
         ("xyz", "longstride --help lists the verbs"),
