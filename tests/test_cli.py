@@ -1,6 +1,8 @@
 import json
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ pytest.importorskip("tyro")
 
 import longstride
 from longstride import cli
+from longstride.data.store import open_store
 
 
 def run(capsys, *words):
@@ -156,6 +159,201 @@ def test_mistakes_end_in_exit_code_2(capsys, monkeypatch, words, says):
     code, _, err = run(capsys, *words.split())
     assert code == 2
     assert says in err
+
+
+TINY = (
+    "--model.layers 1 --model.width 16 --model.heads 1 --model.context 64 --model.pattern local(8) "
+    "--model.embedding matrix(8) --steps 4 --batch 2 --validate-bytes 512 --device cpu"
+)
+
+
+@pytest.fixture
+def text_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGSTRIDE_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "letters.txt"
+    path.write_text("to be, or not to be, that is the question\n" * 400)
+    return path
+
+
+def train_words(data, out, *more):
+    return ["train", "text-small", "--data", str(data), "--out", str(out), *TINY.split(), *more]
+
+
+def test_train(capsys, tmp_path, text_file):
+    out = tmp_path / "run"
+    code, said, err = run(capsys, *train_words(text_file, out, "--optimizer.learning-rate", "0.01"))
+    assert code == 0
+    assert f"{out}: step 4, all steps are done; " in said
+    assert said.endswith(
+        " bits per byte, at step 4\nthere: model.safetensors, curve.png, sample-data.*, sample-model.*, metrics.jsonl, "
+        "checkpoints\n"
+    )
+    assert err.startswith("step 4/4  ")
+    assert {"config.json", "curve.png", "metrics.jsonl", "model.safetensors"} <= {path.name for path in out.iterdir()}
+    config = json.loads((out / "config.json").read_text())
+    assert (config["model"]["width"], config["optimizer"]["learning_rate"]) == (16, 0.01)
+    assert config["optimizer"]["name"] == "muon"  # As the preset has it.
+
+
+def test_train_pauses_and_resumes(capsys, tmp_path, text_file):
+    out = tmp_path / "run"
+    code, said, _ = run(capsys, *train_words(text_file, out, "--until", "2"))
+    assert code == 0
+    assert f"{out}: step 2, paused after step 2; " in said
+    code, _, err = run(capsys, *train_words(text_file, out))
+    assert (code, err) == (
+        2,
+        f"longstride: train: {out} already holds a run; add --resume to go on with it, or give another --out\n",
+    )
+    code, said, _ = run(capsys, "train", "text-small", "--out", str(out), "--resume")  # With the settings that it has.
+    assert code == 0
+    assert "step 4, all steps are done" in said
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/precious.txt").write_text("mine")
+    code, _, err = run(capsys, *train_words(text_file, tmp_path / "full"))
+    assert (code, err) == (2, f"longstride: train: {tmp_path / 'full'} is not an empty folder; give another --out\n")
+
+
+def test_train_interrupted_before_its_first_line_is_no_failure(capsys, tmp_path, text_file, monkeypatch):
+    from longstride.training.trainer import Trainer
+
+    take_step = Trainer.take_step
+
+    def interrupted(self, tokens):
+        signal.raise_signal(signal.SIGTERM)
+        return take_step(self, tokens)
+
+    monkeypatch.setattr(Trainer, "take_step", interrupted)
+    code, said, err = run(capsys, *train_words(text_file, tmp_path / "run"))
+    assert code == 0
+    assert said.startswith(f"{tmp_path / 'run'}: step 1, interrupted; ")
+    assert "finishing this step and saving" in err
+    assert (tmp_path / "run/checkpoints/step-1").is_dir()
+
+
+def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, said, err = run(capsys, *train_words(text_file, tmp_path / "run"))
+    assert code == 0
+    assert "best validation" in said
+    assert "the run is whole, but for its pictures and samples: plot run needs matplotlib.figure" in err
+    code, _, err = run(capsys, "plot", "run", str(tmp_path / "run"))
+    assert code == 2
+    assert "pip install 'longstride[plot]'" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train", "train: which preset comes first, as in: longstride train text-small --data FILE --out RUN"),
+        (
+            "train --data x --out y",
+            "train: which preset comes first, as in: longstride train text-small --data FILE --out RUN",
+        ),
+        ("train text-smal --data x", "there is no preset 'text-smal'; did you mean 'text-small'?"),
+        ("train text-small --out run", "train: --data must be given: a prepared store, or files to make one of"),
+        ("train text-small --data x", "train: --out must be given: the folder of the run"),
+        ("train text-small --data nowhere --out run", "nowhere does not exist; give a file or a folder"),
+        (
+            "train text-small --data x --out run --resume",
+            "train: run holds no run to resume; leave --resume out to begin one",
+        ),
+        ("train text-small --steps 0", "train: steps must be at least 1, got 0"),
+        ("data prepare nowhere out", "nowhere does not exist; give a file or a folder"),
+        ("data prepare empty.txt out", "empty.txt is empty"),
+        ("data prepare . out", "out lies in the source, .; give a folder outside of it"),
+        ("data fetch enwik9", "fetch: there is no data set 'enwik9'; did you mean 'enwik8'?"),
+        ("plot run .", ". is no run: it has no metrics.jsonl"),
+        ("plot run . --out curve.gif", "plot run: curve.gif must end in .png or .svg"),
+        ("demo --steps 0", "demo: steps must be at least 1, got 0"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(capsys, monkeypatch, tmp_path, words, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    code, out, err = run(capsys, *words.split())
+    assert code == 2
+    assert (out, err) == ("", f"longstride: {says}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train text-small --modle.layers 3", "--model.layers"),
+        ("train text-small --optimizer.learning-rat 3", "--optimizer.learning-rate"),
+        ("train text-small --steps many", "--steps"),
+        ("train text-small --model.heads 3", "heads = 3 does not divide"),
+        ("train text-small --optimizer.name sgd", "adamw"),
+        ("data prepare", "SOURCE"),
+        ("data prepare a b --kind sounds", "audio"),
+        ("data prepear", "did you mean 'data prepare' or 'data fetch'?"),
+    ],
+)
+def test_wrong_options_name_the_right_ones(capsys, words, says):
+    code, _, err = run(capsys, *words.split())
+    assert code == 2
+    assert says in err
+
+
+def test_train_help_has_the_presets_own_defaults(capsys):
+    _, out, _ = run(capsys, "train", "cifar10", "--help")
+    assert "180000" in out
+    assert "--model.pattern" in out
+
+
+def test_data_prepare(capsys, tmp_path, text_file):
+    out = tmp_path / "store"
+    code, said, _ = run(capsys, "data", "prepare", str(text_file), str(out))
+    assert code == 0
+    store = open_store(out)
+    assert sum(store.splits.values()) == text_file.stat().st_size
+    assert said == f"{out}: text, " + ", ".join(f"{name} {size:,} bytes" for name, size in store.splits.items()) + "\n"
+    code, said, _ = run(capsys, *train_words(out, tmp_path / "run"))
+    assert code == 0
+    assert not (tmp_path / "cache").exists()
+
+
+def test_data_prepare_of_a_kind(capsys, tmp_path, text_file):
+    code, said, _ = run(capsys, "data", "prepare", str(text_file), str(tmp_path / "store"), "--kind", "bytes")
+    assert code == 0
+    assert f"{tmp_path / 'store'}: bytes, " in said
+
+
+def test_data_fetch(capsys, tmp_path, monkeypatch):
+    import longstride.data.fetch
+
+    monkeypatch.setattr(longstride.data.fetch, "fetch", lambda name, folder: folder / f"{name}.zip")
+    code, out, _ = run(capsys, "data", "fetch", "enwik8", "--folder", str(tmp_path))
+    assert (code, out) == (0, f"wrote {tmp_path / 'enwik8.zip'}\n")
+
+
+def test_plot_run(capsys, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "bits_per_byte": 8.0, "learning_rate": 0.1}\n')
+    for words, path in (((), tmp_path / "curve.png"), (("--out", str(tmp_path / "a.svg")), tmp_path / "a.svg")):
+        code, out, _ = run(capsys, "plot", "run", str(tmp_path), *words)
+        assert (code, out) == (0, f"wrote {path}\n")
+        assert path.stat().st_size > 1000
+
+
+def test_demo(capsys, tmp_path, monkeypatch):
+    import longstride.demo
+
+    called = []
+    monkeypatch.setattr(longstride.demo, "demo", lambda *arguments: called.append(arguments))
+    assert run(capsys, "demo", "--folder", str(tmp_path), "--steps", "3")[0] == 0
+    assert run(capsys, "demo")[0] == 0
+    assert called == [(tmp_path, 3), (Path("demo"), 400)]
+
+
+def test_ctrl_c_is_one_line(capsys, monkeypatch):
+    import longstride.model.catalogue
+
+    def show(dense):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(longstride.model.catalogue, "show", show)
+    assert run(capsys, "presets") == (130, "", "longstride: interrupted\n")
 
 
 @pytest.mark.parametrize("words", [[], ["--help"]])

@@ -25,6 +25,8 @@ from longstride.notation import parse
 from longstride.training.config import TrainConfig
 
 Kind = Literal["text", "images", "audio", "bytes"]
+LEFT = ("model.safetensors", "curve.png", "sample-data.*", "sample-model.*", "metrics.jsonl", "checkpoints")
+"""What a run leaves in its folder."""
 
 
 def doctor() -> None:
@@ -99,7 +101,9 @@ def demo(folder: Path = Path("demo"), steps: int = 400) -> None:
 
 
 def data_prepare(
-    source: Annotated[Path, tyro.conf.Positional], out: Annotated[Path, tyro.conf.Positional], kind: Kind | None = None
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
+    kind: Kind | None = None,
 ) -> None:
     """Turn files into a store that training reads. Example: longstride data prepare enwik8.zip enwik8
 
@@ -115,7 +119,7 @@ def data_prepare(
     print(f"{out}: {store.kind}, {sizes}")
 
 
-def data_fetch(name: Annotated[str, tyro.conf.Positional], folder: Path = Path(".")) -> None:
+def data_fetch(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")], folder: Path = Path(".")) -> None:
     """Download a data set, checked; run again, it goes on where it stopped. Example: longstride data fetch enwik8
 
     Args:
@@ -127,7 +131,7 @@ def data_fetch(name: Annotated[str, tyro.conf.Positional], folder: Path = Path("
     print(f"wrote {fetch(name, folder)}")
 
 
-def plot_run(run: Annotated[Path, tyro.conf.Positional], out: Path | None = None) -> None:
+def plot_run(run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")], out: Path | None = None) -> None:
     """Draw a run's loss curve. Example: longstride plot run RUN
 
     Args:
@@ -143,14 +147,12 @@ def train(words: Sequence[str]) -> None:
     """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000"""
     from longstride.training import train as run
     from longstride.training import train_preset
-    from longstride.training.curve import plot_curve
 
+    if words and words[0] in ("-h", "--help"):
+        words = ["text-small", *words]
     if not words or words[0].startswith("-"):
-        if words and words[0] in ("-h", "--help"):
-            words = ["text-small", *words]
-        else:
-            raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
-    default = train_preset(words[0])
+        raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
+    default = _resumed(words) or train_preset(words[0])
 
     def verb(
         config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default, resume: bool = False, until: int | None = None
@@ -160,16 +162,26 @@ def train(words: Sequence[str]) -> None:
         Every field of the preset can be changed: --model.layers 12 --optimizer.learning-rate 0.001
 
         Args:
-            resume: Go on with the run in --out, exactly where it stopped.
+            resume: Go on with the run in --out, exactly where it stopped, with the settings that it has.
             until: Pause after this step, as Ctrl-C does.
         """
         found = run(config, resume, until)
-        print(f"{found.folder}: step {found.step}, {found.reason}")
+        speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"
+        print(f"{found.folder}: step {found.step}, {found.reason}; {speed}")
         if found.best_bits_per_byte is not None:
             print(f"best validation {found.best_bits_per_byte:.4f} bits per byte, at step {found.best_step}")
-        print(f"wrote {plot_curve(found.folder)}")
+        there = [name for name in LEFT if list(found.folder.glob(name))]
+        print(f"there: {', '.join(there)}")
 
     tyro.cli(verb, prog=f"longstride train {words[0]}", args=list(words[1:]))
+
+
+def _resumed(words: Sequence[str]) -> TrainConfig | None:
+    """The settings of the run that is to be resumed: what is typed with --resume is what differs from them."""
+    if "--resume" not in words or "--out" not in words[:-1]:
+        return None
+    path = Path(words[words.index("--out") + 1]) / "config.json"
+    return TrainConfig.from_json(path.read_text(), str(path)) if path.is_file() else None
 
 
 def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="")]) -> None:
@@ -232,6 +244,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"longstride: {error}", file=sys.stderr)
         sys.exit(2)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        first = str(error).splitlines()[0]
+        print(f"longstride: {first} Try --accumulate, --model.recompute on, or a smaller --batch.", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("longstride: interrupted", file=sys.stderr)
+        sys.exit(130)  # As shells have it: 128 and the signal's number.
 
 
 def _help(verbs: dict[str, Callable[..., None]]) -> str:

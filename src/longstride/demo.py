@@ -10,40 +10,45 @@ from rich.console import Console
 from rich.table import Table
 
 from longstride import samples
+from longstride.checks import whole_number
 from longstride.data.loader import Sequences
 from longstride.data.store import Store, open_store, write_store
 from longstride.model import SparseTransformer
 from longstride.training import train, train_preset
-from longstride.training.curve import plot_curve
 from longstride.training.validation import validate
 
-HELD_OUT = 100_000
-"""The last bytes of the text; the 50,000 before them choose the best weights."""
+HELD_OUT = 195 * 512
+"""The last bytes of the text, whole sequences of text-small; those before them choose the best weights."""
 CHOOSING = 50_000
 
 
 def demo(folder: Path, steps: int, console: Console | None = None) -> float:
     """Trains `text-small` on the bundled text, and returns its bits per byte on bytes that it has never seen."""
+    whole_number("demo", "steps", steps, 1)
     console = console or Console()
     store = _store(folder / "wikipedia")
     run = _free(folder)
     console.print(f"Training text-small on {store.splits['train']:,} bytes of Wikipedia, {steps} steps.")
     config = train_preset("text-small", data=str(store.folder), out=str(run), steps=steps, validate_every=steps // 4 or 1)
     found = train(config, console=console)
-    curve = plot_curve(run)
+    if found.step < steps:
+        raise ValueError(
+            f"demo: {found.reason} at step {found.step}; to go on: longstride train text-small --data {store.folder} "
+            f"--out {run} --steps {steps} --resume"
+        )
     bits = held_out_bits(SparseTransformer.from_pretrained(run), store)
 
-    table = Table(title=f"The last {HELD_OUT:,} bytes of the text, which no step has seen", title_justify="left")
+    console.print(f"The last {HELD_OUT:,} bytes of the text, which no step has seen:")
+    table = Table()
     table.add_column("")
     table.add_column("bits per byte", justify="right")
     for name, size in {f"text-small after {found.seconds:.0f} s": bits, **compressed_bits(store)}.items():
         table.add_row(name, f"{size:.3f}")
     console.print(table)
-    console.print(f"The run: {run}   its curve: {curve}   samples: {run / 'sample-data.txt'}, {run / 'sample-model.txt'}")
-    console.print(
-        "Next, the same on your own bytes:  longstride train text-small --data FILE --out RUN --steps 2000\n"
-        "       the paper's networks:       longstride presets"
-    )
+    there = "curve.png, sample-data.txt, sample-model.txt, model.safetensors, metrics.jsonl"
+    console.print(f"The run is {run}: {there}", soft_wrap=True, markup=False)
+    console.print("Next, on your own bytes: longstride train text-small --data FILE --out RUN --steps 2000", soft_wrap=True)
+    console.print("The paper's networks:    longstride presets")
     return bits
 
 

@@ -79,11 +79,12 @@ def test_a_resumed_run_has_the_same_bits(changes, tmp_path):
     }
 
 
-@pytest.mark.slow
-def test_stop_at_30_and_resume_to_60(tmp_path):
-    data = store(tmp_path / "data")
-    train(config(tmp_path / "whole", data=data, steps=60))
-    parts = config(tmp_path / "parts", data=data, steps=60)
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_stop_at_30_and_resume_to_60(precision, tmp_path):
+    """In float16 the loss scale goes on, too."""
+    plain = {"data": store(tmp_path / "data"), "steps": 60, "model": {"precision": precision, "layers": 1}}
+    train(config(tmp_path / "whole", **plain))
+    parts = config(tmp_path / "parts", **plain)
     train(parts, until=30)
     train(parts, resume=True)
     assert same(weights(tmp_path / "whole/run"), weights(tmp_path / "parts/run"))
@@ -150,12 +151,13 @@ def test_the_average_is_what_is_kept(tmp_path):
     states = [load_file(run / f"checkpoints/step-{step}/model.safetensors") for step in (1, 2, 3, 4)]
     torch.manual_seed(made.seed)
     average = dict(SparseTransformer(made.model).state_dict())
-    for state in states:
-        average = {name: x / 2 + state[name] / 2 for name, x in average.items()}
-    kept = load_file(run / "model.safetensors")
+    for step, state in enumerate(states):
+        kept = min(0.5, (1 + step) / (10 + step))
+        average = {name: kept * x + (1 - kept) * state[name] for name, x in average.items()}
+    saved = load_file(run / "model.safetensors")
     for name, x in average.items():
-        torch.testing.assert_close(kept[name], x)
-    assert not torch.equal(kept["output.weight"], states[-1]["output.weight"])
+        torch.testing.assert_close(saved[name], x)
+    assert not torch.equal(saved["output.weight"], states[-1]["output.weight"])
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
@@ -178,19 +180,77 @@ def test_what_is_not_finite_stops_before_the_weights_change(precision, tmp_path,
 def test_an_overflow_skips_the_step_and_halves_the_scale(device, tmp_path, monkeypatch):
     loss = SparseTransformer.loss
     made = trainer.Trainer(config(tmp_path, model={"precision": "float16"}, device=device), False)
-    made.steps.scaler.set_growth_interval(2)
+    made.updates.scaler.set_growth_interval(2)
     tokens = torch.from_numpy(made.training.batch(0, 0, 4)).to(device)
     assert made.take_step(tokens)["skipped"] == 0
-    first = made.steps.scale
+    first = made.updates.scale
     before = {name: x.clone() for name, x in made.model.state_dict().items()}
     monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) * float("inf"))
     assert made.take_step(tokens)["skipped"] == 1
-    assert made.steps.scale == first / 2
+    assert made.updates.scale == first / 2
     assert same(before, made.model.state_dict())
     monkeypatch.undo()
     for _ in range(2):
         assert made.take_step(tokens)["skipped"] == 0
-    assert made.steps.scale == first
+    assert made.updates.scale == first
+
+
+def test_an_overflow_in_one_optimizer_changes_nothing_in_the_other(tmp_path):
+    made = trainer.Trainer(config(tmp_path, model={"precision": "float16"}, optimizer={"name": "muon"}), False)
+    tokens = torch.from_numpy(made.training.batch(0, 0, 4))
+    made.take_step(tokens)
+    before = {name: x.clone() for name, x in made.model.state_dict().items()}
+    hook = made.model.blocks[0].ff.inner.weight.register_hook(lambda slopes: slopes * float("inf"))
+    scale = made.updates.scale
+    assert made.take_step(tokens)["skipped"] == 1
+    assert made.updates.scale == scale / 2
+    assert same(before, made.model.state_dict())
+    hook.remove()
+    assert made.take_step(tokens)["skipped"] == 0
+    assert all(x.isfinite().all() for x in made.model.state_dict().values())
+
+
+def test_what_no_scale_helps_stops_a_run_in_float16(tmp_path, monkeypatch):
+    loss = SparseTransformer.loss
+    monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) * float("nan"))
+    with pytest.raises(FloatingPointError, match="has a loss of nan"):
+        train(config(tmp_path, model={"precision": "float16"}, steps=100, validate_every=100))
+
+
+def test_a_loss_that_is_not_finite_changes_nothing(tmp_path, monkeypatch):
+    """Even if its gradients are."""
+    loss = SparseTransformer.loss
+    made = trainer.Trainer(config(tmp_path), False)
+    before = {name: x.clone() for name, x in made.model.state_dict().items()}
+    monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) + float("inf"))
+    with pytest.raises(FloatingPointError, match="has a loss of inf"):
+        made.take_step(torch.from_numpy(made.training.batch(0, 0, 4)))
+    assert same(before, made.model.state_dict())
+
+
+def test_a_finished_run_is_not_trained_on(tmp_path):
+    made = config(tmp_path, steps=6)
+    first = train(made)
+    before = weights(tmp_path / "run")
+    again = train(made, resume=True)
+    assert (again.step, again.reason) == (6, "all steps are done")
+    assert again.valid_bits_per_byte == first.valid_bits_per_byte
+    assert same(before, weights(tmp_path / "run"))
+    patient = config(
+        tmp_path / "p", steps=1000, patience=1, validate_every=1, optimizer={"learning_rate": 3.0, "clip": 1e9}
+    )  # fmt: skip
+    stopped = train(patient)
+    assert train(patient, resume=True).step == stopped.step
+
+
+def test_other_data_is_not_resumed_with(tmp_path):
+    made = config(tmp_path, steps=6)
+    train(made, until=2)
+    other = store(tmp_path / "other", train=TEXT[100_000:160_000])
+    with pytest.raises(ValueError, match="has other bytes in train than"):
+        train(replace(made, data=other), resume=True)
+    moved = store(tmp_path / "moved")
+    assert train(replace(made, data=moved), resume=True).step == 6
 
 
 BAD = [

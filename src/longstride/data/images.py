@@ -53,9 +53,10 @@ def plan(source: Path) -> Plan:
             f"{second.owner} has images of {_size(second.item)} and {first.owner} of {_size(first.item)}; "
             "all must have one shape"
         )
-    whole = groups.get("")
+    whole = groups.get("") or (None if "valid" in groups else groups.get("train"))
     if whole and (whole.count, whole.item) == (cifar.IMAGES, cifar.ITEM):
-        groups, is_cifar = {"train": whole}, True
+        groups = {"train": whole} | {name: images for name, images in groups.items() if name == "test"}
+        is_cifar = True
     item = next(iter(items))
     chosen, how = _chosen(source, groups, is_cifar)
     splits: dict[str, Iterable[Bytes] | Bytes] = {name: images.pieces(places) for name, (images, places) in chosen.items()}

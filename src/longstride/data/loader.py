@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from queue import Empty, Queue
 from threading import Event, Thread
 from time import perf_counter
@@ -36,7 +37,6 @@ class Sequences:
         self.data = data
         self.context = context
         self.items = None if item_bytes is None else len(data) // item_bytes
-        self._orders: dict[tuple[int, int], Places] = {}
 
     def starts(self, seed: int, step: int, size: int, rank: int = 0, ranks: int = 1) -> Places:
         """Where this rank's part of a step's batch begins. All ranks' parts together are the same for any number of them."""
@@ -46,7 +46,7 @@ class Sequences:
             places = _generator(seed, step).integers(0, len(self.data) - self.context + 1, size)
         else:  # Each item once before any comes again.
             numbers = range(step * size, (step + 1) * size)
-            chosen = [self._order(seed, number // self.items)[number % self.items] for number in numbers]
+            chosen = [_order(seed, number // self.items, self.items)[number % self.items] for number in numbers]
             places = np.array(chosen, np.int64) * self.context
         own = size // ranks
         return places[rank * own : (rank + 1) * own]
@@ -62,14 +62,6 @@ class Sequences:
         """The starts of up to `most` sequences that do not overlap, evenly over the split: always the same ones."""
         count = len(self.data) // self.context
         return np.linspace(0, count - 1, min(most, count)).round().astype(np.int64) * self.context
-
-    def _order(self, seed: int, epoch: int) -> Places:
-        if (seed, epoch) not in self._orders:
-            while len(self._orders) > 1:  # A batch may have items of two.
-                self._orders.pop(next(iter(self._orders)))
-            assert self.items is not None
-            self._orders[seed, epoch] = _generator(seed, epoch).permutation(self.items)
-        return self._orders[seed, epoch]
 
 
 class Prefetch:
@@ -124,6 +116,11 @@ class Prefetch:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+@lru_cache(maxsize=4)  # A batch may have items of two epochs, and two threads may ask.
+def _order(seed: int, epoch: int, items: int) -> Places:
+    return _generator(seed, epoch).permutation(items)
 
 
 def _generator(seed: int, number: int) -> np.random.Generator:

@@ -30,7 +30,8 @@ def save(
     """Saves a step's state and removes all but the newest `keep`."""
     final = folder / f"{PREFIX}{step}"
     temporary = folder / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    for left in folder.glob(f".{PREFIX}*"):  # Of a process that was killed while it saved.
+        shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         tensors, numbers = _flatten(optimizers)
@@ -39,8 +40,11 @@ def save(
         _write(temporary / "state.safetensors", tensors)
         content = {"version": VERSION, "step": step, "optimizers": numbers, **progress}
         (temporary / "state.json").write_text(json.dumps(content, indent=2) + "\n")
-        shutil.rmtree(final, ignore_errors=True)
+        for path in (*temporary.iterdir(), temporary):  # On the disk before it has its name: also if the power fails.
+            _sync(path)
+        shutil.rmtree(final, ignore_errors=True)  # Only a run that began anew after its checkpoints has one.
         os.replace(temporary, final)
+        _sync(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for old in sorted(_steps(folder))[:-keep]:
@@ -60,7 +64,7 @@ def load(
     try:
         content: dict[str, Any] = json.loads((folder / "state.json").read_text())
         weights, state = load_file(folder / "model.safetensors"), load_file(folder / "state.safetensors")
-    except (OSError, json.JSONDecodeError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{folder} cannot be read: {error}; remove that folder to resume from the one before") from None
     if content.get("version") != VERSION:
         raise ValueError(f"{folder}: version {content.get('version')} of checkpoints is not known, only {VERSION} is")
@@ -69,9 +73,17 @@ def load(
         for name, x in average.items():
             x.copy_(state.pop(f"average.{name}"))
         _unflatten(optimizers, state, content["optimizers"])
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (LookupError, RuntimeError, ValueError) as error:
         raise ValueError(f"{folder} is not of this run's model and optimizer: {error}") from None
     return content
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _steps(folder: Path) -> list[int]:

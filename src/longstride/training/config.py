@@ -1,7 +1,9 @@
 """TrainConfig: all that a run depends on. It is saved as the run's config.json."""
 
 import json
+import os
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from math import inf
 from typing import Any, Literal
 
 from longstride.checks import suggest, whole_number
@@ -38,6 +40,8 @@ class OptimizerConfig:
             ("clip", 0, None),
         ):  # fmt: skip
             _number("optimizer", name, getattr(self, name), least, most)
+        if self.clip == 0:
+            raise ValueError("optimizer: clip must be more than 0, or nothing is learned; inf clips nothing")
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,11 @@ class TrainConfig:
         ):  # fmt: skip
             object.__setattr__(self, name, whole_number("train", name, getattr(self, name), least.get(name, 1)))
         _number("train", "ema", self.ema, 0, 1)
+        for name in ("data", "out"):  # Paths are welcome too.
+            object.__setattr__(self, name, os.fspath(getattr(self, name)))
+        for name in ("compile", "tensorboard"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"train: {name} must be true or false, got {getattr(self, name)!r}")
         if self.batch % self.accumulate:
             raise ValueError(f"train: accumulate = {self.accumulate} must divide batch = {self.batch}")
 
@@ -93,15 +102,21 @@ class TrainConfig:
         """`owner` names the file in errors."""
         try:
             given: Any = json.loads(text)
-            if not isinstance(given, dict) or not isinstance(given.get("model"), dict):
-                raise ValueError("it must be an object with a model")
-            optimizer = given.get("optimizer", {})
-            _known(owner, given, cls)
-            _known(f"{owner}: optimizer", optimizer, OptimizerConfig)
-            model = ModelConfig.from_json(json.dumps(given["model"]), f"{owner}: model")
-            return cls(**{**given, "model": model, "optimizer": OptimizerConfig(**optimizer)})
         except json.JSONDecodeError as error:
             raise ValueError(f"{owner} is not JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ValueError(f"{owner} must hold an object with the config's fields, got {type(given).__name__}")
+        _known(owner, given, cls)
+        optimizer = given.get("optimizer", {})
+        for name, value in (("model", given["model"]), ("optimizer", optimizer)):
+            if not isinstance(value, dict):
+                raise ValueError(f"{owner}: {name} must be an object, got {value!r}")
+        _known(f"{owner}: optimizer", optimizer, OptimizerConfig)
+        model = ModelConfig.from_json(json.dumps(given["model"]), f"{owner}: model")
+        try:
+            return cls(**{**given, "model": model, "optimizer": OptimizerConfig(**optimizer)})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{owner}: {str(error).removeprefix('train: ')}") from None
 
 
 def _known(owner: str, given: dict[str, Any], kind: Any) -> None:
@@ -118,5 +133,9 @@ def _known(owner: str, given: dict[str, Any], kind: Any) -> None:
 def _number(owner: str, name: str, value: object, least: float, most: float | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
         raise ValueError(f"{owner}: {name} must be a number of at least {least}, got {value!r}")
-    if most is not None and value >= most and not (name == "final" and value == most):
+    if most is None and value == inf and name != "clip":
+        raise ValueError(f"{owner}: {name} must be finite, got {value!r}")
+    if name == "final" and value > 1:
+        raise ValueError(f"{owner}: final must be at most 1, got {value!r}")
+    if most is not None and value >= most and name != "final":
         raise ValueError(f"{owner}: {name} must be less than {most}, got {value!r}")

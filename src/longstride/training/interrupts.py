@@ -1,6 +1,7 @@
 """Ctrl-C, and a scheduler's request to end: the step that is under way is finished first, so that what is saved is whole."""
 
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -28,3 +29,4 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        print("longstride: finishing this step and saving; once more to stop at once", file=sys.stderr)

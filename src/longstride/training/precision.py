@@ -1,6 +1,7 @@
-"""From gradients to a step that is safe: scaled losses for float16, and no step from numbers that are not finite."""
+"""From gradients to an update that is safe: scaled losses for float16, and none from numbers that are not finite."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -9,12 +10,14 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 FIRST_SCALE = 2.0**16
+LEAST_SCALE = 2.0**-14
+"""Below this the overflows are not the scale's."""
 GROWS_EVERY = 1000
 """Steps without an overflow until the scale is doubled."""
 
 
-class Steps:
-    """Backward passes and optimizer steps of a model in one precision."""
+class Updates:
+    """Backward passes and updates of a model in one precision."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], precision: str, clip: float, device: torch.device):
         self.model, self.optimizers, self.clip = model, optimizers, clip
@@ -26,25 +29,30 @@ class Steps:
     def scale(self) -> float | None:
         return self.scaler.get_scale() if self.scaler.is_enabled() else None
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether a smaller scale may still help."""
+        return self.scale is not None and self.scale >= LEAST_SCALE
+
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def step(self) -> tuple[float, bool]:
-        """The gradients' norm before it is clipped, and whether the weights were changed.
+    def update(self, loss: float) -> tuple[float, bool]:
+        """The gradients' norm before it is clipped, and whether the weights were changed: all of them, or none.
 
-        In float16 an overflow skips the step and halves the scale. In other precisions nothing explains one: the caller
-        finds a norm that is not finite, and weights as they were.
+        Without a finite loss and norm none are; in float16 that also halves the scale.
         """
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = clip_grad_norm_(self.model.parameters(), self.clip).item()
-        finite = norm == norm and abs(norm) != float("inf")
-        if finite or self.scaler.is_enabled():
+        safe = isfinite(norm) and isfinite(loss)
+        if safe:
             for optimizer in self.optimizers:
-                self.scaler.step(optimizer)  # Which does nothing where it has found an overflow.
-            self.scaler.update()
+                self.scaler.step(optimizer)
+        if self.scaler.is_enabled():
+            self.scaler.update()  # By what `unscale_` has found, in all optimizers together.
         self.model.zero_grad(set_to_none=True)
-        return norm, finite
+        return norm, safe
 
     def state(self) -> dict[str, Any]:
         return self.scaler.state_dict()

@@ -1,17 +1,13 @@
 """What a person sees of a run: one live line on a terminal, plain lines elsewhere; TensorBoard, if asked for."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-
-SHOWN = (
-    "bits_per_byte", "valid_bits_per_byte", "bytes_per_second", "matrix_share", "memory_gib", "gradient_norm", "loss_scale",
-    "seconds_left",
-)  # fmt: skip
 
 
 class Reporter:
@@ -20,15 +16,14 @@ class Reporter:
         self.console = console or Console(file=sys.stderr)
         self.live: Progress | None = None
         if self.console.is_terminal:
-            columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(20), TextColumn("{task.fields[line]}"))
+            columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(10), TextColumn("{task.fields[line]}"))
             self.live = Progress(*columns, console=self.console)
             self.task = self.live.add_task("train", total=steps, completed=start, line="")
         self.board: Any = None
         if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise ValueError("train: --tensorboard needs the package: pip install tensorboard") from None
+            check_tensorboard()
+            from torch.utils.tensorboard import SummaryWriter
+
             self.board = SummaryWriter(str(folder / "tensorboard"))
 
     def __enter__(self) -> "Reporter":
@@ -55,7 +50,7 @@ class Reporter:
         self.board_row(row)
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def board_row(self, row: dict[str, Any]) -> None:
         if self.board is not None:
@@ -64,26 +59,17 @@ class Reporter:
                     self.board.add_scalar(name, value, row["step"])
 
 
+def check_tensorboard() -> None:
+    """To be asked before a run begins."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise ValueError("train: --tensorboard needs the package: pip install tensorboard") from None
+
+
 def describe(row: dict[str, Any]) -> str:
-    """A row of metrics as a short line."""
-    parts = []
-    for name in SHOWN:
-        value = row.get(name)
-        if value is None:
-            continue
-        parts.append(
-            {
-                "bits_per_byte": lambda x: f"{x:.3f} bits/byte",
-                "valid_bits_per_byte": lambda x: f"validation {x:.3f}",
-                "bytes_per_second": lambda x: f"{count(x)}B/s",
-                "matrix_share": lambda x: f"{100 * x:.0f} % of the matrix rate",
-                "memory_gib": lambda x: f"{x:.1f} GiB",
-                "gradient_norm": lambda x: f"gradient {x:.2f}",
-                "loss_scale": lambda x: f"scale {x:g}",
-                "seconds_left": lambda x: f"{duration(x)} left",
-            }[name](value)
-        )
-    return "  ".join(parts)
+    """A row of metrics as a short line, what matters most first."""
+    return "  ".join(show(row[name]) for name, show in SHOWN.items() if row.get(name) is not None)
 
 
 def count(x: float) -> str:
@@ -97,3 +83,16 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+SHOWN: dict[str, Callable[[float], str]] = {
+    "bits_per_byte": lambda x: f"{x:.3f} bits/byte",
+    "valid_bits_per_byte": lambda x: f"validation {x:.3f}",
+    "seconds_left": lambda x: f"{duration(x)} left",
+    "bytes_per_second": lambda x: f"{count(x)}B/s",
+    "matrix_share": lambda x: f"{100 * x:.0f} % matrix",
+    "memory_gib": lambda x: f"{x:.1f} GiB",
+    "gradient_norm": lambda x: f"gradient {x:.2f}",
+    "loss_scale": lambda x: f"scale {x:g}",
+}
+"""The matrix share is that of the device's rate for a large product."""

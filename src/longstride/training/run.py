@@ -8,7 +8,8 @@ model.safetensors    the best weights so far, by validation; `SparseTransformer.
 
 import json
 import os
-from dataclasses import fields, replace
+from dataclasses import fields
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from longstride.atomic import atomic_path
+from longstride.data.store import Store
 from longstride.training.config import TrainConfig
 
 FREE = {"out", "data", "validate_every", "save_every", "keep", "log_every", "tensorboard", "device", "patience"}
-"""Fields that may differ when a run is resumed: none of them changes what a step computes."""
+"""Fields that may differ when a run is resumed: none changes what a step computes. Data may lie elsewhere, not differ."""
 
 
 class Run:
@@ -53,19 +55,32 @@ class Run:
                 raise ValueError(f"train: {field.name} {_difference(before, now)}; a run is resumed with what it began with")
         return run
 
-    def begin(self, config: TrainConfig) -> None:
+    def check_data(self, store: Store) -> None:
+        """Whether these are the bytes that the run began with."""
+        path = self.folder / "data.json"
+        before = json.loads(path.read_text())["splits"] if path.exists() else {}
+        for name, size in store.splits.items():
+            if name in before and before[name] != {"bytes": size, "sha256": store.sha256[name]}:
+                raise ValueError(
+                    f"train: {store.folder} has other bytes in {name} than {self.folder} began with; give the same --data"
+                )
+
+    def begin(self, config: TrainConfig, store: Store) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_path(self.folder / "config.json") as path:
-            path.write_text(replace(config, out=str(self.folder)).to_json())
+        for name, text in (("data.json", store.to_json()), ("config.json", config.to_json())):
+            with atomic_path(self.folder / name) as path:
+                path.write_text(text)
 
     def forget_after(self, step: int) -> None:
         """Removes the lines of steps that will be done once more."""
         if self.metrics.exists():
-            kept = [line for line in self.metrics.read_text().splitlines() if json.loads(line)["step"] <= step]
+            kept = [row for row in read_metrics(self.folder) if row["step"] <= step]
             with atomic_path(self.metrics) as path:
-                path.write_text("".join(f"{line}\n" for line in kept))
+                path.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
 
     def log(self, row: dict[str, Any]) -> None:
+        """What is not finite is no JSON, and is written as null."""
+        row = {name: value if not isinstance(value, float) or isfinite(value) else None for name, value in row.items()}
         with self.metrics.open("a") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
@@ -77,10 +92,15 @@ class Run:
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics. The last one is left out if the machine failed while it was written."""
     path = Path(folder) / "metrics.jsonl"
     if not path.is_file():
         raise ValueError(f"{folder} is no run: it has no metrics.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    whole = path.read_text(errors="replace").split("\n")[:-1]
+    try:
+        return [json.loads(line) for line in whole]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def _folder(config: TrainConfig) -> Path:

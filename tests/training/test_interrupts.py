@@ -1,0 +1,38 @@
+import signal
+import threading
+
+import pytest
+
+from longstride.training.interrupts import SIGNALS, Interrupts
+
+
+@pytest.mark.parametrize("one", SIGNALS)
+def test_the_first_is_noted_and_the_second_ends(one):
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with Interrupts() as interrupts:
+        assert not interrupts.asked
+        signal.raise_signal(one)
+        assert interrupts.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(one)
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_handlers_are_back_after_an_error():
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with pytest.raises(KeyError), Interrupts():
+        {}["missing"]
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_in_another_thread_it_asks_for_nothing():
+    found = []
+
+    def work():
+        with Interrupts() as interrupts:
+            found.append(interrupts.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]

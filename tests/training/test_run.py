@@ -1,0 +1,188 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from longstride.data.store import Store
+from longstride.training import TrainConfig, train
+from longstride.training.run import FREE, Run, read_metrics
+from tests.training.small import MODEL, config
+
+
+def of(folder, **changes):
+    return TrainConfig(MODEL, data="data", out=str(folder), **changes)
+
+
+STORE = Store(Path("data"), "text", (), None, {"train": 5, "valid": 2}, {"train": "a", "valid": "b"})
+
+
+def begun(folder):
+    run = Run.new(of(folder))
+    run.begin(of(folder), STORE)
+    return run
+
+
+def test_a_new_run_writes_nothing_before_it_begins(tmp_path):
+    run = Run.new(of(tmp_path / "a/b"))
+    assert not (tmp_path / "a").exists()
+    run.begin(of(tmp_path / "a/b"), STORE)
+    assert {path.name for path in run.folder.iterdir()} == {"config.json", "data.json"}
+    assert TrainConfig.from_json((run.folder / "config.json").read_text()) == of(tmp_path / "a/b")
+
+
+def test_an_empty_folder_will_do(tmp_path):
+    begun(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["precious.txt", ".hidden"])
+def test_a_folder_that_is_not_empty_is_refused(name, tmp_path):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match="is not an empty folder; give another --out"):
+        Run.new(of(tmp_path))
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ValueError, match="is not an empty folder"):
+        Run.new(of(tmp_path / "run"))
+    with pytest.raises(ValueError, match="holds no run to resume"):
+        Run.resumed(of(tmp_path / "run"))
+
+
+def test_a_run_is_not_begun_twice(tmp_path):
+    begun(tmp_path)
+    with pytest.raises(ValueError, match="already holds a run; add --resume to go on with it, or give another --out"):
+        Run.new(of(tmp_path))
+
+
+def test_without_a_folder():
+    for begin in (Run.new, Run.resumed):
+        with pytest.raises(ValueError, match="--out must be given"):
+            begin(of(""))
+
+
+OTHER = {
+    "data": "elsewhere",
+    "validate_every": 3,
+    "save_every": 3,
+    "keep": 3,
+    "log_every": 3,
+    "tensorboard": True,
+    "device": "cpu",
+    "patience": 3,
+}
+
+
+def test_what_changes_no_step_may_change(tmp_path):
+    begun(tmp_path)
+    assert OTHER.keys() == FREE - {"out"}
+    for name, value in OTHER.items():
+        assert Run.resumed(of(tmp_path, **{name: value} if name != "data" else {})).folder == tmp_path
+    assert Run.resumed(replace(of(tmp_path), data="elsewhere")).folder == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"steps": 3}, "steps was 1000 and is now 3"),
+        ({"batch": 4}, "batch was 8 and is now 4"),
+        ({"accumulate": 4}, "accumulate was 1 and is now 4"),
+        ({"ema": 0.5}, "ema was 0.0 and is now 0.5"),
+        ({"compile": True}, "compile was False and is now True"),
+        ({"optimizer": replace(of("x").optimizer, beta1=0.5)}, "optimizer beta1 was 0.9 and is now 0.5"),
+        ({"model": replace(MODEL, dropout=0.1)}, "model dropout was 0.2 and is now 0.1"),
+    ],
+    ids=str,
+)
+def test_what_changes_a_step_may_not(changes, says, tmp_path):
+    begun(tmp_path)
+    with pytest.raises(ValueError, match=f"train: {says}; a run is resumed with what it began with"):
+        Run.resumed(replace(of(tmp_path), **changes))
+
+
+def test_a_damaged_config_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model"')
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        Run.resumed(of(tmp_path))
+
+
+def test_metrics_round_trip_and_are_forgotten(tmp_path):
+    run = begun(tmp_path)
+    rows = [{"step": step, "loss": step / 3} for step in (1, 2, 3)] + [{"step": 4, "loss": float("inf")}]
+    for row in rows:
+        run.log(row)
+    rows[3]["loss"] = None  # What is not finite is no JSON.
+    assert read_metrics(tmp_path) == rows
+    run.forget_after(2)
+    assert read_metrics(tmp_path) == rows[:2]
+    run.log(rows[2])
+    assert read_metrics(tmp_path) == rows[:3]
+
+
+def test_nothing_to_forget(tmp_path):
+    begun(tmp_path).forget_after(3)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_line_cut_short_is_left_out(tmp_path):
+    """As a machine leaves it that fails while it is written."""
+    run = begun(tmp_path)
+    run.log({"step": 1})
+    with run.metrics.open("a") as file:
+        file.write('{"step": 2, "lo')
+    assert read_metrics(tmp_path) == [{"step": 1}]
+    run.forget_after(5)
+    run.log({"step": 2})
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
+
+
+def test_damaged_metrics_are_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged"):
+        read_metrics(tmp_path)
+    with pytest.raises(ValueError, match=r"is no run: it has no metrics\.jsonl"):
+        read_metrics(tmp_path / "elsewhere")
+
+
+def test_the_best_weights_replace_each_other(tmp_path):
+    run = begun(tmp_path)
+    for value in (1.0, 2.0):
+        run.save_best({"x": torch.full((2, 3), value, dtype=torch.float64).T})
+    found = load_file(tmp_path / "model.safetensors")
+    assert found["x"].dtype == torch.float32
+    assert torch.equal(found["x"], torch.full((3, 2), 2.0))
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_begins_anew(tmp_path, monkeypatch):
+    """Its metrics too: no step has two lines."""
+    from longstride.training.trainer import Trainer
+
+    made = config(tmp_path, steps=6, log_every=1, validate_every=2)
+    take_step = Trainer.take_step
+
+    def fails(self, tokens):
+        if self.step == 4:
+            raise OSError("power cut")
+        return take_step(self, tokens)
+
+    monkeypatch.setattr(Trainer, "take_step", fails)
+    with pytest.raises(OSError, match="power cut"):
+        train(made)
+    assert len(read_metrics(tmp_path / "run")) == 4
+    monkeypatch.undo()
+    train(made, resume=True)
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, monkeypatch):
+    from longstride.training import trainer
+
+    found = iter([float("nan"), 3.0, 2.0])
+    monkeypatch.setattr(trainer, "validate", lambda *_: next(found))
+    ended = train(config(tmp_path, steps=3, validate_every=1))
+    assert ended.best_step == 3
+    assert (tmp_path / "run/model.safetensors").exists()
+    assert json.loads((tmp_path / "run/checkpoints/step-3/state.json").read_text())["best_step"] == 3
