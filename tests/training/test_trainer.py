@@ -279,6 +279,13 @@ def test_images_that_the_model_is_not_for(tmp_path):
         train(config(tmp_path, data=str(tmp_path / "images"), model={"embedding": "image(16, 4, 1)"}))
 
 
+def test_a_run_does_not_lie_in_its_data(tmp_path):
+    made = config(tmp_path)
+    with pytest.raises(ValueError, match="lies in --data"):
+        train(replace(made, out=f"{made.data}/run"))
+    assert not (tmp_path / "data/run").exists()
+
+
 def test_another_runs_folder_is_left_alone(tmp_path):
     made = config(tmp_path, steps=2)
     train(made)

@@ -27,7 +27,7 @@ PLANS: dict[str, Callable[[Path], Plan]] = {
     "audio": audio.plan,
     "bytes": files.plan,
 }
-ASK = f"say which kind it is: {', '.join(KINDS)}"
+ASK = "say which kind it is: longstride data prepare SOURCE STORE --kind text, images, audio or bytes"
 
 
 def prepare(source: str | Path, out: str | Path, kind: str | None = None, progress: bool = True) -> Store:

@@ -64,6 +64,8 @@ class Trainer:
         self.config = config
         if not config.data:
             raise ValueError("train: --data must be given: a prepared store, or files to make one of")
+        if config.out and Path(config.data).resolve() in (Path(config.out).resolve(), *Path(config.out).resolve().parents):
+            raise ValueError(f"train: --out {config.out} lies in --data {config.data}, and would become data; give another")
         self.device = _device(config.device)
         self.run = Run.resumed(config) if resume else Run.new(config)
         self.store = open_data(config.data)
