@@ -178,9 +178,12 @@ def train(words: Sequence[str]) -> None:
 
 def _resumed(words: Sequence[str]) -> TrainConfig | None:
     """The settings of the run that is to be resumed: what is typed with --resume is what differs from them."""
-    if "--resume" not in words or "--out" not in words[:-1]:
+    folder = next((word.removeprefix("--out=") for word in words if word.startswith("--out=")), None)
+    if "--out" in words[:-1]:
+        folder = words[words.index("--out") + 1]
+    if "--resume" not in words or folder is None:
         return None
-    path = Path(words[words.index("--out") + 1]) / "config.json"
+    path = Path(folder) / "config.json"
     return TrainConfig.from_json(path.read_text(), str(path)) if path.is_file() else None
 
 
