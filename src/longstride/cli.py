@@ -88,12 +88,12 @@ def presets(dense: bool = False) -> None:
     show(dense)
 
 
-def demo(folder: Path = Path("demo"), steps: int = 400) -> None:
+def demo(folder: Path = Path("demo"), steps: int = 500) -> None:
     """Train a small model on bundled text, and compare it with gzip and xz. Example: longstride demo
 
     Args:
         folder: Where everything goes.
-        steps: How long to train; 400 are about two minutes on two cores.
+        steps: How long to train; 500 are about two minutes on two cores.
     """
     from longstride.demo import demo as run
 
