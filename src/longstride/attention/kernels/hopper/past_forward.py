@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from longstride.attention.kernels.hopper.ring import beside, item_of_round, make_ring, rounds
+from longstride.attention.kernels.hopper.tiles import take_softmax
 
 GROUPS = gl.constexpr(3)
 TILE = gl.constexpr(128)
@@ -101,18 +102,6 @@ def score(query, keys, turn, half):
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     zeros = gl.zeros([HALF, HALF], gl.float32, layout)
     return warpgroup_mma(query, half_tile(keys, turn, half).permute((1, 0)), zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def take_softmax(scores, running_max, weight, scale, MASKED: gl.constexpr):
-    """MASKED: a row that has seen no key yet stays at -inf, which no exp2 may meet twice."""
-    new_max = gl.maximum(running_max, gl.max(scores, 1) * scale)
-    finite = new_max
-    if MASKED:
-        finite = gl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = gl.exp2(scores * scale - finite[:, None])
-    shrink = gl.exp2(running_max - finite)
-    return weights, shrink, new_max, weight * shrink + gl.sum(weights, 1)
 
 
 @gluon.jit

@@ -1,4 +1,4 @@
-"""Where the tiles of window_forward.py and backward_dq.py lie, and which of their pairs count."""
+"""What kernels that go tile by tile share: where tiles lie, which of their pairs count, and the softmax of one."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -73,3 +73,15 @@ def hide(
             seen = seen & in_cells[None, :]
         scores = gl.where(seen, scores, float("-inf"))
     return scores
+
+
+@gluon.jit
+def take_softmax(scores, running_max, weight, scale, MASKED: gl.constexpr):
+    """MASKED: a row that has seen no key yet stays at -inf, which no exp2 may meet twice."""
+    new_max = gl.maximum(running_max, gl.max(scores, 1) * scale)
+    finite = new_max
+    if MASKED:
+        finite = gl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = gl.exp2(scores * scale - finite[:, None])
+    shrink = gl.exp2(running_max - finite)
+    return weights, shrink, new_max, weight * shrink + gl.sum(weights, 1)

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from longstride.attention.kernels.hopper.ring import item_of_round, make_ring, rounds
-from longstride.attention.kernels.hopper.tiles import ROWS, TILE, hide, key_tiles, locate
+from longstride.attention.kernels.hopper.tiles import ROWS, TILE, hide, key_tiles, locate, take_softmax
 
 STAGES = gl.constexpr(4)
 
@@ -37,16 +37,6 @@ def copy_tiles(
 
 
 @gluon.jit
-def take_softmax(scores, running_max, weight, scale):
-    """A row that has seen no key yet stays at -inf, which no exp2 may meet twice."""
-    new_max = gl.maximum(running_max, gl.max(scores, 1) * scale)
-    finite = gl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = gl.exp2(scores * scale - finite[:, None])
-    shrink = gl.exp2(running_max - finite)
-    return weights, shrink, new_max, weight * shrink + gl.sum(weights, 1)
-
-
-@gluon.jit
 def compute_tile(
     scores, running_max, weight, sums, query, keys, values, count, tile, first_row, near, far, scale,
 ):  # fmt: skip
@@ -58,7 +48,7 @@ def compute_tile(
     key = keys.wait_full(count + 1)
     scoring = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
     scores = hide(scores, tile * TILE, False, 0, first_row, near, far, 0, 0, True, 0, False)
-    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
+    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale, True)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
     operand = gl.convert_layout(weights.to(values.tiles.dtype), weight_layout)
     adding = warpgroup_mma(operand, values.wait_full(count), sums, is_async=True)
@@ -119,7 +109,7 @@ def compute_tiles(
         queries.release(2 * turn + group)
         start = (first_tile + total - 1) * TILE
         scores = hide(scores, start, False, 0, first_row, near, far, 0, 0, True, 0, True)
-        weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
+        weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale, True)
         sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
         operand = gl.convert_layout(weights.to(dtype), weight_layout)
         adding = warpgroup_mma(operand, values.wait_full(count), sums, is_async=True)
