@@ -1,8 +1,11 @@
 """Arguments that are looked at before they are used."""
 
 import difflib
+import json
 import operator
 from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from typing import Any
 
 MOST = 2**62  # Positions are 64-bit integers on a device.
 
@@ -27,3 +30,22 @@ def suggest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(known)}"
+
+
+def read_fields(text: str, owner: str, kind: Any) -> dict[str, Any]:
+    """The fields of a dataclass from JSON: known ones, and all that have no default. `owner` names the file in errors."""
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{owner} is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{owner} must hold an object with the config's fields, got {type(given).__name__}")
+    known = {field.name: field for field in fields(kind)}
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{owner}: there is no field {name!r}; {suggest(name, known)}")
+    needed = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise ValueError(f"{owner}: {', '.join(missing)} must be given")
+    return given

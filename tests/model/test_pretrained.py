@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from longstride.model import SparseTransformer
+from longstride.model import SparseTransformer, pretrained
 from tests.model.small import model, some_bytes
 
 
@@ -83,3 +83,11 @@ def test_nothing_is_unpickled(folder, tmp_path):
     torch.save({"norm.weight": torch.zeros(16)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"model.safetensors cannot be read"):
         SparseTransformer.from_pretrained(folder)
+
+
+def test_saved_weights_replace_each_other(tmp_path):
+    for value in (1.0, 2.0):
+        pretrained.save_weights(tmp_path, {"x": torch.full((2, 3), value, dtype=torch.float64).T})
+    found = load_file(tmp_path / "model.safetensors")
+    assert found["x"].dtype == torch.float32
+    assert torch.equal(found["x"], torch.full((3, 2), 2.0))

@@ -3,8 +3,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from longstride.data.store import Store
 from longstride.training import TrainConfig, train
@@ -145,15 +143,6 @@ def test_damaged_metrics_are_named(tmp_path):
         read_metrics(tmp_path)
     with pytest.raises(ValueError, match=r"is no run: it has no metrics\.jsonl"):
         read_metrics(tmp_path / "elsewhere")
-
-
-def test_the_best_weights_replace_each_other(tmp_path):
-    run = begun(tmp_path)
-    for value in (1.0, 2.0):
-        run.save_best({"x": torch.full((2, 3), value, dtype=torch.float64).T})
-    found = load_file(tmp_path / "model.safetensors")
-    assert found["x"].dtype == torch.float32
-    assert torch.equal(found["x"], torch.full((3, 2), 2.0))
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_begins_anew(tmp_path, monkeypatch):

@@ -134,6 +134,17 @@ def test_an_interruption_saves_and_goes_on(tmp_path, monkeypatch):
     assert same(weights(tmp_path / "whole/run"), weights(tmp_path / "cut/run"))
 
 
+def test_dropout_is_another_one_at_every_step_and_seed(tmp_path):
+    drawn = []
+    for seed, step in ((0, 0), (0, 1), (1, 0), (0, 0)):
+        made = trainer.Trainer(config(tmp_path / str(len(drawn)), seed=seed), False)
+        made.step = step
+        made.take_step(torch.from_numpy(made.training.batch(0, 0, 4)))
+        drawn.append(torch.rand(8))
+    assert torch.equal(drawn[0], drawn[3])
+    assert not any(torch.equal(drawn[0], other) for other in drawn[1:3])
+
+
 def test_accumulated_parts_are_one_batch(tmp_path):
     data = store(tmp_path / "data")
     plain = {"model": {"dropout": 0.0, "precision": "float64"}, "steps": 3, "data": data}

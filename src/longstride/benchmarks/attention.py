@@ -30,6 +30,7 @@ from longstride.benchmarks.measure import (
     peak_bytes,
     seconds_each,
 )
+from longstride.device import choose_device
 from longstride.notation import parse
 from longstride.patterns import Dense, Pattern
 
@@ -156,7 +157,7 @@ class Result:
 
 def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     """Measures, prints a table, and writes JSON where that is asked for."""
-    device = _device(settings.device)
+    device = choose_device("bench attention", settings.device)
     shapes = _check(settings, device)
     console = console or Console()
     keep_freed_memory()
@@ -181,17 +182,6 @@ def _save(result: Result, path: Path | None) -> None:
     if path is not None:
         with atomic_path(path) as temporary:
             temporary.write_text(json.dumps(_plain(result), indent=2) + "\n")
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.ones(1, device=name).item()
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"bench attention: device = {name!r} cannot be used: {reason}") from None
-    return torch.device(name)
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

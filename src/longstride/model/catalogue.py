@@ -39,6 +39,11 @@ def _row(name: str, config: ModelConfig) -> list[str]:
         f"{found.parameters / 1e6:.1f}",
         f"{config.context:,}",
         config.pattern,
-        f"{found.flops / 1e12:,.2f}" if found.flops < 1e14 else f"{found.flops / 1e12:,.0f}",
-        f"{found.memory / 2**30:.1f}",
+        _figures(found.flops / 1e12),
+        _figures(found.memory / 2**30),
     ]
+
+
+def _figures(x: float) -> str:
+    """Two or three that count, however large or small."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}" if x >= 1 else f"{x:.2g}"

@@ -1,10 +1,10 @@
 """ModelConfig: a network, complete and checked."""
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Literal
 
-from longstride.checks import suggest, whole_number
+from longstride.checks import read_fields, whole_number
 from longstride.model.placement import Heads, place
 from longstride.model.positions import Positions, positions
 
@@ -103,19 +103,7 @@ class ModelConfig:
     @classmethod
     def from_json(cls, text: str, owner: str = "config") -> "ModelConfig":
         """`owner` names the file in errors."""
-        try:
-            given: Any = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{owner} is not JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise ValueError(f"{owner} must hold an object with the config's fields, got {type(given).__name__}")
-        known = {field.name: field for field in fields(cls)}
-        for name in given:
-            if name not in known:
-                raise ValueError(f"{owner}: there is no field {name!r}; {suggest(name, known)}")
-        missing = [name for name, field in known.items() if field.default is MISSING and name not in given]
-        if missing:
-            raise ValueError(f"{owner}: {', '.join(missing)} must be given")
+        given = read_fields(text, owner, cls)
         try:
             return cls(**given)
         except ValueError as error:

@@ -19,10 +19,14 @@ CHANGEABLE = ("dropout", "precision", "recompute", "chunk")
 
 def save(folder: str | Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
     folder = Path(folder)
-    with atomic_path(folder / "model.safetensors") as path:
-        save_file({name: x.detach().float().contiguous().cpu() for name, x in weights.items()}, path)
+    save_weights(folder, weights)
     with atomic_path(folder / "config.json") as path:
         path.write_text(config.to_json())
+
+
+def save_weights(folder: Path, weights: dict[str, Tensor]) -> None:
+    with atomic_path(folder / "model.safetensors") as path:
+        save_file({name: x.detach().float().contiguous().cpu() for name, x in weights.items()}, path)
 
 
 def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict[str, Tensor]]:

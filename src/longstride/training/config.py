@@ -2,11 +2,11 @@
 
 import json
 import os
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
-from longstride.checks import suggest, whole_number
+from longstride.checks import read_fields, whole_number
 from longstride.model.config import ModelConfig
 
 OPTIMIZERS = ("adamw", "muon", "adafactor")
@@ -100,34 +100,17 @@ class TrainConfig:
     @classmethod
     def from_json(cls, text: str, owner: str = "config") -> "TrainConfig":
         """`owner` names the file in errors."""
-        try:
-            given: Any = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{owner} is not JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise ValueError(f"{owner} must hold an object with the config's fields, got {type(given).__name__}")
-        _known(owner, given, cls)
+        given = read_fields(text, owner, cls)
         optimizer = given.get("optimizer", {})
         for name, value in (("model", given["model"]), ("optimizer", optimizer)):
             if not isinstance(value, dict):
                 raise ValueError(f"{owner}: {name} must be an object, got {value!r}")
-        _known(f"{owner}: optimizer", optimizer, OptimizerConfig)
+        read_fields(json.dumps(optimizer), f"{owner}: optimizer", OptimizerConfig)
         model = ModelConfig.from_json(json.dumps(given["model"]), f"{owner}: model")
         try:
             return cls(**{**given, "model": model, "optimizer": OptimizerConfig(**optimizer)})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{owner}: {str(error).removeprefix('train: ')}") from None
-
-
-def _known(owner: str, given: dict[str, Any], kind: Any) -> None:
-    names = [one.name for one in fields(kind)]
-    for name in given:
-        if name not in names:
-            raise ValueError(f"{owner}: there is no field {name!r}; {suggest(name, names)}")
-    missing = [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]
-    for name in missing:
-        if name not in given:
-            raise ValueError(f"{owner}: {name} must be given")
 
 
 def _number(owner: str, name: str, value: object, least: float, most: float | None) -> None:

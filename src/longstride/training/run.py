@@ -13,9 +13,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-from torch import Tensor
-
 from longstride.atomic import atomic_path
 from longstride.data.store import Store
 from longstride.training.config import TrainConfig
@@ -85,10 +82,6 @@ class Run:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
-
-    def save_best(self, weights: dict[str, Tensor]) -> None:
-        with atomic_path(self.folder / "model.safetensors") as path:
-            save_file({name: x.detach().float().contiguous().cpu() for name, x in weights.items()}, path)
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:

@@ -20,8 +20,10 @@ from longstride.checks import whole_number
 from longstride.data.loader import Prefetch, Sequences
 from longstride.data.prepare import open_data
 from longstride.data.store import Store
+from longstride.device import choose_device
 from longstride.model import SparseTransformer
 from longstride.model.cost import step_flops
+from longstride.model.pretrained import save_weights
 from longstride.training import checkpoint
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
@@ -66,7 +68,7 @@ class Trainer:
             raise ValueError("train: --data must be given: a prepared store, or files to make one of")
         if config.out and Path(config.data).resolve() in (Path(config.out).resolve(), *Path(config.out).resolve().parents):
             raise ValueError(f"train: --out {config.out} lies in --data {config.data}, and would become data; give another")
-        self.device = _device(config.device)
+        self.device = choose_device("train", config.device)
         self.run = Run.resumed(config) if resume else Run.new(config)
         self.store = open_data(config.data)
         _fits(self.store, config)
@@ -163,7 +165,7 @@ class Trainer:
             bits = validate(self.model, self.held_out, self.fixed, together, self.device) / log(2)
             if isfinite(bits) and (self.best is None or bits < self.best):
                 self.best, self.best_step, self.without_better = bits, self.step, 0
-                self.run.save_best(self.model.state_dict())
+                save_weights(self.run.folder, self.model.state_dict())
             else:
                 self.without_better += 1
         return bits
@@ -298,16 +300,6 @@ def _last(rows: list[dict[str, Any]], name: str) -> float | None:
 def _mixed(seed: int, step: int) -> int:
     """Another number for every step of every seed, as a generator's seed."""
     return (seed * 1_000_003 + step + 1) * 0x9E3779B97F4A7C15 % 2**63
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.ones(1, device=name).item()
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"train: device = {name!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return torch.device(name)
 
 
 def _fits(store: Store, config: TrainConfig) -> None:

@@ -1,0 +1,15 @@
+"""Which device is meant: auto is the GPU if there is one."""
+
+import torch
+
+
+def choose_device(owner: str, name: str) -> torch.device:
+    """The device, after it was tried; or an error that names whose argument it is, and why not."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.ones(1, device=name).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{owner}: device = {name!r} cannot be used: {reason}") from None
+    return torch.device(name)
