@@ -126,12 +126,12 @@ def test_recomputation_changes_nothing(recompute):
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_the_feed_forward_network_in_parts(dropout, monkeypatch):
     """Parts of three positions and of two: as plain autograd, but for the order of sums."""
-    monkeypatch.setattr(layers, "FEWEST_ROWS", 6)
+    monkeypatch.setattr(layers, "PART_BYTES", 3 * 3 * 32 * 8)
     inner, outer = layers.Linear(8, 32).double(), layers.Linear(32, 8).double()
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     inputs = x, *inner.parameters(), *outer.parameters()
     mask, scale = layers.draw_mask(x, dropout), 1 / (1 - dropout)
-    assert len(layers._parts(x)) == 2
+    assert len(layers._parts(x, 32)) == 2
     plain = layers.drop(outer(layers.gelu(inner(x))), mask, scale)
     again = layers.feed_forward_again(x, inner, outer, mask, scale)
     torch.testing.assert_close(again, plain)

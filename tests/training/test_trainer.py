@@ -208,7 +208,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(device, tmp_path, monke
 
 def test_an_overflow_in_one_optimizer_changes_nothing_in_the_other(tmp_path):
     made = trainer.Trainer(config(tmp_path, model={"precision": "float16"}, optimizer={"name": "muon"}), False)
-    tokens = torch.from_numpy(made.training.batch(0, 0, 4))
+    tokens = torch.from_numpy(made.training.batch(0, 0, 4)).to(made.device)
     made.take_step(tokens)
     before = {name: x.clone() for name, x in made.model.state_dict().items()}
     hook = made.model.blocks[0].ff.inner.weight.register_hook(lambda slopes: slopes * float("inf"))

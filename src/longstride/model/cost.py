@@ -10,7 +10,7 @@ import torch
 
 from longstride.model.config import ModelConfig
 from longstride.model.embedding import BYTES
-from longstride.model.layers import MOST_PARTS
+from longstride.model.layers import part_count
 
 BYTES_PER_WEIGHT = 16
 """The weight, its gradient, and Adam's two averages, in float32."""
@@ -27,7 +27,7 @@ class Cost:
 
 def cost(config: ModelConfig, batch: int = 1) -> Cost:
     parameters = parameter_count(config)
-    return Cost(parameters, batch * step_flops(config), BYTES_PER_WEIGHT * parameters + batch * kept_bytes(config))
+    return Cost(parameters, batch * step_flops(config), BYTES_PER_WEIGHT * parameters + kept_bytes(config, batch))
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -50,16 +50,19 @@ def step_flops(config: ModelConfig) -> int:
     return 3 * linear + attention + backward + again + 4 * 2 * n * width * BYTES
 
 
-def kept_bytes(config: ModelConfig) -> int:
-    """For one sequence: what the forward pass leaves for the backward pass, and the fullest block or chunk of logits."""
-    n, width = config.context, config.width
+def kept_bytes(config: ModelConfig, batch: int = 1) -> int:
+    """What the forward pass leaves for the backward pass, and the fullest block or chunk of logits."""
+    n, width = batch * config.context, config.width
     size = getattr(torch, config.precision).itemsize
-    block = n * (_block_bytes(config) if config.recompute == "off" else _block_bytes_again(config))
+    block = n * _block_bytes(config)
+    if config.recompute != "off":  # The feed-forward network is computed again in parts, each with six wide tensors.
+        inner = n * size * config.ff_width
+        block += 6 * inner // part_count(inner) - 2 * inner
     attention = n * (size * width + 4 * config.heads)
     kept = {"off": block, "on": size * n * width, "selective": size * n * width + attention}[config.recompute]
     embedding = 4 * n * width + size * n * width  # float32, and as the blocks take it
     logits = (
-        min(config.chunk, n) * (3 * BYTES + 3 * width) * 4
+        batch * min(config.chunk, config.context) * (3 * BYTES + 3 * width) * 4
     )  # logits, probabilities and slopes; H_N, its norm, its slopes
     slopes = 2 * size * n * width  # those of H, before a block and after it
     fullest = logits if config.recompute == "off" else max(logits, block)
@@ -75,12 +78,6 @@ def _block_bytes(config: ModelConfig) -> int:
     feed_forward = size * (width + width + 2 * config.ff_width)
     statistics = 2 * 2 * 4  # of two norms: mean and deviation
     return mask + size * width + attention + feed_forward + statistics
-
-
-def _block_bytes_again(config: ModelConfig) -> int:
-    """The same for a block that computes its feed-forward network again, in parts: the fullest one has six wide tensors."""
-    size = getattr(torch, config.precision).itemsize
-    return _block_bytes(config) - 2 * size * config.ff_width + 6 * size * config.ff_width // MOST_PARTS
 
 
 def _pairs(config: ModelConfig) -> list[int]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 SLOPE = 1.702
 EPSILON = 1e-5
-FEWEST_ROWS, MOST_PARTS = 2**13, 16
-"""What `feed_forward_again` computes at a time: large enough for products at full speed, and not too often."""
+PART_BYTES = 2**26
+"""Of the inner layer, what `feed_forward_again` computes at a time: enough for products at full speed."""
 
 
 class Linear(nn.Linear):
@@ -112,7 +112,7 @@ class _FeedForwardValue(torch.autograd.Function):
     ) -> Tensor:
         w_1, b_1, w_2, b_2 = (weight.to(x.dtype) for weight in (weight_1, bias_1, weight_2, bias_2))
         result = torch.empty_like(x)
-        for part in _parts(x):
+        for part in _parts(x, len(w_1)):
             result[part] = drop(F.linear(gelu(F.linear(x[part], w_1, b_1)), w_2, b_2), _at(mask, part), scale)
         return result
 
@@ -141,7 +141,7 @@ class _FeedForwardSlopes(torch.autograd.Function):
         w_1, b_1, w_2 = (weight.to(x.dtype) for weight in (weight_1, bias_1, weight_2))
         dx = torch.empty_like(x)
         sums = [torch.zeros_like(weight) for weight in (weight_1, bias_1, weight_2, bias_2)]
-        for part in _parts(x):
+        for part in _parts(x, len(w_1)):
             rows, d_result = x[part].flatten(0, -2), drop(slopes[part], _at(mask, part), ctx.scale).flatten(0, -2)
             inner = F.linear(rows, w_1, b_1)
             d_inner = (d_result @ w_2) * _gelu_slopes(inner)
@@ -151,12 +151,16 @@ class _FeedForwardSlopes(torch.autograd.Function):
         return dx, *sums, None, None
 
 
-def _parts(x: Tensor) -> list[Any]:
+def part_count(inner_bytes: int) -> int:
+    """In how many parts the feed-forward network is computed again, by the size of its inner layer for all rows."""
+    return max(1, -(-inner_bytes // PART_BYTES))
+
+
+def _parts(x: Tensor, wide: int) -> list[Any]:
     """Slices of the positions of x [..., n, width], each with about as many rows as are computed together."""
     n = x.shape[-2]
     rows = x.numel() // x.shape[-1]
-    count = max(1, min(MOST_PARTS, rows // FEWEST_ROWS, n))
-    step = -(-n // count)
+    step = -(-n // min(n, part_count(rows * wide * x.element_size())))
     return [(..., slice(start, start + step), slice(None)) for start in range(0, n, step)]
 
 
