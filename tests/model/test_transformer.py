@@ -286,3 +286,15 @@ def test_wrong_bytes_are_refused(tokens, message):
 
 def test_the_forward_is_one_short_file():
     assert len(Path(transformer.__file__).read_text().splitlines()) <= 250
+
+
+@pytest.mark.parametrize("recompute", ["off", "on"])
+def test_blocks_compile_without_a_graph_break(recompute):
+    torch._dynamo.reset()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    block = model(layers=1, recompute=recompute).to(device).blocks[0]
+    h = torch.randn(2, 48, block.attention.sizes[2], device=device, requires_grad=True)
+    inputs = h, *block.parameters()
+    expected = torch.autograd.grad(block(h).square().sum(), inputs)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(h).square().sum(), inputs), expected)

@@ -30,6 +30,8 @@ def _attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sc
 IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked, "triton": _attend_triton}
 SCALE_LIMIT = 1e38  # float32 has no more
 CHOICES = ("auto", "reference", "blocked", "triton")
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Looked up once: torch.compile cannot follow `find_spec` in every version."""
 
 
 def attend(
@@ -84,7 +86,7 @@ def choose(impl: str, device: torch.device) -> Choice:
 
 
 def _missing_for_triton(on_gpu: bool) -> str | None:
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return "Triton, which is not installed: pip install triton"
     if not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
         return "a CUDA device, or TRITON_INTERPRET=1 in the environment to try the kernels out without one"
