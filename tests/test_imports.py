@@ -13,6 +13,7 @@ FLOW = [
     "version",
     "checks",
     "atomic",
+    "tensor_file",
     "device",
     "patterns",
     "notation",

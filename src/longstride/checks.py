@@ -36,7 +36,7 @@ def read_fields(text: str, owner: str, kind: Any) -> dict[str, Any]:
     """The fields of a dataclass from JSON: known ones, and all that have no default. `owner` names the file in errors."""
     try:
         given = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{owner} is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError(f"{owner} must hold an object with the config's fields, got {type(given).__name__}")

@@ -191,7 +191,7 @@ def _check_sizes(owner: str, store: Store) -> None:
 def _parse(folder: Path, manifest: Path) -> Store:
     try:
         given: Any = json.loads(manifest.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{manifest} is not JSON: {error}") from None
     if not isinstance(given, dict) or "version" not in given:
         raise ValueError(f"{manifest} is no manifest of prepared data: it has no version")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from longstride.atomic import atomic_path
 from longstride.model.config import ModelConfig
+from longstride.tensor_file import save_file
 
 CHANGEABLE = ("dropout", "precision", "recompute", "chunk")
 """Fields that leave the weights as they are."""
@@ -40,17 +40,20 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
     config = replace(_config(folder / "config.json"), **changes)
     try:
         weights = load_file(folder / "model.safetensors")
-    except SafetensorError as error:
+    except Exception as error:  # Of any kind: who wrote the file may have meant harm.
         raise ValueError(f"{folder / 'model.safetensors'} cannot be read: {error}") from None
     return config, weights
 
 
 def _config(path: Path) -> ModelConfig:
     """Of a saved model, or of a run, which has it among other settings."""
-    text = path.read_text()
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from None
     try:
         whole = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, dict) and isinstance(whole.get("model"), dict):
         return ModelConfig.from_json(json.dumps(whole["model"]), f"{path}: model")
