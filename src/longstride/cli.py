@@ -12,7 +12,9 @@ longstride bench tune
 """
 
 import difflib
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -166,12 +168,16 @@ def train(words: Sequence[str]) -> None:
             until: Pause after this step, as Ctrl-C does.
         """
         found = run(config, resume, until)
+        if os.environ.get("RANK", "0") != "0":  # Of several processes one speaks.
+            return
         speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"
         print(f"{found.folder}: step {found.step}, {found.reason}; {speed}")
         if found.best_bits_per_byte is not None:
             print(f"best validation {found.best_bits_per_byte:.4f} bits per byte, at step {found.best_step}")
         there = [name for name in LEFT if list(found.folder.glob(name))]
         print(f"there: {', '.join(there)}")
+        if not found.done:
+            print(f"all is saved; to go on: longstride train {words[0]} --out {found.folder} --resume")
 
     tyro.cli(verb, prog=f"longstride train {words[0]}", args=list(words[1:]))
 
@@ -255,6 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         print("longstride: interrupted", file=sys.stderr)
+        if threading.active_count() > 1:  # A checkpoint that is being written is not waited for: it is known as unfinished.
+            os._exit(130)
         sys.exit(130)  # As shells have it: 128 and the signal's number.
 
 

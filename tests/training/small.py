@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
 from longstride import samples
 from longstride.data.store import write_store
@@ -27,3 +29,15 @@ def config(tmp_path, **changes):
     optimizer = OptimizerConfig(**{"learning_rate": 0.003, "warmup": 5, **changes.pop("optimizer", {})})
     given = {"steps": 12, "batch": 4, "log_every": 3, "validate_every": 6, "validate_bytes": 1024, "save_every": 5}
     return TrainConfig(model=model, data=data, out=str(tmp_path / "run"), optimizer=optimizer, **{**given, **changes})
+
+
+def weights(run):
+    """Of the last checkpoint of one process: everything that the next step depends on."""
+    (last,) = sorted((run / "checkpoints").glob("step-*"), key=lambda path: int(path.name[5:]))[-1:]
+    (state,) = (last / "state").iterdir()
+    return {**load_file(last / "model.safetensors"), **load_file(state)}
+
+
+def same(one, two):
+    assert one.keys() == two.keys()
+    return all(torch.equal(one[name], two[name]) for name in one)

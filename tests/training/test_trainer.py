@@ -13,23 +13,13 @@ from longstride.data.store import write_store
 from longstride.model import SparseTransformer
 from longstride.training import train, train_preset, trainer
 from longstride.training.run import read_metrics
-from tests.training.small import TEXT, config, store
+from longstride.training.sealed import seal
+from tests.training.small import TEXT, config, same, store, weights
 
 
 def unigram_bits(data):
     share = np.bincount(data.ravel(), minlength=256) / data.size
     return -sum(p * log2(p) for p in share if p)
-
-
-def weights(folder):
-    """Of the last checkpoint: everything that the next step depends on."""
-    (last,) = sorted((folder / "checkpoints").iterdir(), key=lambda path: int(path.name[5:]))[-1:]
-    return {**load_file(last / "model.safetensors"), **load_file(last / "state.safetensors")}
-
-
-def same(one, two):
-    assert one.keys() == two.keys()
-    return all(torch.equal(one[name], two[name]) for name in one)
 
 
 SMALL = {
@@ -314,3 +304,39 @@ def test_another_runs_folder_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="is not an empty folder"):
         train(replace(made, out=str(tmp_path / "full")))
     assert same(before, weights(tmp_path / "run"))
+
+
+def test_a_refused_resumption_lets_go_of_the_folder(tmp_path):
+    made = config(tmp_path, steps=6)
+    train(made, until=5)
+    path = tmp_path / "run/checkpoints/step-5/state.json"
+    kept = path.read_text()
+    path.write_text(json.dumps({**json.loads(kept), "losses": None}))
+    seal(path.parent)
+    with pytest.raises(ValueError, match=r"state.json of step-5 is not of such a run: .*NoneType") as refused:
+        train(made, resume=True)
+    path.write_text(kept)
+    seal(path.parent)
+    assert refused.value  # Still there, with all that its frames hold.
+    assert train(made, resume=True).step == 6
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{", '{"splits": 3}'])
+def test_a_damaged_note_of_the_data_is_named(text, tmp_path):
+    made = config(tmp_path, steps=6)
+    train(made, until=5)
+    (tmp_path / "run/data.json").write_text(text)
+    with pytest.raises(ValueError, match=r"data.json is damaged: .*give the same --data"):
+        train(made, resume=True)
+
+
+def test_a_disk_that_is_full_when_the_best_weights_are_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    made = config(tmp_path, steps=20, save_every=4)
+    monkeypatch.setattr("longstride.model.pretrained.save_file", full)
+    with pytest.raises(OSError, match=r"^train: step 6: .*No space left on device; step-4 is whole, and --resume goes on"):
+        train(made)
+    monkeypatch.undo()
+    assert train(made, resume=True).step == 20

@@ -10,6 +10,8 @@ from longstride.checks import read_fields, whole_number
 from longstride.model.config import ModelConfig
 
 OPTIMIZERS = ("adamw", "muon", "adafactor")
+PARALLEL = ("ddp", "fsdp")
+AVERAGING = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class TrainConfig:
     save_every: int = 1000
     """Steps between two checkpoints; the last step always has one."""
     keep: int = 2
-    """Checkpoints that are kept, the newest ones."""
+    """Checkpoints that are kept: the newest ones, and that of the best validation if it has one."""
     log_every: int = 10
     """Steps between two lines of metrics.jsonl."""
     compile: bool = False
@@ -77,6 +79,10 @@ class TrainConfig:
     tensorboard: bool = False
     device: str = "auto"
     """Auto is the GPU if there is one."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Of several processes each has the whole model, or a part of every weight: for models that do not fit."""
+    averaging: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What gradients are averaged in over processes. Auto is the precision of activations on GPUs, float32 on CPUs."""
 
     def __post_init__(self) -> None:
         least = {"patience": 0, "seed": 0}
@@ -91,6 +97,9 @@ class TrainConfig:
         for name in ("compile", "tensorboard"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"train: {name} must be true or false, got {getattr(self, name)!r}")
+        for name, known in (("parallel", PARALLEL), ("averaging", AVERAGING)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"train: {name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.batch % self.accumulate:
             raise ValueError(f"train: accumulate = {self.accumulate} must divide batch = {self.batch}")
 

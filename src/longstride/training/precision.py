@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from longstride.training.distributed import whole
+
 FIRST_SCALE = 2.0**16
 LEAST_SCALE = 2.0**-14
 """Below this the overflows are not the scale's."""
@@ -44,7 +46,7 @@ class Updates:
         """
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        norm = clip_grad_norm_(self.model.parameters(), self.clip).item()
+        norm = float(whole(clip_grad_norm_(self.model.parameters(), self.clip)))
         safe = isfinite(norm) and isfinite(loss)
         if safe:
             for optimizer in self.optimizers:

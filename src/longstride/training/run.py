@@ -3,6 +3,7 @@
 config.json          all that the run depends on
 metrics.jsonl        a line for each logged step
 checkpoints/step-N/  to resume from
+.lock                held by the process that trains
 model.safetensors    the best weights so far, by validation; `SparseTransformer.from_pretrained(RUN)` loads them
 """
 
@@ -16,9 +17,15 @@ from typing import Any
 from longstride.atomic import atomic_path
 from longstride.data.store import Store
 from longstride.training.config import TrainConfig
+from longstride.training.lock import NAME as LOCK
+from longstride.training.lock import Lock
 
-FREE = {"out", "data", "validate_every", "save_every", "keep", "log_every", "tensorboard", "device", "patience"}
-"""Fields that may differ when a run is resumed: none changes what a step computes. Data may lie elsewhere, not differ."""
+FREE = {
+    "out", "data", "validate_every", "save_every", "keep", "log_every", "tensorboard", "device", "patience", "accumulate",
+    "parallel", "averaging", "compile",
+}  # fmt: skip
+"""Fields that may differ when a run is resumed, on another machine say: none changes what a step computes, but for rounding
+and the masks of dropout. Data may lie elsewhere, not differ."""
 
 
 class Run:
@@ -26,6 +33,7 @@ class Run:
         self.folder = folder
         self.metrics = folder / "metrics.jsonl"
         self.checkpoints = folder / "checkpoints"
+        self._lock: Lock | None = None
 
     @classmethod
     def new(cls, config: TrainConfig) -> "Run":
@@ -35,7 +43,7 @@ class Run:
             raise ValueError(
                 f"train: {run.folder} already holds a run; add --resume to go on with it, or give another --out"
             )
-        if run.folder.exists() and (not run.folder.is_dir() or any(run.folder.iterdir())):
+        if run.folder.exists() and (not run.folder.is_dir() or any(path.name != LOCK for path in run.folder.iterdir())):
             raise ValueError(f"train: {run.folder} is not an empty folder; give another --out")
         return run
 
@@ -45,17 +53,30 @@ class Run:
         path = run.folder / "config.json"
         if not path.is_file():
             raise ValueError(f"train: {run.folder} holds no run to resume; leave --resume out to begin one")
-        saved = TrainConfig.from_json(path.read_text(), str(path))
+        saved = TrainConfig.from_json(path.read_text(errors="replace"), str(path))
         for field in fields(TrainConfig):
             before, now = getattr(saved, field.name), getattr(config, field.name)
             if field.name not in FREE and before != now:
                 raise ValueError(f"train: {field.name} {_difference(before, now)}; a run is resumed with what it began with")
         return run
 
+    def lock(self) -> None:
+        """Keeps other processes out, until `unlock`."""
+        if self._lock is None:
+            self._lock = Lock(self.folder)
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
     def check_data(self, store: Store) -> None:
         """Whether these are the bytes that the run began with."""
         path = self.folder / "data.json"
-        before = json.loads(path.read_text())["splits"] if path.exists() else {}
+        try:
+            before = dict(json.loads(path.read_text())["splits"]) if path.exists() else {}
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(f"train: {path} is damaged: {error}; give the same --data, and remove that file") from None
         for name, size in store.splits.items():
             if name in before and before[name] != {"bytes": size, "sha256": store.sha256[name]}:
                 raise ValueError(
@@ -63,7 +84,9 @@ class Run:
                 )
 
     def begin(self, config: TrainConfig, store: Store) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._lock is None:  # A new one, unless another process was faster.
+            self.lock()
+            Run.new(config)
         for name, text in (("data.json", store.to_json()), ("config.json", config.to_json())):
             with atomic_path(self.folder / name) as path:
                 path.write_text(text)

@@ -16,14 +16,16 @@ SHOWN = 2000
 
 
 def write_samples(
-    folder: Path, store: Store, model: SparseTransformer, sequences: Sequences, device: torch.device
+    folder: Path | None, store: Store, model: SparseTransformer, sequences: Sequences, device: torch.device
 ) -> list[Path]:  # fmt: skip
     """sample-data and sample-model in `folder`. Of the model: at every place the byte it thinks most likely, given the true
-    ones before it."""
+    ones before it. Without a folder they are computed only, as all processes of a spread model must."""
     starts = sequences.spread(IMAGES if store.kind == "images" else 1)
     true = sequences.at(starts)
     made = torch.cat([reconstruct(model, torch.from_numpy(one)[None].to(device)).cpu() for one in true]).numpy()
-    written = []
+    written: list[Path] = []
+    if folder is None:
+        return written
     for name, data in (("sample-data", true), ("sample-model", made)):
         if store.kind == "images":
             from longstride.data.images import sheet

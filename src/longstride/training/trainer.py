@@ -4,9 +4,12 @@ A step is a pure function of the weights, the optimizer's state, the seed and th
 are. So a run that is resumed goes on with the same bits as one that never stopped.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, log
 from pathlib import Path
 from time import perf_counter
@@ -20,23 +23,23 @@ from longstride.checks import whole_number
 from longstride.data.loader import Prefetch, Sequences
 from longstride.data.prepare import open_data
 from longstride.data.store import Store
-from longstride.device import choose_device
 from longstride.model import SparseTransformer
-from longstride.model.cost import step_flops
 from longstride.model.pretrained import save_weights
-from longstride.training import checkpoint
+from longstride.training.checkpoint import Checkpoints
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
+from longstride.training.distributed import Ranks, Spread, joined, whole
 from longstride.training.interrupts import Interrupts
 from longstride.training.optimizer import learning_rate, make_optimizers, set_learning_rate
 from longstride.training.precision import Updates
 from longstride.training.progress import Reporter, check_tensorboard
 from longstride.training.run import Run, read_metrics
 from longstride.training.samples import write_samples
-from longstride.training.speed import matrix_rate, memory
+from longstride.training.speed import Speed, matrix_rate
 from longstride.training.validation import validate
 
-GIB = 2**30
+Say = Callable[[str], None]
+ALONE = Ranks()
 DONE, INTERRUPTED = "all steps are done", "interrupted"
 
 
@@ -57,20 +60,38 @@ class Summary:
     loader_share: float
     """Of the time, how much was spent waiting for data."""
     reason: str
+    done: bool
+    """Whether there is nothing left to do; else `resume` goes on."""
 
 
 class Trainer:
     """A run that is under way: what it has, and what its next step does."""
 
-    def __init__(self, config: TrainConfig, resume: bool) -> None:
-        self.config = config
+    def __init__(self, config: TrainConfig, resume: bool, ranks: Ranks = ALONE, say: Say = print) -> None:
+        self.config, self.ranks = config, ranks
         if not config.data:
             raise ValueError("train: --data must be given: a prepared store, or files to make one of")
         if config.out and Path(config.data).resolve() in (Path(config.out).resolve(), *Path(config.out).resolve().parents):
             raise ValueError(f"train: --out {config.out} lies in --data {config.data}, and would become data; give another")
-        self.device = choose_device("train", config.device)
+        if config.batch % (ranks.count * config.accumulate):
+            raise ValueError(
+                f"train: batch = {config.batch} must be a multiple of {ranks.count} processes times "
+                f"accumulate = {config.accumulate}"
+            )
+        self.device = ranks.device(config.device)
         self.run = Run.resumed(config) if resume else Run.new(config)
-        self.store = open_data(config.data)
+        try:
+            self._begin(resume, say)
+        except BaseException:
+            self.run.unlock()
+            raise
+
+    def _begin(self, resume: bool, say: Say) -> None:
+        """Nothing is written before all that can be wrong was looked at."""
+        config, ranks = self.config, self.ranks
+        if resume and ranks.first:
+            self.run.lock()
+        self.store = ranks.first_on_each_machine(lambda: open_data(config.data))
         _fits(self.store, config)
         if resume:
             self.run.check_data(self.store)
@@ -84,31 +105,43 @@ class Trainer:
         if config.compile:
             for block in self.model.blocks:
                 block.compile()
+        self.spread = Spread(self.model, ranks, config.parallel, config.averaging)
         self.optimizers = make_optimizers(self.model, config.optimizer)
         self.updates = Updates(self.model, self.optimizers, config.model.precision, config.optimizer.clip, self.device)
         self.average = {name: x.detach().clone() for name, x in self.model.named_parameters()} if config.ema else {}
+        self.checkpoints = Checkpoints(self.run.checkpoints, config.keep, ranks)
         self.step = 0
         self.losses: list[float] = []
         """Of the steps since the last line of metrics."""
         self.best: float | None = None
         self.best_step: int | None = None
         self.without_better = 0
-        self.saved: int | None = None
+        self.saved = 0
+        """The step of the last checkpoint. At 0 there is nothing to save that a new run would not have."""
         if resume:
-            self._resume()
-        self.run.begin(config, self.store)
+            self._resume(say)
+        ranks.wait()  # All have looked at the folder as it was.
+        if ranks.first:
+            self.run.begin(config, self.store)
 
-    def _resume(self) -> None:
-        folder = checkpoint.newest(self.run.checkpoints)
-        if folder is not None:  # Else it stopped before its first one, and begins anew.
-            state = checkpoint.load(folder, self.model, self.optimizers, self.average)
-            self.step = self.saved = state["step"]
-            self.best, self.best_step = state["best"], state["best_step"]
-            self.without_better, self.losses = state["without_better"], state["losses"]
-            self.updates.load_state(state["scaler"])
-        self.run.forget_after(self.step)
+    def _resume(self, say: Say) -> None:
+        found = self.checkpoints.newest(say) if self.ranks.first else None
+        step = self.ranks.most(-1 if found is None else found)
+        if step >= 0:  # Else it stopped before its first one, and begins anew.
+            state = self.checkpoints.load(step, self.model, self.optimizers, self.average)
+            self.step = self.saved = step
+            try:
+                self.best, self.best_step = state["best"], state["best_step"]
+                self.without_better, self.losses = int(state["without_better"]), [float(loss) for loss in state["losses"]]
+                self.updates.load_state(state["scaler"])
+            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise ValueError(f"train: state.json of step-{step} is not of such a run: {error!r}") from None
+        if self.ranks.first:
+            self.checkpoints.set_aside(step)
+            self.run.forget_after(self.step)
 
     def save(self) -> None:
+        """Begins to write a checkpoint of this step; `checkpoints.wait` says how that ended."""
         if self.saved == self.step:
             return
         progress = {
@@ -118,10 +151,15 @@ class Trainer:
             "losses": self.losses,
             "scaler": self.updates.state(),
         }
-        checkpoint.save(
-            self.run.checkpoints, self.step, self.model, self.optimizers, self.average, progress, self.config.keep
-        )  # fmt: skip
+        self.checkpoints.save(self.step, self.model, self.optimizers, self.average, progress, self.best_step)
         self.saved = self.step
+
+    def close(self) -> None:
+        """Others may have the folder when nothing more is written to it; who interrupts twice does not wait for that."""
+        if not isinstance(sys.exception(), KeyboardInterrupt):
+            with suppress(OSError):
+                self.checkpoints.wait()
+        self.run.unlock()
 
     @property
     def out_of_patience(self) -> bool:
@@ -130,15 +168,16 @@ class Trainer:
     def take_step(self, tokens: Tensor) -> dict[str, Any]:
         """One step, and what it found. Raises before the weights change if something is not finite and should be."""
         config = self.config
-        torch.manual_seed(_mixed(config.seed, self.step))
+        torch.manual_seed(_mixed(config.seed, self.step, self.ranks.rank))
         rate = learning_rate(config.optimizer, self.step, config.steps)
         set_learning_rate(self.optimizers, rate)
         total = torch.zeros((), device=self.device)
-        for part in tokens.chunk(config.accumulate):
-            nats = self.model.loss(part)
-            self.updates.backward(nats / config.accumulate)
+        for number, part in enumerate(tokens.chunk(config.accumulate), 1):
+            with self.spread.averaged(number == config.accumulate):
+                nats = self.spread.loss(part)
+                self.updates.backward(nats / config.accumulate)
             total += nats.detach() / config.accumulate
-        loss = float(total)
+        loss = float(self.ranks.mean(total))
         norm, changed = self.updates.update(loss)
         if not changed and not self.updates.may_skip:
             starts = self.training.starts(config.seed, self.step, config.batch)
@@ -160,22 +199,26 @@ class Trainer:
 
     def validate(self) -> float:
         """Bits per byte; better weights than before are kept as the run's."""
-        together = max(1, self.config.batch // self.config.accumulate)
+        together = max(1, self.config.batch // self.config.accumulate // self.ranks.count)
         with self._averaged():
-            bits = validate(self.model, self.held_out, self.fixed, together, self.device) / log(2)
+            bits = validate(self.model, self.held_out, self.fixed, together, self.device, self.ranks) / log(2)
             if isfinite(bits) and (self.best is None or bits < self.best):
                 self.best, self.best_step, self.without_better = bits, self.step, 0
-                save_weights(self.run.folder, self.model.state_dict())
+                weights = {name: whole(x) for name, x in self.model.state_dict().items()}
+                if self.ranks.first:
+                    save_weights(self.run.folder, weights)
             else:
                 self.without_better += 1
         return bits
 
-    def finish(self, say: Any) -> None:
+    def finish(self, say: Say) -> None:
         """Samples of the data and of what the model makes of it, and the curve; a run without them is still a run."""
         try:
             with self._averaged():
-                write_samples(self.run.folder, self.store, self.model, self.held_out, self.device)
-            plot_curve(self.run.folder)
+                folder = self.run.folder if self.ranks.first else None
+                write_samples(folder, self.store, self.model, self.held_out, self.device)
+            if self.ranks.first:
+                plot_curve(self.run.folder)
         except (ValueError, ModuleNotFoundError) as error:
             say(f"the run is whole, but for its pictures and samples: {error}")
 
@@ -188,104 +231,111 @@ class Trainer:
         finally:
             self._swap()
 
+    @torch.no_grad()
     def _swap(self) -> None:
+        """In place: a spread model knows its weights by where they lie."""
         for name, x in self.model.named_parameters():
             if self.average:
-                x.data, self.average[name] = self.average[name], x.data
+                held = x.clone()
+                x.copy_(self.average[name])
+                self.average[name].copy_(held)
 
 
 def train(
     config: TrainConfig, resume: bool = False, until: int | None = None, console: Console | None = None
 ) -> Summary:  # fmt: skip
-    """Trains, and returns how it ended. `until`: pauses after that step, as Ctrl-C does; `resume` goes on from there."""
+    """Trains, and returns how it ended. `until`: pauses after that step, as Ctrl-C does; `resume` goes on from there.
+
+    Processes that torchrun has started train one model together; all return the same.
+    """
     end = config.steps if until is None else min(whole_number("train", "until", until, 1), config.steps)
     if config.tensorboard:
         check_tensorboard()
-    trainer = Trainer(config, resume)
-    rate = matrix_rate(trainer.device, getattr(torch, config.model.precision))
-    speed = _Speed(config, rate, trainer.device)
-    first = trainer.step
-    reason = DONE
-    batches = Prefetch(trainer.training, config.seed, config.batch, first, end, trainer.device)
-    reporter = Reporter(config.steps, first, trainer.run.folder, config.tensorboard, console)
-    with batches, reporter, Interrupts() as interrupts:
-        try:
-            for tokens in () if trainer.out_of_patience else batches:
-                found = trainer.take_step(tokens)
-                speed.steps += 1
-                reporter.advance(trainer.step)
-                last = trainer.step == config.steps
-                validated = trainer.step % config.validate_every == 0 or last
-                if trainer.step % config.log_every == 0 or validated:
-                    row = {**_losses(trainer), **found, **speed.row(trainer, batches.waited)}
-                    if validated:
-                        row["valid_bits_per_byte"] = trainer.validate()
-                    trainer.run.log(row)
-                    reporter.row(row)
-                    trainer.losses = []
-                    speed.restart(batches.waited)
-                if trainer.step % config.save_every == 0 or last:
-                    trainer.save()
-                if trainer.out_of_patience:
-                    break
-                if interrupts.asked and not last:
-                    reason = INTERRUPTED
-                    break
-        except FloatingPointError:
+    with joined(config.device) as ranks:
+        resume = resume or (ranks.restarted and (Path(config.out) / "config.json").exists())
+        return _train(config, resume, end, ranks, console)
+
+
+def _train(config: TrainConfig, resume: bool, end: int, ranks: Ranks, console: Console | None) -> Summary:
+    if not ranks.first:
+        console = Console(file=io.StringIO())
+    console = console or Console(file=sys.stderr)
+    with closing(
+        Trainer(config, resume, ranks, partial(console.print, highlight=False, soft_wrap=True, markup=False))
+    ) as trainer:
+        rate = matrix_rate(trainer.device, getattr(torch, config.model.precision))
+        speed = Speed(config, rate, trainer.device, ranks.count)
+        first = trainer.step
+        batches = Prefetch(
+            trainer.training, config.seed, config.batch, first, end, trainer.device, ranks.rank, ranks.count
+        )  # fmt: skip
+        reporter = Reporter(config.steps, first, trainer.run.folder, config.tensorboard and ranks.first, console)
+        with batches, reporter, Interrupts() as interrupts:
+            try:
+                interrupted = _loop(trainer, batches, reporter, speed, interrupts)
+            except FloatingPointError:
+                trainer.save()
+                trainer.checkpoints.wait()
+                raise
+            except OSError as error:  # Such as a full disk.
+                if str(error).startswith("train: "):
+                    raise
+                raise OSError(f"train: step {trainer.step}: {error}; {trainer.checkpoints.way_on()}") from None
             trainer.save()
-            raise
-        trainer.save()
+            trainer.checkpoints.wait()
+            reason = DONE
+            if trainer.out_of_patience:
+                reason = f"no better validation in {config.patience} of them"
+            elif trainer.step < config.steps:
+                reason = INTERRUPTED if interrupted else f"paused after step {trainer.step}"
+            if trainer.out_of_patience or trainer.step == config.steps:
+                trainer.finish(reporter.say)
+        seconds = perf_counter() - speed.begun
+        rows = read_metrics(trainer.run.folder) if trainer.run.metrics.exists() else []
+        return Summary(
+            folder=trainer.run.folder,
+            step=trainer.step,
+            bits_per_byte=_last(rows, "bits_per_byte"),
+            valid_bits_per_byte=_last(rows, "valid_bits_per_byte"),
+            best_bits_per_byte=trainer.best,
+            best_step=trainer.best_step,
+            seconds=seconds,
+            bytes_per_second=(trainer.step - first) * config.batch * config.model.context / seconds,
+            loader_share=batches.waited / seconds,
+            reason=reason,
+            done=trainer.out_of_patience or trainer.step == config.steps,
+        )
+
+
+def _loop(trainer: Trainer, batches: Prefetch, reporter: Reporter, speed: Speed, interrupts: Interrupts) -> bool:
+    """Steps until the batches end, validation no longer improves, or a signal comes: then it is true."""
+    config, ranks = trainer.config, trainer.ranks
+    for tokens in () if trainer.out_of_patience else batches:
+        found = trainer.take_step(tokens)
+        speed.steps += 1
+        reporter.advance(trainer.step)
+        last = trainer.step == config.steps
+        validated = trainer.step % config.validate_every == 0 or last
+        if trainer.step % config.log_every == 0 or validated:
+            row = {**_losses(trainer), **found, **speed.row(trainer.step, batches.waited)}
+            if trainer.updates.scale is not None:
+                row["loss_scale"] = trainer.updates.scale
+            if validated:
+                row["valid_bits_per_byte"] = trainer.validate()
+            if ranks.first:
+                trainer.run.log(row)
+            reporter.row(row)
+            trainer.losses = []
+            speed.restart(batches.waited)
+        if trainer.step % config.save_every == 0 or last:
+            trainer.save()
+        if ranks.any(trainer.checkpoints.failed):
+            trainer.checkpoints.wait()
         if trainer.out_of_patience:
-            reason = f"no better validation in {config.patience} of them"
-        elif trainer.step < config.steps and reason == DONE:
-            reason = f"paused after step {trainer.step}"
-        if trainer.out_of_patience or trainer.step == config.steps:
-            trainer.finish(reporter.say)
-    seconds = perf_counter() - speed.begun
-    rows = read_metrics(trainer.run.folder) if trainer.run.metrics.exists() else []
-    return Summary(
-        folder=trainer.run.folder,
-        step=trainer.step,
-        bits_per_byte=_last(rows, "bits_per_byte"),
-        valid_bits_per_byte=_last(rows, "valid_bits_per_byte"),
-        best_bits_per_byte=trainer.best,
-        best_step=trainer.best_step,
-        seconds=seconds,
-        bytes_per_second=(trainer.step - first) * config.batch * config.model.context / seconds,
-        loader_share=batches.waited / seconds,
-        reason=reason,
-    )
-
-
-class _Speed:
-    """How fast the steps since the last line of metrics were."""
-
-    def __init__(self, config: TrainConfig, rate: float | None, device: torch.device) -> None:
-        self.config, self.rate, self.device = config, rate, device
-        self.flops = config.batch * step_flops(config.model)
-        self.begun = perf_counter()
-        self.restart(0.0)
-
-    def restart(self, waited: float) -> None:
-        self.since, self.waited, self.steps = perf_counter(), waited, 0
-
-    def row(self, trainer: Trainer, waited: float) -> dict[str, Any]:
-        seconds = perf_counter() - self.since
-        each = seconds / self.steps
-        found: dict[str, Any] = {
-            "bytes_per_second": self.config.batch * self.config.model.context / each,
-            "seconds_per_step": each,
-            "seconds_left": each * (self.config.steps - trainer.step),
-            "loader_share": (waited - self.waited) / seconds,
-        }
-        if self.rate is not None:
-            found["matrix_share"] = self.flops / each / self.rate
-        used = memory(self.device)
-        if used is not None:
-            found["memory_gib"] = used / GIB
-        if trainer.updates.scale is not None:
-            found["loss_scale"] = trainer.updates.scale
-        return found
+            return False
+        if ranks.any(interrupts.asked) and not last:
+            return True
+    return False
 
 
 def _losses(trainer: Trainer) -> dict[str, Any]:
@@ -297,9 +347,9 @@ def _last(rows: list[dict[str, Any]], name: str) -> float | None:
     return next((row[name] for row in reversed(rows) if row.get(name) is not None), None)
 
 
-def _mixed(seed: int, step: int) -> int:
-    """Another number for every step of every seed, as a generator's seed."""
-    return (seed * 1_000_003 + step + 1) * 0x9E3779B97F4A7C15 % 2**63
+def _mixed(seed: int, step: int, rank: int) -> int:
+    """Another number for every step of every seed and rank, as a generator's seed."""
+    return ((seed * 1_000_003 + step + 1) * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) % 2**63
 
 
 def _fits(store: Store, config: TrainConfig) -> None:

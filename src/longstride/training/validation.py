@@ -1,23 +1,32 @@
 """Bits per byte of a fixed part of a split: the same bytes every time, each scored once."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from longstride.data.loader import Places, Sequences
 from longstride.model import SparseTransformer
+from longstride.training.distributed import Ranks
+
+ALONE = Ranks()
 
 
 @torch.no_grad()
-def validate(model: SparseTransformer, sequences: Sequences, starts: Places, batch: int, device: torch.device) -> float:
-    """Nats per byte. They are summed, and divided once."""
+def validate(
+    model: SparseTransformer, sequences: Sequences, starts: Places, batch: int, device: torch.device, ranks: Ranks = ALONE
+) -> float:  # fmt: skip
+    """Nats per byte. Each process has some of the sequences; sums are put in one order, added, and divided once."""
     model.eval()
-    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
-    for first in range(0, len(starts), batch):
-        tokens = torch.from_numpy(sequences.at(starts[first : first + batch])).to(device)
-        total += model.nats(tokens).double().sum()
-        count += tokens.numel()
+    rounds = -(-len(starts) // ranks.count)
+    # All do the same number of passes, as a spread model needs; what is one too many is left out of the sum.
+    own = starts[np.minimum(np.arange(rounds) * ranks.count + ranks.rank, len(starts) - 1)]
+    sums = []
+    for first in range(0, rounds, batch):
+        tokens = torch.from_numpy(sequences.at(own[first : first + batch])).to(device)
+        sums.append(model.nats(tokens).double().sum(1))
     model.train()
-    return float(total) / count
+    total = ranks.gather(torch.cat(sums)).T.flatten()[: len(starts)].sum()
+    return float(total) / (len(starts) * sequences.context)
 
 
 @torch.no_grad()
