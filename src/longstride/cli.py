@@ -177,7 +177,7 @@ def train(words: Sequence[str]) -> None:
         there = [name for name in LEFT if list(found.folder.glob(name))]
         print(f"there: {', '.join(there)}")
         if not found.done:
-            print(f"all is saved; to go on: longstride train {words[0]} --out {found.folder} --resume")
+            print("all is saved; the same command with --resume goes on from there")
 
     tyro.cli(verb, prog=f"longstride train {words[0]}", args=list(words[1:]))
 

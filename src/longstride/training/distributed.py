@@ -8,7 +8,6 @@ has a part of every weight, of its gradient and of the optimizer's state, and bl
 
 import gc
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -29,15 +28,15 @@ from longstride.device import choose_device
 from longstride.model import SparseTransformer
 
 Result = TypeVar("Result")
-FORWARD = ("loss", "nats", "hidden", "logits")
-"""Methods of the model that need its weights."""
+FORWARD = "hidden"
+"""The method before which weights outside the blocks are put together. They stay so for the logits, until a backward pass:
+if the methods that call each other all did this, each would send them once more."""
 HOOKS: dict[torch.dtype, Any] = {
     torch.float16: default_hooks.fp16_compress_hook,
     torch.bfloat16: default_hooks.bf16_compress_hook,
 }
 JOINED = count()
 """How often this process has: each time there is a new group."""
-warnings.filterwarnings("ignore", ".* returned a view tensor. An in-place op on this view")  # None is done to it.
 
 
 @dataclass(frozen=True)
@@ -149,15 +148,18 @@ class Spread:
             policy = MixedPrecisionPolicy(reduce_dtype=dtype)
             for block in model.blocks:
                 fully_shard(block, mesh=mesh, mp_policy=policy)
-            # After a pass without a backward one too, as the weights' average takes their place.
-            fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-            for name in FORWARD:
-                register_fsdp_forward_method(model, name)
+            fully_shard(model, mesh=mesh, mp_policy=policy)
+            register_fsdp_forward_method(model, FORWARD)
         elif ranks.count > 1:
             ids = None if device.type == "cpu" else [device]
             self.ddp = DistributedDataParallel(_Loss(model), device_ids=ids, gradient_as_bucket_view=True)
             if dtype in HOOKS:
                 self.ddp.register_comm_hook(None, HOOKS[dtype])
+            # By the first pass gradients get the order in which they are sent, and so sums their rounding: one for nothing,
+            # so that the first step of a run that is resumed has the same bits.
+            nothing = torch.zeros(1, model.config.context, dtype=torch.uint8, device=device)
+            self.loss(nothing).backward()  # type: ignore[no-untyped-call]
+            model.zero_grad(set_to_none=True)
 
     def loss(self, tokens: Tensor) -> Tensor:
         loss: Tensor = self.model.loss(tokens) if self.ddp is None else self.ddp(tokens)

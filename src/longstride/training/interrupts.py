@@ -12,8 +12,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """While it lasts, `asked` says whether one of the signals has come. A second one ends the program at once."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, speaks: bool = True) -> None:
+        """`speaks`: of several processes one does."""
+        self.asked, self.speaks = False, speaks
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -29,4 +30,5 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        print("longstride: finishing this step and saving; once more to stop at once", file=sys.stderr)
+        if self.speaks:
+            print("longstride: finishing this step and saving; once more to stop at once", file=sys.stderr)

@@ -234,6 +234,8 @@ class Trainer:
     @torch.no_grad()
     def _swap(self) -> None:
         """In place: a spread model knows its weights by where they lie."""
+        if self.spread.fsdp:  # A pass without a backward one leaves some of them together.
+            self.model.reshard()  # type: ignore[operator]
         for name, x in self.model.named_parameters():
             if self.average:
                 held = x.clone()
@@ -270,7 +272,7 @@ def _train(config: TrainConfig, resume: bool, end: int, ranks: Ranks, console: C
             trainer.training, config.seed, config.batch, first, end, trainer.device, ranks.rank, ranks.count
         )  # fmt: skip
         reporter = Reporter(config.steps, first, trainer.run.folder, config.tensorboard and ranks.first, console)
-        with batches, reporter, Interrupts() as interrupts:
+        with batches, reporter, Interrupts(ranks.first) as interrupts:
             try:
                 interrupted = _loop(trainer, batches, reporter, speed, interrupts)
             except FloatingPointError:

@@ -1,0 +1,202 @@
+"""What the processes of tests/training/ranks.py do. A test may do it too: then it is a process alone."""
+
+import hashlib
+import os
+import signal
+import sys
+from collections import Counter
+from contextlib import closing
+from math import inf
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from longstride.model import SparseTransformer
+from longstride.training import train
+from longstride.training.distributed import joined, whole
+from longstride.training.precision import Updates
+from longstride.training.trainer import Trainer
+from tests.training.small import config
+
+SHAKEN = 3
+"""The step before which something happens."""
+SHORT = {"steps": 8, "save_every": 2}
+CHANGES = {"os.rename": (0, 1), "os.remove": (0,), "os.rmdir": (0,), "shutil.rmtree": (0,)}
+"""Which arguments of these events are paths."""
+
+
+def plan(folder, name="run", model=None, **changes):
+    """A config without dropout, which is another one on each rank, that logs every step."""
+    given = {"data": str(folder / "data"), "steps": 20, "log_every": 1, "device": "cpu"}
+    return config(folder / name, **{**given, **changes, "model": {"dropout": 0.0, **(model or {})}})
+
+
+def trained(folder, plans, resume=False, until=None):
+    """Runs one after the other, each in a group of its own; how each ended."""
+    ends = [train(plan(folder, **one), resume, until) for one in plans]
+    return [[end.step, end.reason, end.best_bits_per_byte, end.best_step] for end in ends]
+
+
+def trained_in_float32(folder, plans):
+    """Muon computes in bfloat16, where whatever is added in another order differs visibly."""
+    with patch.object(torch.Tensor, "bfloat16", torch.Tensor.float):
+        return trained(folder, plans)
+
+
+def step(trainer):
+    ranks, made = trainer.ranks, trainer.config
+    tokens = trainer.training.batch(made.seed, trainer.step, made.batch, ranks.rank, ranks.count)
+    return trainer.take_step(torch.from_numpy(tokens))
+
+
+def state(trainer):
+    """All that the next step depends on, whole: of each tensor a digest."""
+    names = {x: name for name, x in trainer.model.named_parameters()}
+    found = {f"model {name}": x for name, x in trainer.model.state_dict().items()}
+    found |= {f"average {name}": x for name, x in trainer.average.items()}
+    for optimizer in trainer.optimizers:
+        for x, fields in optimizer.state.items():
+            found |= {f"{name} {names[x]}": value for name, value in fields.items()}
+    return {name: hashlib.sha256(whole(x).detach().numpy().tobytes()).hexdigest() for name, x in found.items()}
+
+
+def saved(folder, plans, steps):
+    """Of each the state after so many steps, as it is saved."""
+    found = []
+    with joined("cpu") as ranks:
+        for one in plans:
+            with closing(Trainer(plan(folder, **one), False, ranks)) as trainer:
+                for _ in range(steps):
+                    step(trainer)
+                trainer.losses = []
+                trainer.save()
+                trainer.checkpoints.wait()
+                found.append(state(trainer))
+    return found
+
+
+def loaded(folder, plans, until):
+    """Of each the state that it is resumed with. Then it goes on."""
+    found = []
+    with joined("cpu") as ranks:
+        for one in plans:
+            with closing(Trainer(plan(folder, **one), True, ranks)) as trainer:
+                found.append(state(trainer))
+            train(plan(folder, **one), True, until)
+    return found
+
+
+def refused(folder, plans):
+    """What is wrong with each."""
+    found = []
+    with joined("cpu"):
+        for one in plans:
+            try:
+                train(plan(folder, **one))
+            except ValueError as error:
+                found.append(str(error))
+    return found
+
+
+def overflowed(folder, plans, shard):
+    """Of each, for every step whether it was skipped, the scale then, and the state. At one, rank 1 alone has an overflow:
+    in its loss, or in its shard of a single weight."""
+    loss, update, found = SparseTransformer.loss, Updates.update, []
+    with joined("cpu") as ranks:
+
+        def shaken():
+            return len(found[-1]) == SHAKEN and ranks.rank == 1
+
+        def infinite_loss(model, tokens):
+            return loss(model, tokens) * (inf if shaken() and not shard else 1)
+
+        def infinite_shard(updates, loss):
+            if shaken() and shard:
+                updates.model.blocks[0].ff.inner.weight.grad.to_local()[0, 0] = inf
+            return update(updates, loss)
+
+        with patch.object(SparseTransformer, "loss", infinite_loss), patch.object(Updates, "update", infinite_shard):
+            for one in plans:
+                found.append([])
+                with closing(Trainer(plan(folder, **one, model={"precision": "float16"}), False, ranks)) as trainer:
+                    trainer.updates.scaler.set_growth_interval(2)
+                    while len(found[-1]) < SHAKEN + 3:
+                        skipped = step(trainer)["skipped"]
+                        found[-1].append((skipped, trainer.updates.scale, state(trainer)))
+    return found
+
+
+class Counted(TorchDispatchMode):
+    """How often the processes communicate while it lasts, by how."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            self.found[function.__name__.partition(".")[0]] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def counted(folder, plans):
+    """Of each, how often a step communicates. The first ones do other things too."""
+    found = []
+    with joined("cpu") as ranks:
+        for one in plans:
+            with closing(Trainer(plan(folder, **one), False, ranks)) as trainer:
+                step(trainer)
+                step(trainer)
+                with Counted() as calls:
+                    step(trainer)
+                found.append(calls.found)
+    return found
+
+
+def interrupted(folder, plans):
+    """Rank 1 alone is asked to end."""
+    take_step = Trainer.take_step
+
+    def shaken(trainer, tokens):
+        if trainer.step == SHAKEN and trainer.ranks.rank == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return take_step(trainer, tokens)
+
+    with patch.object(Trainer, "take_step", shaken):
+        return trained(folder, plans)
+
+
+def watched(folder, plans):
+    """What this process changes in the folders of the runs."""
+    changed = set()
+
+    def note(event, given):
+        writes = event == "open" and isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR)
+        for path in (given[0],) if writes else [given[place] for place in CHANGES.get(event, ())]:
+            path = Path(os.fsdecode(path)) if isinstance(path, str | bytes | Path) else Path()
+            if path.is_relative_to(folder):
+                changed.add(str(path.relative_to(folder)))
+
+    sys.addaudithook(note)
+    trained(folder, plans)
+    return sorted(changed)
+
+
+def killed_once(folder):
+    """As torchrun starts it: rank 1 is killed in the first attempt."""
+    take_step = Trainer.take_step
+
+    def fatal(trainer, tokens):
+        if trainer.step == SHAKEN and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take_step(trainer, tokens)
+
+    with patch.object(Trainer, "take_step", fatal):
+        trained(folder, [SHORT])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    killed_once(Path(sys.argv[1]))
