@@ -196,6 +196,16 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(device, tmp_path, monke
     assert made.updates.scale == first
 
 
+def test_an_overflow_of_the_loss_alone_halves_the_scale_too(tmp_path, monkeypatch):
+    loss = SparseTransformer.loss
+    made = trainer.Trainer(config(tmp_path, model={"precision": "float16"}), False)
+    tokens = torch.from_numpy(made.training.batch(0, 0, 4)).to(made.device)
+    scale = made.updates.scale
+    monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) + float("inf"))
+    assert [made.take_step(tokens)["skipped"] for _ in range(2)] == [1, 1]
+    assert made.updates.scale == scale / 4
+
+
 def test_an_overflow_in_one_optimizer_changes_nothing_in_the_other(tmp_path):
     made = trainer.Trainer(config(tmp_path, model={"precision": "float16"}, optimizer={"name": "muon"}), False)
     tokens = torch.from_numpy(made.training.batch(0, 0, 4)).to(made.device)

@@ -52,7 +52,9 @@ class Updates:
             for optimizer in self.optimizers:
                 self.scaler.step(optimizer)
         if self.scaler.is_enabled():
-            self.scaler.update()  # By what `unscale_` has found, in all optimizers together.
+            # By what `unscale_` has found, in all optimizers together; of the loss it knows nothing.
+            halved = isfinite(norm) and not safe
+            self.scaler.update(self.scaler.get_scale() / 2 if halved else None)
         self.model.zero_grad(set_to_none=True)
         return norm, safe
 

@@ -9,6 +9,7 @@ model.safetensors    the best weights so far, by validation; `SparseTransformer.
 
 import json
 import os
+import re
 from dataclasses import fields
 from math import isfinite
 from pathlib import Path
@@ -28,6 +29,10 @@ FREE = {
 and the masks of dropout. Data may lie elsewhere, not differ."""
 
 
+HALF = re.compile(r"\.[a-z-]+\.\d+\.(json|jsonl|safetensors|png|txt|wav)")
+"""Files that a process was killed while it wrote."""
+
+
 class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +48,7 @@ class Run:
             raise ValueError(
                 f"train: {run.folder} already holds a run; add --resume to go on with it, or give another --out"
             )
-        if run.folder.exists() and (not run.folder.is_dir() or any(path.name != LOCK for path in run.folder.iterdir())):
+        if run.folder.exists() and (not run.folder.is_dir() or any(not _is_left(path) for path in run.folder.iterdir())):
             raise ValueError(f"train: {run.folder} is not an empty folder; give another --out")
         return run
 
@@ -87,6 +92,9 @@ class Run:
         if self._lock is None:  # A new one, unless another process was faster.
             self.lock()
             Run.new(config)
+        for path in self.folder.iterdir():
+            if HALF.fullmatch(path.name):
+                path.unlink()
         for name, text in (("data.json", store.to_json()), ("config.json", config.to_json())):
             with atomic_path(self.folder / name) as path:
                 path.write_text(text)
@@ -117,6 +125,11 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in whole]
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _is_left(path: Path) -> bool:
+    """Whether that is all there is of a run which was killed as it began."""
+    return path.name in (LOCK, "data.json") or HALF.fullmatch(path.name) is not None
 
 
 def _folder(config: TrainConfig) -> Path:

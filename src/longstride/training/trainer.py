@@ -73,6 +73,10 @@ class Trainer:
             raise ValueError("train: --data must be given: a prepared store, or files to make one of")
         if config.out and Path(config.data).resolve() in (Path(config.out).resolve(), *Path(config.out).resolve().parents):
             raise ValueError(f"train: --out {config.out} lies in --data {config.data}, and would become data; give another")
+        if config.parallel == "fsdp" and config.optimizer.name == "adafactor" and ranks.count > 1:
+            raise ValueError(
+                "train: PyTorch's Adafactor cannot work on parts of weights; use --parallel ddp, or adamw or muon"
+            )
         if config.batch % (ranks.count * config.accumulate):
             raise ValueError(
                 f"train: batch = {config.batch} must be a multiple of {ranks.count} processes times "
