@@ -7,12 +7,18 @@ from longstride.training.interrupts import SIGNALS, Interrupts
 
 
 @pytest.mark.parametrize("one", SIGNALS)
-def test_the_first_is_noted_and_the_second_ends(one):
+def test_the_first_is_noted_and_the_second_ends(one, monkeypatch):
+    """But not what comes at once, which is the same request by another way."""
+    now = [100.0]
+    monkeypatch.setattr("longstride.training.interrupts.monotonic", lambda: now[0])
     before = [signal.getsignal(each) for each in SIGNALS]
     with Interrupts() as interrupts:
         assert not interrupts.asked
         signal.raise_signal(one)
         assert interrupts.asked
+        for again in SIGNALS:
+            signal.raise_signal(again)
+        now[0] += 2.1
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(one)
     assert [signal.getsignal(each) for each in SIGNALS] == before

@@ -27,7 +27,7 @@ def test_a_new_run_writes_nothing_before_it_begins(tmp_path):
     run = Run.new(of(tmp_path / "a/b"))
     assert not (tmp_path / "a").exists()
     run.begin(of(tmp_path / "a/b"), STORE)
-    assert {path.name for path in run.folder.iterdir()} == {".lock", "config.json", "data.json"}
+    assert {path.name for path in run.folder.iterdir()} == {".lock", "config.json", "data.json", "launch.txt"}
     assert TrainConfig.from_json((run.folder / "config.json").read_text()) == of(tmp_path / "a/b")
 
 
@@ -177,3 +177,15 @@ def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, monkeypatch
     assert ended.best_step == 3
     assert (tmp_path / "run/model.safetensors").exists()
     assert json.loads((tmp_path / "run/checkpoints/step-3/state.json").read_text())["best_step"] == 3
+
+
+def test_a_restart_goes_on_with_what_its_own_launch_began(tmp_path, monkeypatch):
+    """And with no other run, which it would have refused at first."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    assert not Run.is_of_this_launch(of(tmp_path))
+    begun(tmp_path).unlock()
+    assert Run.is_of_this_launch(of(tmp_path))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
+    assert not Run.is_of_this_launch(of(tmp_path))
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert not Run.is_of_this_launch(of(tmp_path))

@@ -13,6 +13,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -39,7 +40,7 @@ from torch.optim import Optimizer
 
 from longstride.tensor_file import save_file
 from longstride.training.distributed import Ranks, whole
-from longstride.training.sealed import DamagedError, UnfinishedError, check, seal
+from longstride.training.sealed import MANIFEST, DamagedError, UnfinishedError, check, seal
 
 PREFIX = "step-"
 VERSION = 2
@@ -190,6 +191,8 @@ class Checkpoints:
     @staticmethod
     def _remove(folders: Iterable[Path]) -> None:
         for folder in folders:
+            with suppress(OSError):  # First: what is left of it must not look damaged.
+                (folder / MANIFEST).unlink()
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -256,7 +259,7 @@ def _compare(saved: Set[str], wanted: Set[str]) -> None:
 
 
 def _is_sealed(folder: Path) -> bool:
-    return (folder / "manifest.json").exists()
+    return (folder / MANIFEST).exists()
 
 
 def _first(error: BaseException) -> BaseException:

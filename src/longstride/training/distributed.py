@@ -56,16 +56,15 @@ class Ranks:
 
     def device(self, name: str) -> torch.device:
         """The one that this process uses: of several GPUs its own."""
-        device = choose_device("train", name)
-        if device.type != "cuda" or not dist.is_initialized():
-            return device
+        if not dist.is_initialized() or name not in ("auto", "cuda") or not torch.cuda.is_available():
+            return choose_device("train", name)
         if self.local >= torch.cuda.device_count():
             raise ValueError(
                 f"train: process {self.local} of this machine has no GPU, as there are {torch.cuda.device_count()}; "
                 f"start torchrun with --nproc-per-node {torch.cuda.device_count()}"
             )
-        torch.cuda.set_device(self.local)
-        return torch.device("cuda", self.local)
+        torch.cuda.set_device(self.local)  # Before anything is done there: else all begin with the first one.
+        return choose_device("train", f"cuda:{self.local}")
 
     def wait(self) -> None:
         """Until all processes are here."""
@@ -137,7 +136,8 @@ def joined(device: str) -> Iterator[Ranks]:
 class Spread:
     """A model on all processes: its loss, and whether gradients are averaged."""
 
-    def __init__(self, model: SparseTransformer, ranks: Ranks, how: str, averaging: str) -> None:
+    def __init__(self, model: SparseTransformer, ranks: Ranks, how: str, averaging: str, rows: int = 1) -> None:
+        """`rows`: sequences that a process computes at a time."""
         self.model = model
         device = next(model.parameters()).device
         dtype = averaging_dtype(averaging, model.config.precision, device)
@@ -157,7 +157,7 @@ class Spread:
                 self.ddp.register_comm_hook(None, HOOKS[dtype])
             # By the first pass gradients get the order in which they are sent, and so sums their rounding: one for nothing,
             # so that the first step of a run that is resumed has the same bits.
-            nothing = torch.zeros(1, model.config.context, dtype=torch.uint8, device=device)
+            nothing = torch.zeros(rows, model.config.context, dtype=torch.uint8, device=device)
             self.loss(nothing).backward()  # type: ignore[no-untyped-call]
             model.zero_grad(set_to_none=True)
 

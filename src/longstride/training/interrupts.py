@@ -3,10 +3,13 @@
 import signal
 import sys
 import threading
+from time import monotonic
 from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ONE = 2.0
+"""Seconds in which another signal is the same request: schedulers send it to all processes, and torchrun hands it on."""
 
 
 class Interrupts:
@@ -15,6 +18,7 @@ class Interrupts:
     def __init__(self, speaks: bool = True) -> None:
         """`speaks`: of several processes one does."""
         self.asked, self.speaks = False, speaks
+        self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -27,8 +31,10 @@ class Interrupts:
             signal.signal(one, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked and monotonic() - self._since > ONE:
             raise KeyboardInterrupt
-        self.asked = True
+        if self.asked:
+            return
+        self.asked, self._since = True, monotonic()
         if self.speaks:
             print("longstride: finishing this step and saving; once more to stop at once", file=sys.stderr)

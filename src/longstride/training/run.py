@@ -4,6 +4,7 @@ config.json          all that the run depends on
 metrics.jsonl        a line for each logged step
 checkpoints/step-N/  to resume from
 .lock                held by the process that trains
+launch.txt           which launch of torchrun that belongs to
 model.safetensors    the best weights so far, by validation; `SparseTransformer.from_pretrained(RUN)` loads them
 """
 
@@ -29,6 +30,8 @@ FREE = {
 and the masks of dropout. Data may lie elsewhere, not differ."""
 
 
+LAUNCH, LAUNCH_ID = "launch.txt", "TORCHELASTIC_RUN_ID"
+"""Which launch of torchrun has the run, so that one that it starts anew goes on with it by itself."""
 HALF = re.compile(r"\.[a-z-]+\.\d+\.(json|jsonl|safetensors|png|txt|wav)")
 """Files that a process was killed while it wrote."""
 
@@ -65,6 +68,12 @@ class Run:
                 raise ValueError(f"train: {field.name} {_difference(before, now)}; a run is resumed with what it began with")
         return run
 
+    @staticmethod
+    def is_of_this_launch(config: TrainConfig) -> bool:
+        """Whether torchrun has begun the run with processes that it had started before these."""
+        path = _folder(config) / LAUNCH
+        return LAUNCH_ID in os.environ and path.is_file() and path.read_text(errors="replace") == os.environ[LAUNCH_ID]
+
     def lock(self) -> None:
         """Keeps other processes out, until `unlock`."""
         if self._lock is None:
@@ -92,6 +101,8 @@ class Run:
         if self._lock is None:  # A new one, unless another process was faster.
             self.lock()
             Run.new(config)
+        with atomic_path(self.folder / LAUNCH) as path:
+            path.write_text(os.environ.get(LAUNCH_ID, ""))
         for path in self.folder.iterdir():
             if HALF.fullmatch(path.name):
                 path.unlink()
@@ -129,7 +140,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
 
 def _is_left(path: Path) -> bool:
     """Whether that is all there is of a run which was killed as it began."""
-    return path.name in (LOCK, "data.json") or HALF.fullmatch(path.name) is not None
+    return path.name in (LOCK, LAUNCH, "data.json") or HALF.fullmatch(path.name) is not None
 
 
 def _folder(config: TrainConfig) -> Path:

@@ -5,11 +5,10 @@ One that was not finished has no manifest. A bit that flipped in any file, the m
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from longstride.atomic import atomic_path
+from longstride.atomic import atomic_path, sync
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -27,15 +26,13 @@ def seal(folder: Path) -> None:
     """To be called when all files are there. When it returns they are on the disk, whatever happens to the machine."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST):
-        _sync(path)
+        sync(path)
         files[path.relative_to(folder).as_posix()] = _entry(path)
     for path in (path for path in folder.rglob("*") if path.is_dir()):
-        _sync(path)
+        sync(path)
     with atomic_path(folder / MANIFEST) as temporary:
         temporary.write_text(_render(files))
-        _sync(temporary)
-    _sync(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def check(folder: Path) -> None:
@@ -81,11 +78,3 @@ def _render(files: dict[str, Any]) -> str:
 def _entry(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

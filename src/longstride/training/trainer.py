@@ -109,7 +109,8 @@ class Trainer:
         if config.compile:
             for block in self.model.blocks:
                 block.compile()
-        self.spread = Spread(self.model, ranks, config.parallel, config.averaging)
+        rows = config.batch // ranks.count // config.accumulate
+        self.spread = Spread(self.model, ranks, config.parallel, config.averaging, rows)
         self.optimizers = make_optimizers(self.model, config.optimizer)
         self.updates = Updates(self.model, self.optimizers, config.model.precision, config.optimizer.clip, self.device)
         self.average = {name: x.detach().clone() for name, x in self.model.named_parameters()} if config.ema else {}
@@ -258,7 +259,8 @@ def train(
     if config.tensorboard:
         check_tensorboard()
     with joined(config.device) as ranks:
-        resume = resume or (ranks.restarted and (Path(config.out) / "config.json").exists())
+        # A run that these processes had begun, before one was lost; not one that was there already.
+        resume = ranks.any(resume or (ranks.first and ranks.restarted and Run.is_of_this_launch(config)))
         return _train(config, resume, end, ranks, console)
 
 
@@ -335,11 +337,12 @@ def _loop(trainer: Trainer, batches: Prefetch, reporter: Reporter, speed: Speed,
             speed.restart(batches.waited)
         if trainer.step % config.save_every == 0 or last:
             trainer.save()
-        if ranks.any(trainer.checkpoints.failed):
+        flags = ranks.most(2 * trainer.checkpoints.failed + interrupts.asked)
+        if flags >= 2:
             trainer.checkpoints.wait()
         if trainer.out_of_patience:
             return False
-        if ranks.any(interrupts.asked) and not last:
+        if flags and not last:
             return True
     return False
 
