@@ -1,6 +1,5 @@
 """What is reckoned is what two processes send, message by message."""
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longstride.model.cost import parameter_count
 from longstride.training import train_preset
-from longstride.training.distributed import joined
 from longstride.training.traffic import part_bytes, step_bytes, table
-from longstride.training.trainer import Trainer
 from tests.training.ranks import start
 from tests.training.small import store
-from tests.training.worker import plan, step
+from tests.training.worker import plan, third_step
 
 DOCS = Path(__file__).parents[2] / "docs"
 CPU = torch.device("cpu")
@@ -39,13 +36,13 @@ class Sent(TorchDispatchMode):
     def __init__(self, processes):
         super().__init__()
         self.share = (processes - 1) / processes
-        self.bytes = 0.0
+        self.found = 0.0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if DTensor in types:  # To be seen again, as what it is made of.
             return NotImplemented
         if function.namespace in ("c10d", "_c10d_functional"):
-            self.bytes += self.share * self.whole(function.__name__.partition(".")[0], args)
+            self.found += self.share * self.whole(function.__name__.partition(".")[0], args)
         return function(*args, **(kwargs or {}))
 
     def whole(self, name, args):
@@ -57,17 +54,8 @@ class Sent(TorchDispatchMode):
 
 
 def sent(folder):
-    """Of each case the bytes of the third step. The first ones do other things too."""
-    found = []
-    with joined("cpu") as ranks:
-        for case in CASES:
-            with closing(Trainer(plan(folder, **case), False, ranks)) as trainer:
-                step(trainer)
-                step(trainer)
-                with Sent(ranks.count) as counted:
-                    step(trainer)
-                found.append(counted.bytes)
-    return found
+    """Of each case the bytes of a step."""
+    return third_step(folder, CASES, Sent)
 
 
 def test_a_step_sends_what_was_reckoned(tmp_path):

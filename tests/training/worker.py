@@ -141,18 +141,23 @@ class Counted(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def counted(folder, plans):
-    """Of each, how often a step communicates. The first ones do other things too."""
+def third_step(folder, plans, watch):
+    """Of each what `watch`, a context made for so many ranks, sees of the third step. The first ones do other things too."""
     found = []
     with joined("cpu") as ranks:
         for one in plans:
             with closing(Trainer(plan(folder, **one), False, ranks)) as trainer:
                 step(trainer)
                 step(trainer)
-                with Counted() as calls:
+                with watch(ranks.count) as seen:
                     step(trainer)
-                found.append(calls.found)
+                found.append(seen.found)
     return found
+
+
+def counted(folder, plans):
+    """Of each, how often a step communicates."""
+    return third_step(folder, plans, lambda _: Counted())
 
 
 def interrupted(folder, plans):

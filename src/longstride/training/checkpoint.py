@@ -40,12 +40,16 @@ from torch.optim import Optimizer
 
 from longstride.tensor_file import save_file
 from longstride.training.distributed import Ranks, whole
-from longstride.training.sealed import MANIFEST, DamagedError, UnfinishedError, check, seal
+from longstride.training.sealed import MANIFEST, DamagedError, UnfinishedError, check, is_sealed, seal
 
 PREFIX = "step-"
 VERSION = 2
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")  # It is meant so.
+
+
+class SaveError(OSError):
+    """A checkpoint that could not be written; it says what a run goes on from."""
 
 
 class Checkpoints:
@@ -71,9 +75,9 @@ class Checkpoints:
         self.wait()
         folder = self.folder / f"{PREFIX}{step}"
         if self.ranks.first:
-            self._remove(path for path in self._folders().values() if path == folder or not _is_sealed(path))
-        spread = {name: whole(x.detach()) for name, x in model.state_dict().items()}
-        weights: dict[str, Tensor] = self._stager.stage(spread) if self.ranks.first else {}  # type: ignore[assignment]
+            self._remove(path for path in self._folders().values() if path == folder or not is_sealed(path))
+        gathered = {name: whole(x.detach()) for name, x in model.state_dict().items()}
+        weights: dict[str, Tensor] = self._stager.stage(gathered) if self.ranks.first else {}  # type: ignore[assignment]
         # As text, since training goes on with what is in it.
         numbers = json.dumps({"version": VERSION, "step": step, **progress}, indent=2) + "\n"
 
@@ -110,11 +114,11 @@ class Checkpoints:
         folder = self.folder / f"{PREFIX}{self._step}"
         if self.ranks.first:
             self._remove([folder])
-        raise OSError(f"train: {folder} could not be written: {_reason(error)}; {self.way_on()}") from None
+        raise SaveError(f"train: {folder} could not be written: {_reason(error)}; {self.way_on()}") from None
 
     def way_on(self) -> str:
         """For messages: what a run that had to stop goes on from."""
-        steps = sorted(step for step, path in self._folders().items() if _is_sealed(path))
+        steps = sorted(step for step, path in self._folders().items() if is_sealed(path))
         return f"{PREFIX}{steps[-1]} is whole, and --resume goes on from it" if steps else "no checkpoint was written before"
 
     def newest(self, say: Callable[[str], None]) -> int | None:
@@ -143,8 +147,8 @@ class Checkpoints:
         If `step` is -1 there is none to go on from, and unfinished ones are kept so, too: perhaps only a manifest was lost.
         """
         for number, folder in self._folders().items():
-            if number > step and (step < 0 or _is_sealed(folder)):
-                aside = folder.with_name(f"{'damaged' if _is_sealed(folder) else 'unfinished'}-{folder.name}")
+            if number > step and (step < 0 or is_sealed(folder)):
+                aside = folder.with_name(f"{'damaged' if is_sealed(folder) else 'unfinished'}-{folder.name}")
                 self._remove([aside])
                 folder.rename(aside)
             elif number > step:
@@ -256,10 +260,6 @@ def _fill(
 def _compare(saved: Set[str], wanted: Set[str]) -> None:
     for name in sorted(saved ^ wanted):
         raise LookupError(f"{name} is {'not wanted' if name in saved else 'missing'}")
-
-
-def _is_sealed(folder: Path) -> bool:
-    return (folder / MANIFEST).exists()
 
 
 def _first(error: BaseException) -> BaseException:

@@ -108,6 +108,9 @@ class Ranks:
         return work()
 
 
+ALONE = Ranks()
+
+
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
     """Joins the processes that torchrun has started; without it, a process is alone. A group that is there is used."""
@@ -122,7 +125,7 @@ def joined(device: str) -> Iterator[Ranks]:
         store = dist.PrefixStore(f"longstride {attempt} {next(JOINED)}", store)  # type: ignore[attr-defined]
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=rank, world_size=size)
     if not dist.is_initialized():
-        yield Ranks()
+        yield ALONE
         return
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
     try:

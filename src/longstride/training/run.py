@@ -32,8 +32,9 @@ and the masks of dropout. Data may lie elsewhere, not differ."""
 
 LAUNCH, LAUNCH_ID = "launch.txt", "TORCHELASTIC_RUN_ID"
 """Which launch of torchrun has the run, so that one that it starts anew goes on with it by itself."""
+
 HALF = re.compile(r"\.[a-z-]+\.\d+\.(json|jsonl|safetensors|png|txt|wav)")
-"""Files that a process was killed while it wrote."""
+"""Files that a process was killed while it wrote, as `atomic_path` names them."""
 
 
 class Run:

@@ -35,6 +35,11 @@ def seal(folder: Path) -> None:
     sync(folder.parent)
 
 
+def is_sealed(folder: Path) -> bool:
+    """Whether it was finished; not, whether it still is what was written."""
+    return (folder / MANIFEST).exists()
+
+
 def check(folder: Path) -> None:
     """Raises UnfinishedError or DamagedError, which name the folder and what is wrong with it."""
     try:

@@ -25,10 +25,10 @@ from longstride.data.prepare import open_data
 from longstride.data.store import Store
 from longstride.model import SparseTransformer
 from longstride.model.pretrained import save_weights
-from longstride.training.checkpoint import Checkpoints
+from longstride.training.checkpoint import Checkpoints, SaveError
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
-from longstride.training.distributed import Ranks, Spread, joined, whole
+from longstride.training.distributed import ALONE, Ranks, Spread, joined, whole
 from longstride.training.interrupts import Interrupts
 from longstride.training.optimizer import learning_rate, make_optimizers, set_learning_rate
 from longstride.training.precision import Updates
@@ -39,7 +39,6 @@ from longstride.training.speed import Speed, matrix_rate
 from longstride.training.validation import validate
 
 Say = Callable[[str], None]
-ALONE = Ranks()
 DONE, INTERRUPTED = "all steps are done", "interrupted"
 
 
@@ -109,8 +108,9 @@ class Trainer:
         if config.compile:
             for block in self.model.blocks:
                 block.compile()
-        rows = config.batch // ranks.count // config.accumulate
-        self.spread = Spread(self.model, ranks, config.parallel, config.averaging, rows)
+        self.rows = config.batch // ranks.count // config.accumulate
+        """Sequences that a process computes at a time."""
+        self.spread = Spread(self.model, ranks, config.parallel, config.averaging, self.rows)
         self.optimizers = make_optimizers(self.model, config.optimizer)
         self.updates = Updates(self.model, self.optimizers, config.model.precision, config.optimizer.clip, self.device)
         self.average = {name: x.detach().clone() for name, x in self.model.named_parameters()} if config.ema else {}
@@ -204,9 +204,8 @@ class Trainer:
 
     def validate(self) -> float:
         """Bits per byte; better weights than before are kept as the run's."""
-        together = max(1, self.config.batch // self.config.accumulate // self.ranks.count)
         with self._averaged():
-            bits = validate(self.model, self.held_out, self.fixed, together, self.device, self.ranks) / log(2)
+            bits = validate(self.model, self.held_out, self.fixed, self.rows, self.device, self.ranks) / log(2)
             if isfinite(bits) and (self.best is None or bits < self.best):
                 self.best, self.best_step, self.without_better = bits, self.step, 0
                 weights = {name: whole(x) for name, x in self.model.state_dict().items()}
@@ -285,9 +284,9 @@ def _train(config: TrainConfig, resume: bool, end: int, ranks: Ranks, console: C
                 trainer.save()
                 trainer.checkpoints.wait()
                 raise
+            except SaveError:
+                raise
             except OSError as error:  # Such as a full disk.
-                if str(error).startswith("train: "):
-                    raise
                 raise OSError(f"train: step {trainer.step}: {error}; {trainer.checkpoints.way_on()}") from None
             trainer.save()
             trainer.checkpoints.wait()

@@ -6,9 +6,7 @@ from torch import Tensor
 
 from longstride.data.loader import Places, Sequences
 from longstride.model import SparseTransformer
-from longstride.training.distributed import Ranks
-
-ALONE = Ranks()
+from longstride.training.distributed import ALONE, Ranks
 
 
 @torch.no_grad()
