@@ -7,14 +7,14 @@ from longstride.model.positions import positions
 def test_a_matrix_has_rows_as_long_as_the_stride():
     found = positions("matrix(4)", 10)
     assert found.sizes == (3, 4)
-    rows, columns = found.indices(10, torch.device("cpu"))
+    rows, columns = found.indices(torch.arange(10))
     assert rows.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
     assert columns.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
 
 
 def test_an_image_has_rows_columns_and_channels():
     found = positions("image(2, 3, 2)", 12)
-    rows, columns, channels = (x.tolist() for x in found.indices(12, torch.device("cpu")))
+    rows, columns, channels = (x.tolist() for x in found.indices(torch.arange(12)))
     assert rows == [0] * 6 + [1] * 6
     assert columns == [0, 0, 1, 1, 2, 2] * 2
     assert channels == [0, 1] * 6

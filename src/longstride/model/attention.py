@@ -1,10 +1,15 @@
 """attention(X) = W_p (attend(X, A)^(i)) over the heads i: the projections around `attend`."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
-from longstride.attention import attend
+from longstride.attention import attend as attend_over
 from longstride.model.config import ModelConfig
 from longstride.model.layers import Linear
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values [batch, heads, n, d] -> [batch, heads, n, d_v]."""
 
 
 class Attention(nn.Module):
@@ -16,10 +21,14 @@ class Attention(nn.Module):
         self.query_key_value = Linear(config.width, sum(self.sizes))
         self.project = Linear(config.width, config.width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, n, width] -> the same"""
+    def forward(self, x: Tensor, attend: Attend | None = None) -> Tensor:
+        """[batch, n, width] -> the same. `attend` may be given, to look at keys and values or have them from elsewhere."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [batch, heads, n, d]
             for part in self.query_key_value(x).split(self.sizes, -1)
         )
-        return self.project(attend(q, k, v, self.patterns).transpose(1, 2).flatten(2))
+        attend = attend or self.attend
+        return self.project(attend(q, k, v).transpose(1, 2).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_over(q, k, v, self.patterns)

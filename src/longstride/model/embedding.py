@@ -26,6 +26,14 @@ class Embedding(nn.Module):
         """Bytes [batch, n] -> H_0 [batch, n, width], float32."""
         batch, n = tokens.shape
         shifted = torch.cat([self.start.expand(batch, 1, -1), self.token(tokens[:, :-1].long())], 1)
-        for name, index in zip(self.positions.names, self.positions.indices(n, tokens.device)):
-            shifted = shifted + self.position[name](index)
-        return shifted
+        return self._placed(shifted, torch.arange(n, device=tokens.device))
+
+    def after(self, tokens: Tensor | None, batch: int, position: Tensor) -> Tensor:
+        """[batch, 1, width] of one slot, from the bytes before it [batch], or none before the first."""
+        before = self.start.expand(batch, -1) if tokens is None else self.token(tokens.long())
+        return self._placed(before[:, None], position)
+
+    def _placed(self, x: Tensor, position: Tensor) -> Tensor:
+        for name, index in zip(self.positions.names, self.positions.indices(position)):
+            x = x + self.position[name](index)
+        return x

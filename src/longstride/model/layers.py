@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 SLOPE = 1.702
 EPSILON = 1e-5
+FEW = 8
+"""Rows of a product on a CPU from which on its rounding does not depend on their number."""
 PART_BYTES = 2**26
 """Of the inner layer, what `feed_forward_again` computes at a time: enough for products at full speed."""
 
@@ -21,7 +23,13 @@ class Linear(nn.Linear):
     """Computes in the dtype of what it is given."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        rows = x.numel() // x.shape[-1]
+        if rows >= FEW or x.device.type != "cpu" or torch.is_grad_enabled():
+            return F.linear(x, weight, bias)
+        # A CPU rounds products of few rows in other ways, by their number: a sample would depend on those beside it.
+        filled = F.pad(x.reshape(rows, -1), (0, 0, 0, FEW - rows))
+        return F.linear(filled, weight, bias)[:rows].view(*x.shape[:-1], -1)
 
 
 class Norm(nn.LayerNorm):

@@ -20,9 +20,9 @@ class Positions(NamedTuple):
     names: tuple[str, ...]
     sizes: tuple[int, ...]
 
-    def indices(self, n: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Of the first n positions, the index in each dimension."""
-        return torch.unravel_index(torch.arange(n, device=device), self.sizes)
+    def indices(self, position: Tensor) -> tuple[Tensor, ...]:
+        """The index in each dimension."""
+        return torch.unravel_index(position, self.sizes)
 
 
 @lru_cache(maxsize=256)

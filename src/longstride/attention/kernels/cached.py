@@ -1,0 +1,194 @@
+"""One new query against its visible cached keys: the sums of `attention.slots`, for kernels.
+
+A query walks along each leaf of its pattern in turn: the k-th key of a leaf has a position in closed form, a position has
+one slot, and a key that an earlier leaf sees is left out. `list_seen` writes these slots for some positions ahead, so that
+nothing is divided while the network waits. `table` has what it needs, by pattern:
+
+    leaves, each LEAF_FIELDS long: kind, step or l, reach or c, the first cell, the first slot of its cells
+    then: whether everything is kept, the length of the ring, its first slot
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longstride.attention.kernels.meeting import fresh, wait
+from longstride.attention.slots import Slots
+from longstride.patterns import Block, Dilated, Summary
+
+DILATED, BLOCK, SUMMARY, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+LEAF_FIELDS = tl.constexpr(5)
+HEAD_FIELDS = tl.constexpr(3)
+FAR = 2**30
+"""A reach without a limit: further than any context."""
+
+
+def table(heads: Sequence[Slots], leaves: int) -> Tensor:
+    """int32 [patterns, leaves * LEAF_FIELDS + HEAD_FIELDS]"""
+    return torch.tensor([_row(head, leaves) for head in heads], dtype=torch.int32)
+
+
+def _row(head: Slots, leaves: int) -> list[int]:
+    row: list[int] = []
+    starts = dict(zip(head.summaries, head.starts))
+    for leaf in head.pattern.leaves:
+        if isinstance(leaf, Dilated):
+            row += [DILATED.value, leaf.step, FAR if leaf.reach is None else leaf.reach, 0, 0]
+        elif isinstance(leaf, Block):
+            row += [BLOCK.value, leaf.l, 1, 0, 0]
+        else:
+            assert isinstance(leaf, Summary)
+            row += [SUMMARY.value, leaf.l, leaf.c, leaf.cells.start, starts.get(leaf, 0)]
+    for _ in range(leaves - len(head.pattern.leaves)):
+        row += [NONE.value, 1, 1, 0, 0]
+    return [*row, int(head.everything), head.ring, head.ring_start]
+
+
+@triton.jit
+def walk_length(kind, size, part, first, query):
+    """How many keys a leaf has for the query."""
+    if kind == DILATED:
+        length = tl.minimum(query, part) // size + 1
+    elif kind == BLOCK:
+        length = query % size + 1
+    elif kind == SUMMARY:
+        length = (query + 1) // size * part + tl.minimum(part, tl.maximum(0, (query + 1) % size - first))
+    else:
+        length = query * 0
+    return length
+
+
+@triton.jit
+def walk_position(kind, size, part, first, query, number):
+    """The position of its keys, newest first where that is simpler."""
+    if kind == SUMMARY:
+        position = number // part * size + first + number % part
+    elif kind == DILATED:
+        position = query - number * size
+    else:
+        position = query - number
+    return position
+
+
+@triton.jit
+def leaf_sees(kind, size, part, first, query, position):
+    """Whether a leaf sees positions up to the query's."""
+    if kind == DILATED:
+        seen = ((query - position) % size == 0) & (query - position <= part)
+    elif kind == BLOCK:
+        seen = position // size == query // size
+    elif kind == SUMMARY:
+        seen = (position % size >= first) & (position % size < first + part)
+    else:
+        seen = position < 0
+    return seen
+
+
+@triton.jit
+def slot_of(row, position, LEAVES: tl.constexpr):
+    """Where positions lie in a head's cache, below 0 if nowhere. `row`: of the table, for all, or one for each position."""
+    everything = tl.load(row + LEAVES * LEAF_FIELDS)
+    ring = tl.load(row + LEAVES * LEAF_FIELDS + 1)
+    ring_start = tl.load(row + LEAVES * LEAF_FIELDS + 2)
+    slot = tl.where(ring > 0, ring_start + position % tl.maximum(ring, 1), -1)
+    for leaf in tl.static_range(LEAVES):
+        fields = row + (LEAVES - 1 - leaf) * LEAF_FIELDS  # The first that has a cell keeps it.
+        kind = tl.load(fields)
+        size = tl.load(fields + 1)
+        part = tl.load(fields + 2)
+        cell = position % size - tl.load(fields + 3)
+        inside = (kind == SUMMARY) & (cell >= 0) & (cell < part)
+        slot = tl.where(inside, tl.load(fields + 4) + position // size * part + cell, slot)
+    return tl.where(everything > 0, position, slot)
+
+
+@triton.jit
+def list_seen(
+    table, position_first, seen, counts, own, most, PATTERNS: tl.constexpr, LEAVES: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):  # fmt: skip
+    """For some positions from a first one on, what a query there sees: the slots, leaf by leaf, but its own, which is `own`.
+
+    seen [positions, PATTERNS, most], below 0 where an earlier leaf has the key; counts and own [positions, PATTERNS]. A
+    program writes BLOCK_SIZE of each leaf.
+    """
+    job, block = tl.program_id(0), tl.program_id(1)
+    query = tl.load(position_first) + job // PATTERNS
+    row = table + job % PATTERNS * (LEAVES * LEAF_FIELDS + HEAD_FIELDS)
+    before = query * 0
+    itself = query < 0
+    for leaf in tl.static_range(LEAVES):
+        fields = row + leaf * LEAF_FIELDS
+        kind, size, part, first = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3)
+        length = walk_length(kind, size, part, first, query)
+        itself |= leaf_sees(kind, size, part, first, query, query)
+        number = block * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+        position = walk_position(kind, size, part, first, query, number)
+        wanted = position != query
+        for earlier in tl.static_range(leaf):
+            others = row + earlier * LEAF_FIELDS
+            wanted &= ~leaf_sees(
+                tl.load(others), tl.load(others + 1), tl.load(others + 2), tl.load(others + 3), query, position
+            )  # fmt: skip
+        slot = tl.where(wanted, slot_of(row, position, LEAVES), -1)
+        tl.store(seen + job.to(tl.int64) * most + before + number, slot, number < length)
+        before += length
+    if block == 0:
+        tl.store(counts + job, before)
+        tl.store(own + job, tl.where(itself, slot_of(row, query, LEAVES), -1))
+
+
+@triton.jit
+def load_tile(base, slot, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[TILE, BLOCK_D]: keys or values at slots; zeros for those below 0. Past the first cache, which may have what lay in a
+    slot before."""
+    across = tl.arange(0, BLOCK_D)
+    there = (slot >= 0)[:, None] & (across < D)[None, :]
+    return tl.load(base + slot.to(tl.int64)[:, None] * D + across[None, :], there, 0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def attend_part(
+    q, new_key, new_value, newest, listed, count, keys, values, split, counter, target, WAIT: tl.constexpr,
+    SPLITS: tl.constexpr, TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """What part `split` of a query's keys gives: the largest score, the sum of weights, and of weighted values [BLOCK_V].
+
+    q is float32 and has the scale and log2(e) in it. The keys are the `count` that are `listed`, and the newest, if `newest`
+    is not below 0. The others were there before this byte: with WAIT the first tile of them is loaded, and then others are
+    waited for who write q and the newest key and value. Each row of a tile has a softmax of its own until the end: so rows
+    meet once, not in every tile.
+    """
+    across, along, row = tl.arange(0, BLOCK_QK), tl.arange(0, BLOCK_V), tl.arange(0, TILE)
+    slot = tl.load(listed + split * TILE + row, split * TILE + row < count, -1)
+    key = load_tile(keys, slot, D_QK, BLOCK_QK)
+    value = load_tile(values, slot, D_V, BLOCK_V)
+    if WAIT:
+        wait(counter, target)
+    query = fresh(q + across, across < D_QK)
+    key_here = fresh(new_key + across, (across < D_QK) & (newest >= 0)).to(tl.float32)
+    value_here = fresh(new_value + along, (along < D_V) & (newest >= 0)).to(tl.float32)
+    largest = tl.where(slot >= 0, tl.sum(key * query[None, :], 1), float("-inf"))
+    total = tl.where(slot >= 0, 1.0, 0.0)
+    result = value.to(tl.float32)
+    for start in range((split + SPLITS) * TILE, count, SPLITS * TILE):
+        next_slot = tl.load(listed + start + row, start + row < count, -1)
+        next_key = load_tile(keys, next_slot, D_QK, BLOCK_QK)
+        next_value = load_tile(values, next_slot, D_V, BLOCK_V).to(tl.float32)
+        score = tl.where(next_slot >= 0, tl.sum(next_key * query[None, :], 1), float("-inf"))
+        larger = tl.maximum(largest, score)
+        safe = tl.where(larger == float("-inf"), 0.0, larger)
+        fade = tl.exp2(largest - safe)
+        weight = tl.exp2(score - safe)
+        total = total * fade + weight
+        result = result * fade[:, None] + weight[:, None] * next_value
+        largest = larger
+    score_here = tl.where(newest >= 0, tl.sum(key_here * query, 0), float("-inf"))
+    top = tl.maximum(tl.max(largest, 0), score_here)
+    safe_top = tl.where(top == float("-inf"), 0.0, top)
+    share = tl.exp2(largest - safe_top)
+    share_here = tl.exp2(score_here - safe_top)
+    return top, tl.sum(total * share, 0) + share_here, tl.sum(result * share[:, None], 0) + share_here * value_here

@@ -1,0 +1,98 @@
+"""What a head still needs of the past: where it keeps the keys and values that later queries will see.
+
+Each position has one slot, or none if nothing later sees it. Local keeps a ring of l + 1, Block the current block, Summary
+its cells alone; Column and Dense keep everything, since each position is seen by some later query. A union shares: with a
+Column in it, all its leaves read from the one place that has everything; and what is a summary cell lies there, not in the
+ring. All of it is closed form in the position, so that a kernel can do the same sums (`kernels/decode.py`).
+"""
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary
+
+Positions = npt.NDArray[np.int64]
+NOWHERE = -1
+
+
+class Slots:
+    """Those of one head, for positions from 0 to `context` - 1."""
+
+    def __init__(self, pattern: Pattern, context: int) -> None:
+        self.pattern, self.context = pattern, context
+        leaves = pattern.leaves
+        self.everything = any(isinstance(leaf, Dilated) and leaf.reach is None for leaf in leaves)
+        self.summaries = () if self.everything else tuple(leaf for leaf in leaves if isinstance(leaf, Summary))
+        self.starts = []
+        """The first slot of each summary's cells."""
+        count = 0
+        for summary in self.summaries:
+            self.starts.append(count)
+            count += summary.cells_before(context)
+        self.ring_start = count
+        self.ring = 0 if self.everything else min(context, max((_ring(leaf) for leaf in leaves), default=0))
+        self.count = context if self.everything else count + self.ring
+
+    @property
+    def most(self) -> int:
+        """Keys that a query may see, those of several leaves counted for each."""
+        return sum(len(_keys(leaf, _fullest(leaf, self.context))) for leaf in self.pattern.leaves)
+
+    def of(self, positions: Positions) -> Positions:
+        """The slot of each."""
+        if self.everything:
+            return positions
+        slots = self.ring_start + positions % self.ring if self.ring else np.full_like(positions, NOWHERE)
+        for summary, start in reversed(list(zip(self.summaries, self.starts))):
+            whole, rest = np.divmod(positions, summary.l)
+            cell = rest - summary.cells.start
+            slots = np.where((cell >= 0) & (cell < summary.c), start + whole * summary.c + cell, slots)
+        return slots
+
+    def kept(self, n: int) -> Positions:
+        """Of the first n positions those that still have a slot; no two have the same."""
+        positions = np.arange(n)
+        slots = self.of(positions)
+        return positions[(slots >= 0) & ((slots < self.ring_start) | self.everything | (positions >= n - self.ring))]
+
+    def seen(self, query: int) -> Positions:
+        """The slots of all keys that a query sees, itself among them."""
+        leaves = self.pattern.leaves
+        keys = _keys(leaves[0], query)
+        if len(leaves) > 1:
+            keys = np.unique(np.concatenate([keys, *(_keys(leaf, query) for leaf in leaves[1:])]))
+        return self.of(keys)
+
+
+@lru_cache(maxsize=1024)
+def slots(pattern: Pattern, context: int) -> Slots:
+    return Slots(pattern, context)
+
+
+def _ring(leaf: Leaf) -> int:
+    """How many of the newest positions a leaf needs."""
+    if isinstance(leaf, Block):
+        return leaf.l
+    if isinstance(leaf, Dilated):
+        assert leaf.reach is not None
+        return leaf.reach + 1
+    return 0
+
+
+def _fullest(leaf: Leaf, context: int) -> int:
+    """The query that sees most."""
+    return min(context, leaf.l) - 1 if isinstance(leaf, Block) else context - 1
+
+
+def _keys(leaf: Leaf, query: int) -> Positions:
+    """The positions that a leaf sees."""
+    if isinstance(leaf, Dilated):
+        farthest = query if leaf.reach is None else min(query, leaf.reach)
+        return np.arange(query - farthest // leaf.step * leaf.step, query + 1, leaf.step)
+    if isinstance(leaf, Block):
+        return np.arange(query // leaf.l * leaf.l, query + 1)
+    assert isinstance(leaf, Summary)
+    number = np.arange(leaf.cells_before(query + 1))
+    return number // leaf.c * leaf.l + leaf.cells.start + number % leaf.c

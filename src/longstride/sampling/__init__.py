@@ -1,0 +1,5 @@
+"""From a trained network to bytes: `generate`."""
+
+from longstride.sampling.generate import generate
+
+__all__ = ["generate"]

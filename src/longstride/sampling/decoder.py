@@ -1,0 +1,111 @@
+"""A network that is given one byte at a time, and keeps what it still needs of those before.
+
+    decoder = Decoder(model, batch=2)
+    decoder.prefill(prompt)              [batch, n], all at once
+    logits = decoder.step(last)          [batch, 256] of the next byte, after the last one [batch]; None before the first
+
+Whatever the model's precision, activations are float32 here, and weights are as that precision rounds them: so samples
+hardly depend on which of our implementations makes them. The paper has queries and keys in float32.
+"""
+
+from dataclasses import replace
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longstride.attention.decode import Seen, decode, seen
+from longstride.model import SparseTransformer
+from longstride.model.cache import Cache
+from longstride.model.layers import Linear
+
+PREFILL = 2**17
+"""Positions that are computed at a time."""
+
+
+class Decoder:
+    """In plain PyTorch, on any device."""
+
+    def __init__(self, model: SparseTransformer, batch: int = 1, length: int | None = None) -> None:
+        """`length`: how many positions there will be, if not the whole context."""
+        self.model = in_float32(model)
+        self.batch = batch
+        self.length = model.config.context if length is None else length
+        self.device = next(model.parameters()).device
+        self.cache = make_cache(model, batch, self.length)
+        self.scale = 1 / sqrt(model.config.qk_width // model.config.heads)
+        self.position = 0
+
+    def prefill(self, tokens: Tensor) -> None:
+        """Takes in the first n bytes but the last one, which `step` is to be given; n may be 0."""
+        assert self.position == 0
+        if tokens.shape[1]:
+            prefill(self.model, self.cache, tokens)
+        self.position = tokens.shape[1]
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor | None) -> Tensor:
+        """float32 logits of the byte at `position`, which then is one further."""
+        assert self.position < self.length
+        assert (tokens is None) == (self.position == 0)
+        position = torch.tensor([self.position], device=self.device)
+        h = self.model.embedding.after(tokens, self.batch, position)
+        here = [self._look(entry) for entry in range(min(len(self.model.config.cycle), self.model.config.layers))]
+        for number, block in enumerate(self.model.blocks):
+            h = h + block(h, partial(self._attend, number, *here[number % len(here)]))
+        self.position += 1
+        return self.model.logits(h)[:, 0]
+
+    def _look(self, entry: int) -> tuple[Tensor, Seen]:
+        """Where the heads of a block put the key of this position, and what they see."""
+        heads = self.cache.heads[entry]
+        here = np.array([self.position])
+        at = torch.from_numpy(np.concatenate([head.of(here) for head in heads])).to(self.device)
+        return at, seen(heads, self.position, self.device)
+
+    def _attend(self, number: int, at: Tensor, seen: Seen, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.cache.add(number, at, k, v)
+        return decode(q, self.cache.keys[number], self.cache.values[number], seen, self.scale)
+
+
+@torch.inference_mode()
+def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
+    """Puts the keys and values of the first n positions into the cache; tokens [batch, n]."""
+    batch, n = tokens.shape
+    rows = max(1, PREFILL // n)
+    for first in range(0, batch, rows):
+        some = slice(first, first + rows)
+        h = model.embedding(tokens[some])
+        for number, block in enumerate(model.blocks):
+            h = h + block(h, partial(_attend_and_keep, block, cache, number, some))
+
+
+def _attend_and_keep(block: Any, cache: Cache, number: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    cache.fill(number, k, v, rows)
+    found: Tensor = block.attention.attend(q, k, v)
+    return found
+
+
+def make_cache(model: SparseTransformer, batch: int, length: int) -> Cache:
+    """Keys in float32, values as the model's precision rounds them."""
+    device, precision = next(model.parameters()).device, getattr(torch, model.config.precision)
+    return Cache(model.config, batch, device, torch.float32, precision if precision.itemsize < 4 else torch.float32, length)
+
+
+def in_float32(model: SparseTransformer) -> SparseTransformer:
+    """The same network with float32 activations and without dropout, for what a half precision makes of its weights."""
+    config = replace(model.config, precision="float32", dropout=0.0, recompute="off")
+    weights = dict(model.state_dict())
+    if model.config.precision not in ("float32", "float64"):
+        dtype = getattr(torch, model.config.precision)
+        for name, module in model.blocks.named_modules():
+            if isinstance(module, Linear):
+                for part in ("weight", "bias"):
+                    weights[f"blocks.{name}.{part}"] = weights[f"blocks.{name}.{part}"].to(dtype)
+    with torch.device("meta"):
+        twin = SparseTransformer(config)
+    twin.load_state_dict({name: x.float() for name, x in weights.items()}, assign=True)
+    return twin.eval()
