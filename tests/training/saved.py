@@ -5,8 +5,8 @@ import torch
 from longstride.model import SparseTransformer
 from longstride.training import OptimizerConfig
 from longstride.training.checkpoint import Checkpoints
-from longstride.training.distributed import Ranks
 from longstride.training.optimizer import make_optimizers
+from longstride.training.ranks import Ranks
 from tests.training.small import MODEL
 
 

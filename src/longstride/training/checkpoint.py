@@ -39,7 +39,8 @@ from torch.futures import Future as TorchFuture
 from torch.optim import Optimizer
 
 from longstride.tensor_file import save_file
-from longstride.training.distributed import Ranks, whole
+from longstride.training.distributed import whole
+from longstride.training.ranks import Ranks
 from longstride.training.sealed import MANIFEST, DamagedError, UnfinishedError, check, is_sealed, seal
 
 PREFIX = "step-"
@@ -114,7 +115,11 @@ class Checkpoints:
         folder = self.folder / f"{PREFIX}{self._step}"
         if self.ranks.first:
             self._remove([folder])
-        raise SaveError(f"train: {folder} could not be written: {_reason(error)}; {self.way_on()}") from None
+        found = SaveError(f"train: {folder} could not be written: {_reason(error)}; {self.way_on()}")
+        # PyTorch tells all processes of an error that one has. What else there is, one alone has, as when others have ended.
+        raise (self.ranks.said(found) if isinstance(error, CheckpointException) else found) from (
+            error if self.ranks.lost(error) else None
+        )
 
     def way_on(self) -> str:
         """For messages: what a run that had to stop goes on from."""
@@ -159,6 +164,21 @@ class Checkpoints:
     ) -> dict[str, Any]:  # fmt: skip
         """Fills model, optimizers and average with what was saved, and returns the numbers."""
         folder = self.folder / f"{PREFIX}{step}"
+        numbers, weights, reader, saved = self.ranks.together(lambda: self._read(folder, step))
+        try:
+            _fill(reader, saved, model, optimizers, average)
+            _compare(weights.keys(), model.state_dict().keys())  # PyTorch would leave those that are missing as they are.
+            # The last, since optimizers make their state by a step that changes nothing, but for its rounding.
+            set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+        except (LookupError, RuntimeError, ValueError, CheckpointException) as error:
+            if isinstance(_first(error), KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise ValueError(f"{folder} is not of this run's model and optimizer: {_reason(error)}") from None
+        return numbers
+
+    @staticmethod
+    def _read(folder: Path, step: int) -> tuple[dict[str, Any], dict[str, Any], HuggingFaceStorageReader, set[str]]:
+        """Numbers, weights, and what reads the state, with the names that it has."""
         try:
             numbers: dict[str, Any] = json.loads((folder / "state.json").read_text())
             weights: dict[str, Any] = dict(load_file(folder / "model.safetensors"))
@@ -170,19 +190,9 @@ class Checkpoints:
             if numbers.get("step") != step:
                 raise ValueError(f"it is of step {numbers.get('step')!r}, whatever its name says")
             reader = HuggingFaceStorageReader(str(folder / "state"))
-            saved = set(reader.read_metadata().state_dict_metadata)
+            return numbers, weights, reader, set(reader.read_metadata().state_dict_metadata)
         except Exception as error:  # Of any kind: who wrote these files may have meant harm.
             raise ValueError(f"{folder} cannot be read: {_reason(error)}") from None
-        try:
-            _fill(reader, saved, model, optimizers, average)
-            _compare(weights.keys(), model.state_dict().keys())  # PyTorch would leave those that are missing as they are.
-            # The last, since optimizers make their state by a step that changes nothing, but for its rounding.
-            set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
-        except (LookupError, RuntimeError, ValueError, CheckpointException) as error:
-            if isinstance(_first(error), KeyboardInterrupt):
-                raise KeyboardInterrupt from None
-            raise ValueError(f"{folder} is not of this run's model and optimizer: {_reason(error)}") from None
-        return numbers
 
     def _folders(self) -> dict[int, Path]:
         names = {path.name.removeprefix(PREFIX): path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir()}
