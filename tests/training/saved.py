@@ -31,7 +31,7 @@ def walk(model, optimizers, average, steps):
 
 
 def keeper(folder, keep=9):
-    return Checkpoints(folder, keep, Ranks())
+    return Checkpoints(folder, keep, Ranks(), torch.device("cpu"))
 
 
 def save(folder, *steps, given=None, keep=9, best=None, **progress):

@@ -18,6 +18,7 @@ from tests.training.worker import (
     overflowed,
     refused,
     saved,
+    sparing,
     trained,
     trained_in_float32,
     watched,
@@ -94,10 +95,13 @@ def test_an_optimizer_that_needs_whole_weights_is_refused(folder):
 
 
 def test_three_ranks_resume_with_the_same_bits(folder):
-    """DDP orders gradients anew after its first pass, and three numbers have more than one sum."""
+    """DDP orders gradients anew after its first pass, and three numbers have more than one sum; no weight has three parts of
+    one size."""
     for name, resume, until in (("whole", False, None), ("cut", False, 7), ("cut", True, None)):
-        start(trained, folder, [{"name": name, "batch": 6}], resume, until, ranks=3)
-    assert figures(folder, "cut") == figures(folder, "whole")
+        plans = [{**plan, "name": f"{name} {plan['name']}"} for plan in both(batch=6)]
+        start(trained, folder, plans, resume, until, ranks=3)
+    for how in PARALLEL:
+        assert figures(folder, f"cut {how}") == figures(folder, f"whole {how}")
 
 
 def test_saved_on_any_number_of_ranks_and_loaded_on_any(folder):
@@ -116,6 +120,14 @@ def test_saved_on_any_number_of_ranks_and_loaded_on_any(folder):
         for (saver, plan), state in zip(cases, after):
             assert state == before[saver]
             assert_near(figures(folder, plan["name"]), figures(folder, "whole", first=8))
+
+
+def test_weights_that_are_spread_are_not_whole_all_at_once(folder):
+    """When they are made, saved, validated and loaded: not by a process that does not write them."""
+    first, second = start(sparing, folder, {"parallel": "fsdp", "steps": 4, "save_every": 2, "validate_every": 2})
+    assert second.found["moved"] == first.found["moved"] == 0
+    assert second.found["whole"] == 1
+    assert first.found["weights"] == second.found["weights"] > 4 * first.found["loaded"] > 0
 
 
 def test_one_process_may_go_on_with_what_was_spread(folder):

@@ -74,7 +74,7 @@ PLACES = {
         "longstride.training.trainer.open_data", 1, ValueError("there is none"), f"longstride: process 1, on {HOST}: there"
     ),
     "the reading of another machine": (
-        "longstride.training.checkpoint.HuggingFaceStorageReader", 1, FULL, f"longstride: process 1, on {HOST}: "
+        "longstride.training.checkpoint.Reader", 1, FULL, f"longstride: process 1, on {HOST}: "
     ),
 }  # fmt: skip
 

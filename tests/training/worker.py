@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 import threading
+import weakref
 from collections import Counter
 from contextlib import ExitStack, closing, nullcontext
 from math import inf
@@ -17,10 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longstride.cli import main
 from longstride.model import SparseTransformer
-from longstride.training import checkpoint, interrupts, train
+from longstride.training import distributed, interrupts, train
+from longstride.training import state as state_files
 from longstride.training.distributed import whole
 from longstride.training.precision import Updates
 from longstride.training.ranks import SAID, joined
+from longstride.training.state import Writer
 from longstride.training.trainer import Trainer
 from tests.training.small import config
 
@@ -235,6 +238,31 @@ def disagreed():
     return found
 
 
+def sparing(folder, changes):
+    """Of a run and of what resumes it: how often a whole model is moved, the bytes of all weights and of the largest that is
+    loaded, and how many whole ones are still there when another is put together."""
+    made, loaded, there, moved = [], [], [], []
+    whole_one, fill = distributed.whole, state_files.fill
+
+    def watched_whole(x):
+        there.append(sum(one() is not None for one in made))
+        found = whole_one(x)
+        made.append(weakref.ref(found))
+        return found
+
+    def watched_fill(x, source, name):
+        loaded.append(source.nbytes)
+        fill(x, source, name)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(distributed, "whole", watched_whole))
+        stack.enter_context(patch.object(state_files, "fill", watched_fill))
+        stack.enter_context(patch.object(SparseTransformer, "to", lambda *given: moved.append(given)))
+        trained(folder, [changes], until=2)
+        trained(folder, [changes], resume=True)
+    return {"whole": max(there), "weights": sum(loaded), "loaded": max(loaded), "moved": len(moved)}
+
+
 def commanded(words):
     main(words)
 
@@ -273,7 +301,7 @@ def stopped_twice(words, ranks):
         stack.enter_context(patch.object(interrupts, "ONE", -1.0))
         stack.enter_context(patch.object(Trainer, "take_step", shaken))
         if rank in ranks:
-            stack.enter_context(patch.object(checkpoint._Writer, "write_data", endless))
+            stack.enter_context(patch.object(Writer, "write_data", endless))
         main(words)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from longstride.model import SparseTransformer
@@ -29,25 +29,29 @@ HOOKS: dict[torch.dtype, Any] = {
 class Spread:
     """A model on all processes: its loss, and whether gradients are averaged."""
 
-    def __init__(self, model: SparseTransformer, ranks: Ranks, how: str, averaging: str, rows: int = 1) -> None:
-        """`rows`: sequences that a process computes at a time."""
+    def __init__(
+        self, model: SparseTransformer, device: torch.device, ranks: Ranks, how: str, averaging: torch.dtype, rows: int = 1
+    ) -> None:  # fmt: skip
+        """Moves the model to the device, or this process's part of it. `rows`: sequences that it computes at a time."""
         self.model = model
-        device = next(model.parameters()).device
-        dtype = averaging_dtype(averaging, model.config.precision, device)
         self.ddp: DistributedDataParallel | None = None
         self.fsdp = how == "fsdp" and ranks.count > 1
         if self.fsdp:
+            # The model comes from the CPU. Of each block in turn, then of the rest, PyTorch moves the weights, keeps a part
+            # and lets go of the others: a GPU never has more than one block whole.
             mesh = init_device_mesh(device.type, (ranks.count,))
-            policy = MixedPrecisionPolicy(reduce_dtype=dtype)
+            policy = MixedPrecisionPolicy(reduce_dtype=averaging)
             for block in model.blocks:
                 fully_shard(block, mesh=mesh, mp_policy=policy)
             fully_shard(model, mesh=mesh, mp_policy=policy)
             register_fsdp_forward_method(model, FORWARD)
-        elif ranks.count > 1:
+            return
+        model.to(device)
+        if ranks.count > 1:
             ids = None if device.type == "cpu" else [device]
             self.ddp = DistributedDataParallel(_Loss(model), device_ids=ids, gradient_as_bucket_view=True)
-            if dtype in HOOKS:
-                self.ddp.register_comm_hook(None, HOOKS[dtype])
+            if averaging in HOOKS:
+                self.ddp.register_comm_hook(None, HOOKS[averaging])
             # By the first pass gradients get the order in which they are sent, and so sums their rounding: one for nothing,
             # so that the first step of a run that is resumed has the same bits.
             nothing = torch.zeros(rows, model.config.context, dtype=torch.uint8, device=device)
@@ -90,3 +94,19 @@ def averaging_dtype(name: str, precision: str, device: torch.device) -> torch.dt
 def whole(x: Tensor) -> Tensor:
     """A weight, put together if it is spread. All processes must ask."""
     return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Each in turn, so that two at most are there. All processes must go through all of them."""
+    for name, x in model.state_dict().items():
+        yield name, whole(x.detach())
+
+
+@torch.no_grad()
+def fill(x: Tensor, source: Tensor, name: str) -> None:
+    """Copies a whole weight, which all processes have, or this process's part of it."""
+    if x.shape != source.shape:
+        raise ValueError(f"{name} has the shape {list(source.shape)}, and {list(x.shape)} is wanted")
+    if isinstance(x, DTensor):
+        source = distribute_tensor(source.to(x.device), x.device_mesh, x.placements, src_data_rank=None)
+    x.copy_(source)

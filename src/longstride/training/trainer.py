@@ -28,7 +28,7 @@ from longstride.model.pretrained import save_weights
 from longstride.training.checkpoint import Checkpoints, SaveError
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
-from longstride.training.distributed import Spread, whole
+from longstride.training.distributed import Spread, averaging_dtype, whole_weights
 from longstride.training.interrupts import Interrupts
 from longstride.training.optimizer import learning_rate, make_optimizers, set_learning_rate
 from longstride.training.precision import Updates
@@ -71,6 +71,7 @@ class Trainer:
         self.config, self.ranks = config, ranks
         ranks.together(lambda: _check(config, ranks))
         self.device = ranks.together(lambda: ranks.device(config.device))
+        self.averaging = ranks.together(lambda: averaging_dtype(config.averaging, config.model.precision, self.device))
         self.run = ranks.together(lambda: Run.resumed(config) if resume else Run.new(config))
         try:
             self._begin(resume, say)
@@ -87,17 +88,17 @@ class Trainer:
         ranks.together(lambda: self._take_data(resume))
 
         torch.manual_seed(config.seed)
-        self.model = SparseTransformer(config.model).to(self.device)
+        self.model = SparseTransformer(config.model)
         if config.compile:
             for block in self.model.blocks:
                 block.compile()
         self.rows = config.batch // ranks.count // config.accumulate
         """Sequences that a process computes at a time."""
-        self.spread = Spread(self.model, ranks, config.parallel, config.averaging, self.rows)
+        self.spread = Spread(self.model, self.device, ranks, config.parallel, self.averaging, self.rows)
         self.optimizers = make_optimizers(self.model, config.optimizer)
         self.updates = Updates(self.model, self.optimizers, config.model.precision, config.optimizer.clip, self.device)
         self.average = {name: x.detach().clone() for name, x in self.model.named_parameters()} if config.ema else {}
-        self.checkpoints = Checkpoints(self.run.checkpoints, config.keep, ranks)
+        self.checkpoints = Checkpoints(self.run.checkpoints, config.keep, ranks, self.device)
         self.step = 0
         self.losses: list[float] = []
         """Of the steps since the last line of metrics."""
@@ -154,6 +155,7 @@ class Trainer:
         if not isinstance(sys.exception(), KeyboardInterrupt):
             with suppress(OSError):
                 self.checkpoints.wait()
+            self.checkpoints.close()
         self.run.unlock()
 
     @property
@@ -198,7 +200,7 @@ class Trainer:
             bits = validate(self.model, self.held_out, self.fixed, self.rows, self.device, self.ranks) / log(2)
             if isfinite(bits) and (self.best is None or bits < self.best):
                 self.best, self.best_step, self.without_better = bits, self.step, 0
-                weights = {name: whole(x) for name, x in self.model.state_dict().items()}
+                weights = {name: x.cpu() for name, x in whole_weights(self.model) if self.ranks.first}
                 self.ranks.first_does(lambda: save_weights(self.run.folder, weights))
             else:
                 self.without_better += 1
