@@ -3,9 +3,11 @@
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from longstride.training.config import PARALLEL
+from longstride.training.distributed import averaging_dtype
 from longstride.training.run import read_metrics
 from tests.training.ranks import start, torchrun
 from tests.training.small import same, store
@@ -69,12 +71,32 @@ def test_two_ranks_agree_with_one(changes, work, folder):
 
 
 def test_gradients_averaged_in_half_precision_are_near(folder):
-    first, _ = start(refused, folder, [*both(averaging="float16"), {"name": "x", "averaging": "bfloat16"}])
-    assert first.found == ["train: averaging = 'bfloat16' needs GPUs: between CPUs it is not there; use float32 or float16"]
-    trained(folder, [{"name": "one"}])
+    half = {"precision": "float16"}
+    plans = {name: both(averaging=name, model=half) for name in ("float16", "float32")}
+    start(trained, folder, [{**plan, "name": f"{plan['name']} {name}"} for name, two in plans.items() for plan in two])
     for how in PARALLEL:
-        assert figures(folder, how) != figures(folder, "one")
-        assert_near(figures(folder, how), figures(folder, "one"), within=1e-3)
+        assert figures(folder, f"{how} float16") != figures(folder, f"{how} float32")
+        assert_near(figures(folder, f"{how} float16"), figures(folder, f"{how} float32"), within=1e-3)
+
+
+def test_half_precisions_that_would_lose_gradients_are_refused(folder):
+    """Without a scaled loss, or where they cannot be added; also by a process that is alone."""
+    plans = [
+        {"averaging": "float16"},
+        {"averaging": "float16", "model": {"precision": "bfloat16"}},
+        {"averaging": "bfloat16"},
+    ]
+    says = (
+        "train: averaging = 'float16' needs --model.precision float16, which scales the loss: else small gradients are 0; "
+        "use float32"
+    )
+    wanted = [says, says, "train: averaging = 'bfloat16' needs GPUs: between CPUs it is not there; use float32"]
+    assert refused(folder, plans) == wanted
+    assert [done.found for done in start(refused, folder, plans)] == [wanted, wanted]
+    assert not (folder / "run").exists()
+    with pytest.raises(ValueError, match=r"use float32 or bfloat16$"):
+        averaging_dtype("float16", "bfloat16", torch.device("cuda"))
+    assert averaging_dtype("auto", "float16", torch.device("cuda")) == torch.float16
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(folder):

@@ -87,7 +87,13 @@ def averaging_dtype(name: str, precision: str, device: torch.device) -> torch.dt
     if name == "auto":
         name = precision if device.type == "cuda" and precision in ("float16", "bfloat16") else "float32"
     if name == "bfloat16" and device.type == "cpu":
-        raise ValueError("train: averaging = 'bfloat16' needs GPUs: between CPUs it is not there; use float32 or float16")
+        raise ValueError("train: averaging = 'bfloat16' needs GPUs: between CPUs it is not there; use float32")
+    if name == "float16" and precision != "float16":
+        other = "float32" if device.type == "cpu" else "float32 or bfloat16"
+        raise ValueError(
+            "train: averaging = 'float16' needs --model.precision float16, which scales the loss: else small gradients are "
+            f"0; use {other}"
+        )
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
