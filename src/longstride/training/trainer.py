@@ -284,6 +284,8 @@ def _train(config: TrainConfig, resume: bool, end: int, ranks: Ranks, console: C
                     raise KeyboardInterrupt from None
                 if isinstance(error, SaveError) or not isinstance(error, OSError):
                     raise
+                with suppress(OSError):  # Then it is not what the message names.
+                    trainer.checkpoints.wait()
                 full = OSError(f"train: step {trainer.step}: {error}; {trainer.checkpoints.way_on()}")
                 full.__notes__ = getattr(error, "__notes__", [])
                 raise full from None
