@@ -60,30 +60,30 @@ def test_alone_an_error_is_left_as_it_is():
 
 
 FULL = OSError(28, "No space left on device")
-SAYS = "longstride: train: step {}: [Errno 28] No space left on device; step-2 is whole, and --resume goes on from it"
+SAYS = "train: step {}: [Errno 28] No space left on device; step-2 is whole, and --resume goes on from it"
 PLACES = {
-    "the folder": ("longstride.training.run.Run.begin", 0, FULL, "longstride: [Errno 28] No space left on device"),
-    "what is set aside": ("longstride.training.checkpoint.Checkpoints.set_aside", 0, FULL, "longstride: [Errno 28]"),
-    "old metrics": ("longstride.training.run.Run.forget_after", 0, FULL, "longstride: [Errno 28]"),
-    "metrics": ("longstride.training.run.Run.log", 0, FULL, SAYS.format(3)),
-    "best weights": ("longstride.training.trainer.save_weights", 0, FULL, SAYS.format(4)),
-    "damaged checkpoints": (
-        "longstride.training.checkpoint.Checkpoints.newest", 0, ValueError("train: none is good"), "longstride: train: none"
-    ),
+    "the folder": ("run.Run.begin", [0], FULL, "[Errno 28] No space left on device"),
+    "what is set aside": ("checkpoint.Checkpoints.set_aside", [0], FULL, "[Errno 28]"),
+    "old metrics": ("run.Run.forget_after", [0], FULL, "[Errno 28]"),
+    "metrics": ("run.Run.log", [0], FULL, SAYS.format(3)),
+    "best weights": ("trainer.save_weights", [0], FULL, SAYS.format(4)),
+    "damaged checkpoints": ("checkpoint.Checkpoints.newest", [0], ValueError("train: none is good"), "train: none is good"),
     "data of another machine": (
-        "longstride.training.trainer.open_data", 1, ValueError("there is none"), f"longstride: process 1, on {HOST}: there"
+        "trainer.open_data",
+        [1],
+        ValueError("there is none"),
+        f"process 1, on {HOST}: there is none",
     ),
-    "the reading of another machine": (
-        "longstride.training.checkpoint.Reader", 1, FULL, f"longstride: process 1, on {HOST}: "
-    ),
-}  # fmt: skip
+    "a checkpoint on another machine": ("checkpoint.Reader", [1], FULL, f"process 1, on {HOST}: "),
+    "a loss": ("trainer.Trainer.take_step", [0, 1], FloatingPointError("train: not finite"), "train: not finite"),
+}
 
 
-@pytest.mark.parametrize(("place", "rank", "error", "says"), PLACES.values(), ids=PLACES)
-def test_what_fails_on_one_rank_ends_all_with_one_message(place, rank, error, says, folder):
+@pytest.mark.parametrize(("place", "ranks", "error", "says"), PLACES.values(), ids=PLACES)
+def test_what_fails_ends_all_with_one_message(place, ranks, error, says, folder):
     plans, words = begun(folder)
-    first, second = start(failing, words, place, rank, error, code=2)
-    assert first.err.splitlines()[-1].startswith(says)
+    first, second = start(failing, words, f"longstride.training.{place}", ranks, error, code=2)
+    assert first.err.splitlines()[-1].startswith(f"longstride: {says}")
     assert "Traceback" not in first.err
     assert second.err == ""
     goes_on(folder, plans)

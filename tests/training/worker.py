@@ -267,9 +267,9 @@ def commanded(words):
     main(words)
 
 
-def failing(words, place, rank, error):
-    """The command, with one place that fails on one rank."""
-    with patch(place, side_effect=error) if int(os.environ["RANK"]) == rank else nullcontext():
+def failing(words, place, ranks, error):
+    """The command, with one place that fails on these ranks."""
+    with patch(place, side_effect=error) if int(os.environ["RANK"]) in ranks else nullcontext():
         main(words)
 
 

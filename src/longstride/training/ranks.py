@@ -28,8 +28,8 @@ KINDS: tuple[type[Exception], ...] = (ValueError, OSError, FloatingPointError, R
 """As what an error of another process is raised: the first that it is, or else the last."""
 SAID = "The first process says this, too."
 """The note of an error that others need not show."""
-ANSWERS = timedelta(minutes=10)
-"""In which a process must: then it counts as lost. One that ends is noticed at once, by torchrun."""
+ANSWERS = timedelta(minutes=30)
+"""In which a process must, or it counts as lost: enough to read a large checkpoint. One that ends is noticed by torchrun."""
 PREPARES = timedelta(hours=12)
 """The same while it makes data ready."""
 JOINED = count()
