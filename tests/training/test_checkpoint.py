@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 
 from longstride.training import checkpoint, state
@@ -202,6 +202,16 @@ def test_what_is_of_another_run_is_refused(one, saved, two, wanted, tmp_path):
     save(tmp_path, 1, given=one(**saved))
     with pytest.raises(ValueError, match=r"step-1 is not of this run's model and optimizer: \w[^\n]+$"):
         keeper(tmp_path).load(1, *two(**wanted))
+
+
+def test_a_weight_of_another_shape_is_refused(tmp_path):
+    """Though it could be copied to all places."""
+    folder = save(tmp_path, 1)
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "norm.weight": torch.ones(1)}, folder / "model.safetensors")
+    seal(folder)
+    with pytest.raises(ValueError, match=r"optimizer: norm.weight has the shape \[1\], and \[32\] is wanted$"):
+        keeper(tmp_path).load(1, *made())
 
 
 def test_no_average(tmp_path):
