@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import tyro
 
@@ -25,6 +25,7 @@ from longstride.benchmarks.attention import AttentionBenchmark
 from longstride.benchmarks.tune import TuneBenchmark
 from longstride.notation import parse
 from longstride.training.config import TrainConfig
+from longstride.training.ranks import SAID, is_joined
 
 Kind = Literal["text", "images", "audio", "bytes"]
 LEFT = ("model.safetensors", "curve.png", "sample-data.*", "sample-model.*", "metrics.jsonl", "checkpoints")
@@ -168,7 +169,7 @@ def train(words: Sequence[str]) -> None:
             until: Pause after this step, as Ctrl-C does.
         """
         found = run(config, resume, until)
-        if os.environ.get("RANK", "0") != "0":  # Of several processes one speaks.
+        if not _speaks():
             return
         speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"
         print(f"{found.folder}: step {found.step}, {found.reason}; {speed}")
@@ -251,19 +252,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             tyro.cli(VERBS[verb], prog=f"longstride {verb}", args=words[len(verb.split()) :])
     except (ValueError, OSError, FloatingPointError) as error:
-        print(f"longstride: {error}", file=sys.stderr)
-        sys.exit(2)
+        if SAID not in getattr(error, "__notes__", ()):
+            print(f"longstride: {error}", file=sys.stderr)
+        _end(2, at_once=is_joined())
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
         first = str(error).splitlines()[0]
         print(f"longstride: {first} Try --accumulate, --model.recompute on, or a smaller --batch.", file=sys.stderr)
-        sys.exit(2)
+        _end(2, at_once=is_joined())
     except KeyboardInterrupt:
-        print("longstride: interrupted", file=sys.stderr)
-        if threading.active_count() > 1:  # A checkpoint that is being written is not waited for: it is known as unfinished.
-            os._exit(130)
-        sys.exit(130)  # As shells have it: 128 and the signal's number.
+        if _speaks():
+            print("longstride: interrupted", file=sys.stderr)
+        # A checkpoint that is being written is not waited for: it is known as unfinished.
+        _end(130, at_once=is_joined() or threading.active_count() > 1)  # As shells have it: 128 and the signal's number.
+
+
+def _speaks() -> bool:
+    """Of several processes one does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _end(code: int, at_once: bool) -> NoReturn:
+    """At once: what waits for threads, or for other processes, is left as it is."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if at_once:
+        os._exit(code)
+    sys.exit(code)
 
 
 def _help(verbs: dict[str, Callable[..., None]]) -> str:

@@ -36,10 +36,13 @@ class Done(NamedTuple):
     err: str
 
 
-def start(work: Callable[..., Any], *given: Any, ranks: int = 2, limit: float = 90, may_die: bool = False) -> list[Done]:
+def start(
+    work: Callable[..., Any], *given: Any, ranks: int = 2, limit: float = 90, may_die: bool = False, code: int = 0
+) -> list[Done]:  # fmt: skip
     """work(*given) in so many processes, by rank; alone it has no group. What it returns must be JSON.
 
-    When one dies the others are killed, as by torchrun. That fails the test, unless it may: then all have code KILLED.
+    All must end with `code`. When one does not, the others are killed, as by torchrun, and the test fails, unless one may
+    die and was killed: how the others end that miss it is not looked at.
     """
     with tempfile.TemporaryDirectory() as folder:
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -50,10 +53,9 @@ def start(work: Callable[..., Any], *given: Any, ranks: int = 2, limit: float = 
             group = _group(rank, ranks, store.port) if ranks > 1 else {}
             started.append(PROCESSES.Process(target=_work, args=(work, given, group, path, limit)))
             started[-1].start()
-        first = _wait(started, limit + GRACE)
+        codes = _wait(started, limit + GRACE, code)
         found = [_read(path, one.exitcode) for path, one in zip(paths, started)]
-    good = (0, KILLED) if may_die else (0,)
-    if first not in good or any(one.code not in (first, KILLED) for one in found):
+    if codes != [code] * ranks and not (may_die and KILLED in codes):
         pytest.fail("\n".join(f"rank {rank}, code {one.code}:\n{one.out}{one.err}" for rank, one in enumerate(found)))
     return found
 
@@ -78,23 +80,23 @@ def torchrun(*words: str, ranks: int = 2, limit: float = 120) -> None:
             pytest.fail(f"torchrun, code {code}:\n{output.read()}")
 
 
-def _wait(started: list[Any], limit: float) -> int:
-    """Until all have ended; the first code that is not 0, if there is one. None is left, whatever happens."""
-    end, first = monotonic() + limit, 0
+def _wait(started: list[Any], limit: float, code: int) -> list[int]:
+    """The codes of those that end by themselves: all, or up to one that is not as wanted. None is left, whatever happens."""
+    end, codes = monotonic() + limit, []
     running = {one.sentinel: one for one in started}
     try:
         while running:
-            ended = connection.wait(running, max(0, end - monotonic()))
-            for one in [running.pop(sentinel) for sentinel in ended]:
+            ended = [running.pop(sentinel) for sentinel in connection.wait(running, max(0, end - monotonic()))]
+            for one in ended:
                 one.join()
-                first = first or one.exitcode
-            if first or not ended:
+            codes += [one.exitcode for one in ended]
+            if not ended or set(codes) != {code}:
                 break
     finally:
         for one in started:
             one.kill()
             one.join()
-    return first or next((one.exitcode for one in started if one.exitcode), 0)
+    return codes
 
 
 def _read(path: Path, code: int) -> Done:

@@ -5,8 +5,8 @@ import torch
 from longstride.model import SparseTransformer
 from longstride.training import OptimizerConfig
 from longstride.training.checkpoint import Checkpoints
-from longstride.training.distributed import Ranks
 from longstride.training.optimizer import make_optimizers
+from longstride.training.ranks import Ranks
 from tests.training.small import MODEL
 
 
@@ -31,7 +31,7 @@ def walk(model, optimizers, average, steps):
 
 
 def keeper(folder, keep=9):
-    return Checkpoints(folder, keep, Ranks())
+    return Checkpoints(folder, keep, Ranks(), torch.device("cpu"))
 
 
 def save(folder, *steps, given=None, keep=9, best=None, **progress):

@@ -5,10 +5,10 @@ from threading import Event
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 
-from longstride.training import checkpoint
+from longstride.training import checkpoint, state
 from longstride.training.sealed import seal
 from tests.training.saved import bits, equal, keeper, made, names, part, save, walk
 from tests.training.small import MODEL
@@ -40,13 +40,13 @@ def test_round_trip_has_the_same_bits(name, walked, tmp_path):
 
 def test_what_is_saved_is_the_state_at_that_time(tmp_path, monkeypatch):
     """Nothing is written before training has gone on: from weights to numbers, all was copied."""
-    gone_on, prepare = Event(), checkpoint._Writer.prepare_local_plan
+    gone_on, prepare = Event(), state.Writer.prepare_local_plan
 
     def late(self, plan):
         assert gone_on.wait(60)
         return prepare(self, plan)
 
-    monkeypatch.setattr(checkpoint._Writer, "prepare_local_plan", late)
+    monkeypatch.setattr(state.Writer, "prepare_local_plan", late)
     saved, losses = made("muon", steps=2), [0.5]
     before = bits(*saved)
     checkpoints = keeper(tmp_path)
@@ -204,6 +204,16 @@ def test_what_is_of_another_run_is_refused(one, saved, two, wanted, tmp_path):
         keeper(tmp_path).load(1, *two(**wanted))
 
 
+def test_a_weight_of_another_shape_is_refused(tmp_path):
+    """Though it could be copied to all places."""
+    folder = save(tmp_path, 1)
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "norm.weight": torch.ones(1)}, folder / "model.safetensors")
+    seal(folder)
+    with pytest.raises(ValueError, match=r"optimizer: norm.weight has the shape \[1\], and \[32\] is wanted$"):
+        keeper(tmp_path).load(1, *made())
+
+
 def test_no_average(tmp_path):
     saved, other = without_average(steps=1), without_average(seed=1)
     save(tmp_path, 1, given=saved)
@@ -238,8 +248,8 @@ def half(self, plan, planner):
 
 
 PLACES = {
-    "the folder": ("longstride.training.checkpoint._Writer.prepare_local_plan", fails),
-    "the state": ("longstride.training.checkpoint._Writer.write_data", half),
+    "the folder": ("longstride.training.state.Writer.prepare_local_plan", fails),
+    "the state": ("longstride.training.state.Writer.write_data", half),
     "the weights": ("longstride.training.checkpoint.save_file", fails),
     "the seal": ("longstride.training.checkpoint.seal", fails),
     "the seal's last moment": ("longstride.atomic.os.replace", fails),
@@ -313,7 +323,7 @@ def test_ctrl_c_while_loading_is_no_fault_of_the_checkpoint(cause, seen, tmp_pat
         raise CheckpointException("read", {0: (cause, None)})
 
     save(tmp_path, 1)
-    monkeypatch.setattr(checkpoint, "load_spread", stopped)
+    monkeypatch.setattr(state, "load_spread", stopped)
     with pytest.raises(seen) as caught:
         keeper(tmp_path).load(1, *made())
     assert ("is not of this run's model and optimizer: odd" in str(caught.value)) == (seen is ValueError)

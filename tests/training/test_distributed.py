@@ -3,9 +3,11 @@
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from longstride.training.config import PARALLEL
+from longstride.training.distributed import averaging_dtype
 from longstride.training.run import read_metrics
 from tests.training.ranks import start, torchrun
 from tests.training.small import same, store
@@ -18,6 +20,7 @@ from tests.training.worker import (
     overflowed,
     refused,
     saved,
+    sparing,
     trained,
     trained_in_float32,
     watched,
@@ -68,12 +71,32 @@ def test_two_ranks_agree_with_one(changes, work, folder):
 
 
 def test_gradients_averaged_in_half_precision_are_near(folder):
-    first, _ = start(refused, folder, [*both(averaging="float16"), {"name": "x", "averaging": "bfloat16"}])
-    assert first.found == ["train: averaging = 'bfloat16' needs GPUs: between CPUs it is not there; use float32 or float16"]
-    trained(folder, [{"name": "one"}])
+    half = {"precision": "float16"}
+    plans = {name: both(averaging=name, model=half) for name in ("float16", "float32")}
+    start(trained, folder, [{**plan, "name": f"{plan['name']} {name}"} for name, two in plans.items() for plan in two])
     for how in PARALLEL:
-        assert figures(folder, how) != figures(folder, "one")
-        assert_near(figures(folder, how), figures(folder, "one"), within=1e-3)
+        assert figures(folder, f"{how} float16") != figures(folder, f"{how} float32")
+        assert_near(figures(folder, f"{how} float16"), figures(folder, f"{how} float32"), within=1e-3)
+
+
+def test_half_precisions_that_would_lose_gradients_are_refused(folder):
+    """Without a scaled loss, or where they cannot be added; also by a process that is alone."""
+    plans = [
+        {"averaging": "float16"},
+        {"averaging": "float16", "model": {"precision": "bfloat16"}},
+        {"averaging": "bfloat16"},
+    ]
+    says = (
+        "train: averaging = 'float16' needs --model.precision float16, which scales the loss: else small gradients are 0; "
+        "use float32"
+    )
+    wanted = [says, says, "train: averaging = 'bfloat16' needs GPUs: between CPUs it is not there; use float32"]
+    assert refused(folder, plans) == wanted
+    assert [done.found for done in start(refused, folder, plans)] == [wanted, wanted]
+    assert not (folder / "run").exists()
+    with pytest.raises(ValueError, match=r"use float32 or bfloat16$"):
+        averaging_dtype("float16", "bfloat16", torch.device("cuda"))
+    assert averaging_dtype("auto", "float16", torch.device("cuda")) == torch.float16
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(folder):
@@ -94,10 +117,13 @@ def test_an_optimizer_that_needs_whole_weights_is_refused(folder):
 
 
 def test_three_ranks_resume_with_the_same_bits(folder):
-    """DDP orders gradients anew after its first pass, and three numbers have more than one sum."""
+    """DDP orders gradients anew after its first pass, and three numbers have more than one sum; no weight has three parts of
+    one size."""
     for name, resume, until in (("whole", False, None), ("cut", False, 7), ("cut", True, None)):
-        start(trained, folder, [{"name": name, "batch": 6}], resume, until, ranks=3)
-    assert figures(folder, "cut") == figures(folder, "whole")
+        plans = [{**plan, "name": f"{name} {plan['name']}"} for plan in both(batch=6)]
+        start(trained, folder, plans, resume, until, ranks=3)
+    for how in PARALLEL:
+        assert figures(folder, f"cut {how}") == figures(folder, f"whole {how}")
 
 
 def test_saved_on_any_number_of_ranks_and_loaded_on_any(folder):
@@ -116,6 +142,14 @@ def test_saved_on_any_number_of_ranks_and_loaded_on_any(folder):
         for (saver, plan), state in zip(cases, after):
             assert state == before[saver]
             assert_near(figures(folder, plan["name"]), figures(folder, "whole", first=8))
+
+
+def test_weights_that_are_spread_are_not_whole_all_at_once(folder):
+    """When they are made, saved, validated and loaded: not by a process that does not write them."""
+    first, second = start(sparing, folder, {"parallel": "fsdp", "steps": 4, "save_every": 2, "validate_every": 2})
+    assert second.found["moved"] == first.found["moved"] == 0
+    assert second.found["whole"] == 1
+    assert first.found["weights"] == second.found["weights"] > 4 * first.found["loaded"] > 0
 
 
 def test_one_process_may_go_on_with_what_was_spread(folder):

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from threading import Event
+from unittest.mock import Mock
 
 import pytest
 
-from longstride.training import train
-from longstride.training.run import read_metrics
+from longstride.training import checkpoint, train
+from longstride.training.run import Run, read_metrics
 from tests.training.saved import names, part
 from tests.training.small import config, same, store, weights
 
@@ -49,6 +51,26 @@ def test_a_run_stops_with_a_message_and_goes_on_when_there_is_room(name, file, t
     assert train(cut, resume=True).step == 20
     assert same(weights(tmp_path / "whole/run"), weights(tmp_path / "cut/run"))
     assert curve(tmp_path / "whole/run") == curve(tmp_path / "cut/run")
+
+
+def test_the_message_names_a_checkpoint_that_is_still_being_written(tmp_path, monkeypatch):
+    """When the metrics cannot be: it is waited for first."""
+    wanted, seal, wait = Event(), checkpoint.seal, checkpoint.Checkpoints.wait
+
+    def late(folder):
+        assert wanted.wait(60)
+        seal(folder)
+
+    def waits(checkpoints):
+        if checkpoints._under_way is not None:
+            wanted.set()
+        wait(checkpoints)
+
+    monkeypatch.setattr(checkpoint, "seal", late)
+    monkeypatch.setattr(checkpoint.Checkpoints, "wait", waits)
+    monkeypatch.setattr(Run, "log", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match=r"step 3: .*No space left on device; step-2 is whole, and --resume goes on from it$"):
+        train(config(tmp_path, save_every=2, log_every=3))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

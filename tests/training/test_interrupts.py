@@ -24,6 +24,21 @@ def test_the_first_is_noted_and_the_second_ends(one, monkeypatch):
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
+def test_what_another_process_heard_is_the_same_request(monkeypatch):
+    """The signal of this one may come a moment later. After that it is a second one."""
+    now = [100.0]
+    monkeypatch.setattr("longstride.training.interrupts.monotonic", lambda: now[0])
+    with Interrupts() as interrupts:
+        interrupts.hear()
+        assert interrupts.asked
+        now[0] += 1.5
+        interrupts.hear()
+        signal.raise_signal(signal.SIGTERM)
+        now[0] += 0.6
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
 def test_handlers_are_back_after_an_error():
     before = [signal.getsignal(each) for each in SIGNALS]
     with pytest.raises(KeyError), Interrupts():

@@ -20,7 +20,7 @@ PLAN = {
 }  # fmt: skip
 ALL = (
     "longstride.training.trainer.Trainer.take_step",
-    "longstride.training.checkpoint._Writer.write_data",
+    "longstride.training.state.Writer.write_data",
 )
 """What a process of any rank may die of."""
 FIRST = (

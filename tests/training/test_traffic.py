@@ -22,11 +22,12 @@ SMALL_TALK = 200
 KINDS = {"allreduce_": (0, 2), "all_reduce": (0, 2), "_allgather_base_": (0, 1), "_reduce_scatter_base_": (1, 1)}
 """Of each message which argument is the whole tensor, and how often (N - 1) / N of it is sent."""
 SILENT = {"wait_tensor", "_wrap_tensor_autograd"}
-CHANGES = [{}, {"averaging": "float16"}, {"accumulate": 2}, {"model": {"recompute": "on"}}, {"model": {"chunk": 32}}]
+HALF = {"averaging": "float16", "model": {"precision": "float16", "chunk": 32}}
+CHANGES = [{}, HALF, {**HALF, "accumulate": 2}, {"accumulate": 2}, {"model": {"recompute": "on"}}, {"model": {"chunk": 32}}]
 CASES = [
     {"name": f"{how}-{number}", "parallel": how, **changes}
     for how in ("ddp", "fsdp")
-    for number, changes in enumerate([*CHANGES, {"accumulate": 2, "averaging": "float16", "model": {"chunk": 32}}])
+    for number, changes in enumerate(CHANGES)
 ]
 
 

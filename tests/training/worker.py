@@ -2,10 +2,13 @@
 
 import hashlib
 import os
+import resource
 import signal
 import sys
+import threading
+import weakref
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing, nullcontext
 from math import inf
 from pathlib import Path
 from unittest.mock import patch
@@ -13,10 +16,14 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from longstride.cli import main
 from longstride.model import SparseTransformer
-from longstride.training import train
-from longstride.training.distributed import joined, whole
+from longstride.training import distributed, interrupts, train
+from longstride.training import state as state_files
+from longstride.training.distributed import whole
 from longstride.training.precision import Updates
+from longstride.training.ranks import SAID, joined
+from longstride.training.state import Writer
 from longstride.training.trainer import Trainer
 from tests.training.small import config
 
@@ -200,6 +207,102 @@ def killed_once(folder):
 
     with patch.object(Trainer, "take_step", fatal):
         trained(folder, [SHORT])
+
+
+FAILURES = [
+    ({0}, ValueError("bad data")),
+    ({0}, OSError(28, "No space left on device")),
+    ({0, 1}, KeyError("x")),
+    ({1, 2}, ValueError("bad data")),
+    ({2}, FloatingPointError("not finite: \N{SNOWMAN}")),
+    (set(), None),
+]
+"""Which ranks fail, and how."""
+
+
+def disagreed():
+    """Of each what this process raises, and whether it need not show it."""
+    found = []
+    with joined("cpu") as ranks:
+        for who, error in FAILURES:
+
+            def work(who=who, error=error):
+                if ranks.rank in who:
+                    raise error
+                return f"done by {ranks.rank} of {ranks.count}"
+
+            try:
+                found.append(["none", ranks.together(work), False])
+            except Exception as caught:
+                found.append([type(caught).__name__, str(caught), SAID in caught.__notes__ if ranks.rank else False])
+    return found
+
+
+def sparing(folder, changes):
+    """Of a run and of what resumes it: how often a whole model is moved, the bytes of all weights and of the largest that is
+    loaded, and how many whole ones are still there when another is put together."""
+    made, loaded, there, moved = [], [], [], []
+    whole_one, fill = distributed.whole, state_files.fill
+
+    def watched_whole(x):
+        there.append(sum(one() is not None for one in made))
+        found = whole_one(x)
+        made.append(weakref.ref(found))
+        return found
+
+    def watched_fill(x, source, name):
+        loaded.append(source.nbytes)
+        fill(x, source, name)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(distributed, "whole", watched_whole))
+        stack.enter_context(patch.object(state_files, "fill", watched_fill))
+        stack.enter_context(patch.object(SparseTransformer, "to", lambda *given: moved.append(given)))
+        trained(folder, [changes], until=2)
+        trained(folder, [changes], resume=True)
+    return {"whole": max(there), "weights": sum(loaded), "loaded": max(loaded), "moved": len(moved)}
+
+
+def commanded(words):
+    main(words)
+
+
+def failing(words, place, ranks, error):
+    """The command, with one place that fails on these ranks."""
+    with patch(place, side_effect=error) if int(os.environ["RANK"]) in ranks else nullcontext():
+        main(words)
+
+
+def limited(words, limit, ranks):
+    """The command, where these ranks can write no larger file."""
+    if int(os.environ["RANK"]) in ranks:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    main(words)
+
+
+def stopped_twice(words, ranks):
+    """The command, which these ranks are asked to end: once, and again while they write what that has led to."""
+    rank, take_step = int(os.environ["RANK"]), Trainer.take_step
+
+    def ask():
+        if rank in ranks:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+
+    def shaken(trainer, tokens):
+        if trainer.step == SHAKEN:
+            ask()
+        return take_step(trainer, tokens)
+
+    def endless(*given):
+        ask()
+        threading.Event().wait()
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(interrupts, "ONE", -1.0))
+        stack.enter_context(patch.object(Trainer, "take_step", shaken))
+        if rank in ranks:
+            stack.enter_context(patch.object(Writer, "write_data", endless))
+        main(words)
 
 
 if __name__ == "__main__":

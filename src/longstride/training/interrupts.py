@@ -13,7 +13,7 @@ ONE = 2.0
 
 
 class Interrupts:
-    """While it lasts, `asked` says whether one of the signals has come. A second one ends the program at once."""
+    """While it lasts, `asked` says whether one of the signals has come, to any process. A second one ends it at once."""
 
     def __init__(self, speaks: bool = True) -> None:
         """`speaks`: of several processes one does."""
@@ -29,6 +29,11 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for one, handler in self._before.items():
             signal.signal(one, handler)
+
+    def hear(self) -> None:
+        """Another process was asked. If this one is, too, in a moment, that is the same request."""
+        if not self.asked:
+            self.asked, self._since = True, monotonic()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked and monotonic() - self._since > ONE:

@@ -28,11 +28,12 @@ from longstride.model.pretrained import save_weights
 from longstride.training.checkpoint import Checkpoints, SaveError
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
-from longstride.training.distributed import ALONE, Ranks, Spread, joined, whole
+from longstride.training.distributed import Spread, averaging_dtype, whole_weights
 from longstride.training.interrupts import Interrupts
 from longstride.training.optimizer import learning_rate, make_optimizers, set_learning_rate
 from longstride.training.precision import Updates
 from longstride.training.progress import Reporter, check_tensorboard
+from longstride.training.ranks import ALONE, Ranks, joined
 from longstride.training.run import Run, read_metrics
 from longstride.training.samples import write_samples
 from longstride.training.speed import Speed, matrix_rate
@@ -68,21 +69,10 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, resume: bool, ranks: Ranks = ALONE, say: Say = print) -> None:
         self.config, self.ranks = config, ranks
-        if not config.data:
-            raise ValueError("train: --data must be given: a prepared store, or files to make one of")
-        if config.out and Path(config.data).resolve() in (Path(config.out).resolve(), *Path(config.out).resolve().parents):
-            raise ValueError(f"train: --out {config.out} lies in --data {config.data}, and would become data; give another")
-        if config.parallel == "fsdp" and config.optimizer.name == "adafactor" and ranks.count > 1:
-            raise ValueError(
-                "train: PyTorch's Adafactor cannot work on parts of weights; use --parallel ddp, or adamw or muon"
-            )
-        if config.batch % (ranks.count * config.accumulate):
-            raise ValueError(
-                f"train: batch = {config.batch} must be a multiple of {ranks.count} processes times "
-                f"accumulate = {config.accumulate}"
-            )
-        self.device = ranks.device(config.device)
-        self.run = Run.resumed(config) if resume else Run.new(config)
+        ranks.together(lambda: _check(config, ranks))
+        self.device = ranks.together(lambda: ranks.device(config.device))
+        self.averaging = ranks.together(lambda: averaging_dtype(config.averaging, config.model.precision, self.device))
+        self.run = ranks.together(lambda: Run.resumed(config) if resume else Run.new(config))
         try:
             self._begin(resume, say)
         except BaseException:
@@ -92,29 +82,23 @@ class Trainer:
     def _begin(self, resume: bool, say: Say) -> None:
         """Nothing is written before all that can be wrong was looked at."""
         config, ranks = self.config, self.ranks
-        if resume and ranks.first:
-            self.run.lock()
-        self.store = ranks.first_on_each_machine(lambda: open_data(config.data))
-        _fits(self.store, config)
         if resume:
-            self.run.check_data(self.store)
-        context, item = config.model.context, self.store.item_bytes
-        self.training = Sequences(self.store.split("train"), context, item, f"{config.data} (train)")
-        self.held_out = Sequences(self.store.split("valid"), context, item, f"{config.data} (valid)")
-        self.fixed = self.held_out.spread(max(1, config.validate_bytes // context))
+            ranks.first_does(self.run.lock)
+        self.store = ranks.first_on_each_machine(lambda: open_data(config.data))
+        ranks.together(lambda: self._take_data(resume))
 
         torch.manual_seed(config.seed)
-        self.model = SparseTransformer(config.model).to(self.device)
+        self.model = SparseTransformer(config.model)
         if config.compile:
             for block in self.model.blocks:
                 block.compile()
         self.rows = config.batch // ranks.count // config.accumulate
         """Sequences that a process computes at a time."""
-        self.spread = Spread(self.model, ranks, config.parallel, config.averaging, self.rows)
+        self.spread = Spread(self.model, self.device, ranks, config.parallel, self.averaging, self.rows)
         self.optimizers = make_optimizers(self.model, config.optimizer)
         self.updates = Updates(self.model, self.optimizers, config.model.precision, config.optimizer.clip, self.device)
         self.average = {name: x.detach().clone() for name, x in self.model.named_parameters()} if config.ema else {}
-        self.checkpoints = Checkpoints(self.run.checkpoints, config.keep, ranks)
+        self.checkpoints = Checkpoints(self.run.checkpoints, config.keep, ranks, self.device)
         self.step = 0
         self.losses: list[float] = []
         """Of the steps since the last line of metrics."""
@@ -126,11 +110,19 @@ class Trainer:
         if resume:
             self._resume(say)
         ranks.wait()  # All have looked at the folder as it was.
-        if ranks.first:
-            self.run.begin(config, self.store)
+        ranks.first_does(lambda: self.run.begin(config, self.store))
+
+    def _take_data(self, resume: bool) -> None:
+        config, context, item = self.config, self.config.model.context, self.store.item_bytes
+        _fits(self.store, config)
+        if resume:
+            self.run.check_data(self.store)
+        self.training = Sequences(self.store.split("train"), context, item, f"{config.data} (train)")
+        self.held_out = Sequences(self.store.split("valid"), context, item, f"{config.data} (valid)")
+        self.fixed = self.held_out.spread(max(1, config.validate_bytes // context))
 
     def _resume(self, say: Say) -> None:
-        found = self.checkpoints.newest(say) if self.ranks.first else None
+        found = self.ranks.first_does(lambda: self.checkpoints.newest(say))
         step = self.ranks.most(-1 if found is None else found)
         if step >= 0:  # Else it stopped before its first one, and begins anew.
             state = self.checkpoints.load(step, self.model, self.optimizers, self.average)
@@ -141,9 +133,8 @@ class Trainer:
                 self.updates.load_state(state["scaler"])
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise ValueError(f"train: state.json of step-{step} is not of such a run: {error!r}") from None
-        if self.ranks.first:
-            self.checkpoints.set_aside(step)
-            self.run.forget_after(self.step)
+        self.ranks.first_does(lambda: self.checkpoints.set_aside(step))
+        self.ranks.first_does(lambda: self.run.forget_after(self.step))
 
     def save(self) -> None:
         """Begins to write a checkpoint of this step; `checkpoints.wait` says how that ended."""
@@ -164,6 +155,7 @@ class Trainer:
         if not isinstance(sys.exception(), KeyboardInterrupt):
             with suppress(OSError):
                 self.checkpoints.wait()
+            self.checkpoints.close()
         self.run.unlock()
 
     @property
@@ -208,9 +200,8 @@ class Trainer:
             bits = validate(self.model, self.held_out, self.fixed, self.rows, self.device, self.ranks) / log(2)
             if isfinite(bits) and (self.best is None or bits < self.best):
                 self.best, self.best_step, self.without_better = bits, self.step, 0
-                weights = {name: whole(x) for name, x in self.model.state_dict().items()}
-                if self.ranks.first:
-                    save_weights(self.run.folder, weights)
+                weights = {name: x.cpu() for name, x in whole_weights(self.model) if self.ranks.first}
+                self.ranks.first_does(lambda: save_weights(self.run.folder, weights))
             else:
                 self.without_better += 1
         return bits
@@ -223,7 +214,7 @@ class Trainer:
                 write_samples(folder, self.store, self.model, self.held_out, self.device)
             if self.ranks.first:
                 plot_curve(self.run.folder)
-        except (ValueError, ModuleNotFoundError) as error:
+        except (ValueError, ModuleNotFoundError, OSError) as error:
             say(f"the run is whole, but for its pictures and samples: {error}")
 
     @contextmanager
@@ -259,7 +250,8 @@ def train(
         check_tensorboard()
     with joined(config.device) as ranks:
         # A run that these processes had begun, before one was lost; not one that was there already.
-        resume = ranks.any(resume or (ranks.first and ranks.restarted and Run.is_of_this_launch(config)))
+        begun = ranks.first_does(lambda: ranks.restarted and Run.is_of_this_launch(config))
+        resume = ranks.any(resume or bool(begun))
         return _train(config, resume, end, ranks, console)
 
 
@@ -272,24 +264,31 @@ def _train(config: TrainConfig, resume: bool, end: int, ranks: Ranks, console: C
     ) as trainer:
         rate = matrix_rate(trainer.device, getattr(torch, config.model.precision))
         speed = Speed(config, rate, trainer.device, ranks.count)
-        first = trainer.step
+        first, shown = trainer.step, config.tensorboard and ranks.first
+        reporter = ranks.together(lambda: Reporter(config.steps, first, trainer.run.folder, shown, console))
         batches = Prefetch(
             trainer.training, config.seed, config.batch, first, end, trainer.device, ranks.rank, ranks.count
         )  # fmt: skip
-        reporter = Reporter(config.steps, first, trainer.run.folder, config.tensorboard and ranks.first, console)
         with batches, reporter, Interrupts(ranks.first) as interrupts:
             try:
                 interrupted = _loop(trainer, batches, reporter, speed, interrupts)
-            except FloatingPointError:
                 trainer.save()
                 trainer.checkpoints.wait()
+            except FloatingPointError as error:
+                trainer.save()
+                trainer.checkpoints.wait()
+                ranks.said(error)
                 raise
-            except SaveError:
-                raise
-            except OSError as error:  # Such as a full disk.
-                raise OSError(f"train: step {trainer.step}: {error}; {trainer.checkpoints.way_on()}") from None
-            trainer.save()
-            trainer.checkpoints.wait()
+            except (OSError, RuntimeError) as error:
+                if interrupts.asked and ranks.lost(error):  # Somebody asked them twice.
+                    raise KeyboardInterrupt from None
+                if isinstance(error, SaveError) or not isinstance(error, OSError):
+                    raise
+                with suppress(OSError):  # Then it is not what the message names.
+                    trainer.checkpoints.wait()
+                full = OSError(f"train: step {trainer.step}: {error}; {trainer.checkpoints.way_on()}")
+                full.__notes__ = getattr(error, "__notes__", [])
+                raise full from None
             reason = DONE
             if trainer.out_of_patience:
                 reason = f"no better validation in {config.patience} of them"
@@ -329,9 +328,7 @@ def _loop(trainer: Trainer, batches: Prefetch, reporter: Reporter, speed: Speed,
                 row["loss_scale"] = trainer.updates.scale
             if validated:
                 row["valid_bits_per_byte"] = trainer.validate()
-            if ranks.first:
-                trainer.run.log(row)
-            reporter.row(row)
+            ranks.first_does(partial(_note, trainer.run, reporter, row))
             trainer.losses = []
             speed.restart(batches.waited)
         if trainer.step % config.save_every == 0 or last:
@@ -339,11 +336,18 @@ def _loop(trainer: Trainer, batches: Prefetch, reporter: Reporter, speed: Speed,
         flags = ranks.most(2 * trainer.checkpoints.failed + interrupts.asked)
         if flags >= 2:
             trainer.checkpoints.wait()
+        if flags:
+            interrupts.hear()
         if trainer.out_of_patience:
             return False
         if flags and not last:
             return True
     return False
+
+
+def _note(run: Run, reporter: Reporter, row: dict[str, Any]) -> None:
+    run.log(row)
+    reporter.row(row)
 
 
 def _losses(trainer: Trainer) -> dict[str, Any]:
@@ -358,6 +362,20 @@ def _last(rows: list[dict[str, Any]], name: str) -> float | None:
 def _mixed(seed: int, step: int, rank: int) -> int:
     """Another number for every step of every seed and rank, as a generator's seed."""
     return ((seed * 1_000_003 + step + 1) * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) % 2**63
+
+
+def _check(config: TrainConfig, ranks: Ranks) -> None:
+    if not config.data:
+        raise ValueError("train: --data must be given: a prepared store, or files to make one of")
+    if config.out and Path(config.data).resolve() in (Path(config.out).resolve(), *Path(config.out).resolve().parents):
+        raise ValueError(f"train: --out {config.out} lies in --data {config.data}, and would become data; give another")
+    if config.parallel == "fsdp" and config.optimizer.name == "adafactor" and ranks.count > 1:
+        raise ValueError("train: PyTorch's Adafactor cannot work on parts of weights; use --parallel ddp, or adamw or muon")
+    if config.batch % (ranks.count * config.accumulate):
+        raise ValueError(
+            f"train: batch = {config.batch} must be a multiple of {ranks.count} processes times "
+            f"accumulate = {config.accumulate}"
+        )
 
 
 def _fits(store: Store, config: TrainConfig) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from longstride.data.loader import Places, Sequences
 from longstride.model import SparseTransformer
-from longstride.training.distributed import ALONE, Ranks
+from longstride.training.ranks import ALONE, Ranks
 
 
 @torch.no_grad()

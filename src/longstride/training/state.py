@@ -1,0 +1,166 @@
+"""A run's tensors on their way to a checkpoint's files and back, by torch.distributed.checkpoint.
+
+Each process copies its part of the optimizers' state to the CPU's memory, and the first one the whole weights. These are put
+together one by one, and read so: nowhere else are all of them.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Sequence, Set
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_spread
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+from torch.optim import Optimizer
+
+from longstride.tensor_file import save_file
+from longstride.training.distributed import fill, whole_weights
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+# It is meant so. For good, not around the calls: a save is called by a thread, and what `catch_warnings` sets holds for all
+# threads, until one of them leaves it.
+warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+
+
+class Copies(BlockingAsyncStager):
+    """What is saved, in the CPU's memory, so that training can go on. The memory is kept for the next save.
+
+    PyTorch's DefaultStager does the same, but that of 2.11 can be used once only.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._gpu = device.type == "cuda"
+        self._stager = StateDictStager(pin_memory=self._gpu, share_memory=False)
+        self._weights: dict[str, Tensor] = {}
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        copied: dict[str, Any] = self._stager.stage(state_dict, non_blocking=self._gpu)
+        self._finish()
+        return copied
+
+    def weights(self, model: nn.Module, wanted: bool) -> dict[str, Tensor]:
+        """All of them, whole, if they are wanted on this process. All processes must ask."""
+        for name, x in whole_weights(model):
+            if wanted:
+                if name not in self._weights:
+                    self._weights[name] = torch.empty_like(x, device="cpu", pin_memory=self._gpu)
+                self._weights[name].copy_(x, non_blocking=self._gpu)
+        self._finish()
+        return self._weights
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._stager.close()  # type: ignore[no-untyped-call]
+        self._weights = {}
+
+    def _finish(self) -> None:
+        if self._gpu:
+            torch.cuda.synchronize()
+
+
+class Writer(HuggingFaceStorageWriter):
+    """Each process writes its part; when all have, the first one calls `finish`."""
+
+    def __init__(self, folder: Path, finish: Callable[[], None]) -> None:
+        super().__init__(str(folder / "state"), save_distributed=True)
+        self._finish = finish
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """As the one that is inherited, but for copying: a part is the tensors, and where each lies in the whole one."""
+        tensors, offsets = {}, {}
+        for item in plan.items:
+            x = planner.resolve_data(item)
+            assert isinstance(x, Tensor)
+            assert item.tensor_data is not None
+            tensors[item.index.fqn] = x
+            offsets[item.index.fqn] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+        if tensors:
+            path = Path(self.path) / f"part-{plan.storage_data['shard_index']}.safetensors"
+            save_file(tensors, path, {"DCP_SHARDING_INFO": json.dumps(offsets)})
+        written: Future[list[WriteResult]] = Future()
+        written.set_result([WriteResult(item.index, 0, None) for item in plan.items])
+        return written
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        super().finish(metadata, results)
+        self._finish()
+
+
+class Reader:
+    """The files of a checkpoint, as they are opened: what they say of themselves was read, and no tensor yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self._weights = safe_open(folder / "model.safetensors", framework="pt")
+        self._state = HuggingFaceStorageReader(str(folder / "state"))
+        self._saved = set(self._state.read_metadata().state_dict_metadata)
+
+    def fill(self, model: nn.Module, optimizers: Sequence[Optimizer], average: dict[str, Tensor]) -> None:
+        """All processes must call it."""
+        self._fill_state(model, optimizers, average)
+        # The last, since optimizers make their state by a step that changes nothing, but for its rounding.
+        wanted = model.state_dict()
+        with self._weights as file:
+            _compare(set(file.keys()), wanted.keys())
+            for name, x in wanted.items():
+                fill(x, file.get_tensor(name), name)
+
+    def _fill_state(self, model: nn.Module, optimizers: Sequence[Optimizer], average: dict[str, Tensor]) -> None:
+        names = {id(x): name for name, x in model.named_parameters()}
+        wanted = {f"average.{name}": x for name, x in average.items()}
+        states = []
+        for optimizer in optimizers:
+            own = {names[id(x)] for group in optimizer.param_groups for x in group["params"]}
+            saved = (name.removeprefix("state.") for name in self._saved if name.startswith("state."))
+            if any(name.rpartition(".")[0] in own for name in saved):
+                state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=FLAT)
+                wanted |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
+                states.append((optimizer, state))
+        _compare(self._saved, wanted.keys() | {"step"})
+        load_spread(wanted, storage_reader=self._state, no_dist=not dist.is_initialized())
+        for optimizer, state in states:
+            state.update({name: wanted[name] for name in state if name in wanted})
+            set_optimizer_state_dict(model, optimizer, state, options=FLAT)
+
+
+def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer], average: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of the optimizers and the average; of what is spread, this process's part."""
+    found = {f"average.{name}": x for name, x in average.items()}
+    for optimizer in optimizers:
+        if optimizer.state:  # Else every step so far was skipped; to ask would make one.
+            state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=FLAT)
+            found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
+    return found
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Of a checkpoint's error, which has those of all processes, the first."""
+    if isinstance(error, CheckpointException) and error.failures:
+        return next(iter(error.failures.values()))[0]
+    return error
+
+
+def reason(error: BaseException) -> str:
+    """In one line. Of several the first, and what it announces; those of C++ go on with where they come from."""
+    error = first_error(error)
+    lines = str(error).strip().split("\n")
+    text = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
+    return shorten(text, 300, placeholder=" ...") or type(error).__name__
+
+
+def _compare(saved: Set[str], wanted: Set[str]) -> None:
+    for name in sorted(saved ^ wanted):
+        raise LookupError(f"{name} is {'not wanted' if name in saved else 'missing'}")
