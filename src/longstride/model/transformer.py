@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from longstride.model import pretrained
-from longstride.model.attention import Attention
+from longstride.model.attention import Attend, Attention
 from longstride.model.config import ModelConfig
 from longstride.model.embedding import BYTES, Embedding
 from longstride.model.layers import Linear, Norm, draw_mask, drop, feed_forward_again, gelu
@@ -53,8 +53,8 @@ class ResidualBlock(nn.Module):
         self.ff = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, h: Tensor) -> Tensor:
-        a = self.dropout(self.attention(self.norm_attention(h)))
+    def forward(self, h: Tensor, attend: Attend | None = None) -> Tensor:
+        a = self.dropout(self.attention(self.norm_attention(h), attend))
         b = self.ff(self.norm_ff(h + a))
         return a + b
 
