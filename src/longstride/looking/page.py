@@ -79,7 +79,9 @@ def _comparison(folders: Sequence[Path], rows: Sequence[Rows]) -> "Figure":
     figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
     add_text(figure, EDGE, EDGE + 0.2, " and ".join(names), 14, within=CURVES)
     colours = [(f"{colour}60", colour) for colour in COLOURS]
-    _curves(figure, rows, colours, [("_", name) for name in names])
+    # Names of the lines: that of validation, if there is one. What begins with _ gets none.
+    validated = [any(row.get("valid_bits_per_byte") is not None for row in lines) for lines in rows]
+    _curves(figure, rows, colours, [("_" if known else name, name) for name, known in zip(names, validated)])
     for name, block, (_, colour) in zip(names, blocks, colours):
         add_text(figure, left, below, name, 10, colour, within=RIGHT, weight="bold")
         below = _block(figure, left, below + 0.18, block) + 0.25

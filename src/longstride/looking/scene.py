@@ -54,9 +54,8 @@ def open_scene(folder: Path, data: Path | None, split: str, item: int, device: t
     sequences = Sequences(store.split(split), model.config.context, store.item_bytes, name)
     count = len(sequences.data) // sequences.context
     if not 0 <= item < count:
-        raise ValueError(
-            f"{OWNER}: item must be 0 to {count - 1:,}, got {item:,}; {name} has that many of the model's context"
-        )
+        piece = "an image" if store.item else f"a piece of {sequences.context:,} bytes"
+        raise ValueError(f"{OWNER}: item must be 0 to {count - 1:,}, got {item:,}; it is {piece} of {name}")
     start = item * sequences.context
     tokens = sequences.data[start : start + sequences.context].copy()
     described = f"{Path(source).name}, {split} {'image' if store.item else 'item'} {item:,}"
