@@ -68,9 +68,11 @@ def test_first_and_last_positions_of_an_image(position, tmp_path):
 
 
 def test_what_the_panels_show_is_what_the_heads_weigh(tmp_path, monkeypatch):
-    folder, data = saved(tmp_path, "text")
+    folder, data = saved(tmp_path, "text", pattern="interleave(strided(8))")
     drawn = []
-    monkeypatch.setattr(attention, "_panel", lambda figure, box, scene, weights, pattern: drawn.append((weights, pattern)))
+    monkeypatch.setattr(
+        attention, "_panel", lambda figure, box, scene, weights, pattern, size: drawn.append((weights, pattern))
+    )
     plot_attention(folder, [61], [2, 1], data=data, split="train", item=1, out=tmp_path / "look.png")
     model = SparseTransformer.from_pretrained(folder)
     tokens = torch.from_numpy(np.fromfile(data / "train.bin", np.uint8)[96:192])
@@ -101,7 +103,7 @@ def test_default_positions(tmp_path):
     folder, data = saved(tmp_path / "a", "images")
     assert open_scene(folder, data, "valid", 0, CPU).default_position == (3 * 5 + 2) * 3
     folder, data = saved(tmp_path / "b", "text")
-    assert open_scene(folder, data, "valid", 0, CPU).default_position == 64
+    assert open_scene(folder, data, "valid", 0, CPU).default_position == 8 * 8 + 4
 
 
 def test_image_panels_are_white_where_weights_are_and_black_ahead():
@@ -111,7 +113,7 @@ def test_image_panels_are_white_where_weights_are_and_black_ahead():
     panel = image_panel(weights, np.full(18, 255, np.uint8), (3, 2, 3))
     assert panel.shape == (3, 2, 3)
     assert np.allclose(panel[0, 0], 1)
-    share = np.sqrt(0.1 / 0.9)
+    share = 0.1 / 0.9
     assert np.allclose(panel[0, 1], share + (1 - share) * 0.53, atol=1e-3)
     assert panel[1, 0].sum() > 0  # One of its channels is there.
     assert not panel[1, 1].any()
@@ -133,7 +135,7 @@ def test_matrix_panels_say_what_is_seen_and_what_is_ahead():
     assert np.allclose(panel[0, 0], 1)
     assert np.allclose(panel[0, 1], to_rgb(UNSEEN))
     assert np.allclose(panel[0, 2], to_rgb(SEEN))
-    assert np.allclose(panel[1, 0], np.array(to_rgb(SEEN)) * 0.5 + 0.5)
+    assert np.allclose(panel[1, 0], np.array(to_rgb(SEEN)) * 0.75 + 0.25)
     assert not panel[1, 2].any()
     assert not panel[2].any()
 

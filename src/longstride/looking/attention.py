@@ -25,6 +25,8 @@ FEW = 8
 MOST = 256
 """Panels of a picture."""
 NARROWEST = 7.5
+MEASURED = 14
+"""Letters that follow a pattern in a caption: the largest weight."""
 LABEL, CAPTION, LINE = 0.75, 0.2, 0.125
 """Inches, as all sizes here: beside a row of panels, above each, and for a line of text below."""
 IN_IMAGES = "White: where the head looks, channels together. Black: not generated yet. Cyan: the pixel that is predicted."
@@ -82,6 +84,10 @@ def draw(scene: Scene, position: int, found: Look, layers: Sequence[int], heads:
     bottom = top + len(layers) * step
     figure = new_figure(OWNER, width, bottom + 0.5)
     draw_header(figure, scene, position, found)
+    patterns = {(layer, head): scene.model.config.patterns(layer)[head] for layer in layers for head in heads}
+    # All captions have one size: that of the longest.
+    longest = max(len(pattern.text) for pattern in patterns.values()) + (MEASURED if scene.item else 0)
+    size = min(7.0, wide * 72 / (MONO * longest))
     for column, head in enumerate(heads):
         left = EDGE + LABEL + column * (wide + GAP)
         add_text(figure, left + wide / 2, top - 0.06, f"head {head}", 9, ha="center", weight="bold")
@@ -91,7 +97,7 @@ def draw(scene: Scene, position: int, found: Look, layers: Sequence[int], heads:
         for column, head in enumerate(heads):
             box = (EDGE + LABEL + column * (wide + GAP), down, wide, tall)
             weights = found.weights[row, column].float().cpu().numpy()
-            _panel(figure, box, scene, weights, scene.model.config.patterns(layer)[head])
+            _panel(figure, box, scene, weights, patterns[layer, head], size)
     add_text(figure, EDGE, bottom + 0.15, IN_IMAGES if scene.item else IN_MATRICES, 7, QUIET, va="top")
     return figure
 
@@ -102,12 +108,11 @@ def _panel_size(scene: Scene, heads: int) -> tuple[float, float, float]:
         wide = 2.1 if heads <= 4 else 1.5
         return wide, wide * scene.item[0] / scene.item[1], 0.0
     wide = min(2.7, max(1.9, 11 / heads))
-    rows = -(-len(scene.tokens) // scene.columns)
-    return wide, wide * min(1.0, max(0.35, rows / scene.columns)), LINES * LINE + 0.04
+    return wide, wide * min(1.0, max(0.35, scene.rows / scene.columns)), LINES * LINE + 0.04
 
 
 def _panel(
-    figure: "Figure", box: tuple[float, float, float, float], scene: Scene, weights: Weights, pattern: Pattern
+    figure: "Figure", box: tuple[float, float, float, float], scene: Scene, weights: Weights, pattern: Pattern, size: float
 ) -> None:  # fmt: skip
     from longstride.looking.header import mark_pixel
     from longstride.looking.panels import MARK, by_pixel, image_panel, matrix_panel
@@ -116,21 +121,22 @@ def _panel(
     position = len(weights) - 1
     seen = np.asarray(pattern.sees(position, np.arange(position + 1)))
     axes = add_axes(figure, *box)
-    caption = pattern.text if seen.any() else f"{pattern.text} sees nothing yet"
+    caption = pattern.text if seen.any() else f"{pattern.text}   sees nothing yet"
     if scene.item:
         axes.imshow(image_panel(weights, scene.tokens, scene.item), interpolation="nearest")
         mark_pixel(axes, scene, position)
         caption += f"   most: {by_pixel(weights, scene.item).max():.1%}" if seen.any() else ""
     else:
-        rows = -(-len(scene.tokens) // scene.columns)
         colours = matrix_panel(weights, seen, len(scene.tokens), scene.columns)
-        axes.imshow(colours, interpolation="nearest", aspect="auto", extent=(0, scene.columns, rows, 0))
+        axes.imshow(colours, interpolation="nearest", aspect="auto", extent=(0, scene.columns, scene.rows, 0))
         row, column = divmod(position, scene.columns)
-        axes.plot(column + 0.5, row + 0.5, marker="s", markersize=5, markerfacecolor="none", markeredgecolor=MARK)
+        axes.plot(
+            column + 0.5, row + 0.5, marker="s", markersize=5, markerfacecolor="none", markeredgecolor=MARK, clip_on=False
+        )  # fmt: skip
         for number, line in enumerate(lines(scene, weights), 1):
-            size = min(6.5, wide * 72 / (MONO * LONGEST))
-            add_text(figure, left, down + tall + number * LINE, line, size, family="monospace")
-    add_text(figure, left, down - 0.04, caption, 7, QUIET, within=wide)
+            small = min(6.5, wide * 72 / (MONO * LONGEST))
+            add_text(figure, left, down + tall + number * LINE, line, small, family="monospace")
+    add_text(figure, left, down - 0.04, caption, size, QUIET, within=wide)
 
 
 def _chosen(name: str, given: Sequence[int], count: int) -> list[int]:

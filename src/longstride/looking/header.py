@@ -9,7 +9,7 @@ from longstride.data.audio import decode
 from longstride.looking.canvas import EDGE, GAP, INK, MONO, QUIET, add_axes, add_text, letters
 from longstride.looking.panels import GREYED, MARK, pixels
 from longstride.looking.scene import Scene
-from longstride.looking.words import character, characters, named
+from longstride.looking.words import character, characters, named, share
 from longstride.model.weights import Look
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def header_height(scene: Scene, position: int, width: float) -> float:
 def draw_header(figure: "Figure", scene: Scene, position: int, found: Look) -> None:
     true = int(scene.tokens[position])
     likely = found.probabilities.argsort(descending=True)[:GUESSES].tolist()
-    guesses = ", ".join(f"{named(scene, byte)} {found.probabilities[byte]:.0%}" for byte in likely)
-    truth = f"It is {named(scene, true)}; the model gave that {found.probabilities[true]:.1%}"
+    guesses = ", ".join(f"{named(scene, byte)} {share(float(found.probabilities[byte]))}" for byte in likely)
+    truth = f"It is {named(scene, true)}; the model gave that {share(float(found.probabilities[true]))}"
     if scene.item:
         _images(figure, scene, position, [truth, f"Most likely to it: {guesses}"])
         return

@@ -23,10 +23,10 @@ FINEST = 192
 Colours = npt.NDArray[np.float64]
 
 
-def strength(weights: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Brightness from 0 to 1: the square root, so that a weight of 1 per cent of the largest still shows."""
-    largest = float(weights.max(initial=0))
-    shown: npt.NDArray[np.float64] = np.sqrt(weights / largest) if largest > 0 else np.zeros(weights.shape)
+def strength(weights: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Brightness: what a weight is of the largest one. A root of it would make flat heads look like sharp ones."""
+    largest = max(float(weights.max(initial=0)), float(np.finfo(np.float32).tiny))
+    shown: npt.NDArray[np.float64] = weights / largest
     return shown
 
 

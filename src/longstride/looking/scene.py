@@ -36,12 +36,16 @@ class Scene:
         return sizes[1] if len(sizes) == 2 else sizes[1] * sizes[2]
 
     @property
+    def rows(self) -> int:
+        return -(-len(self.tokens) // self.columns)
+
+    @property
     def default_position(self) -> int:
-        """About two thirds down; of an image in the middle across."""
+        """About two thirds down, in the middle across."""
         if self.item:
             height, width, channels = self.item
             return (height * 2 // 3 * width + width // 2) * channels
-        return len(self.tokens) * 2 // 3
+        return min(len(self.tokens) - 1, self.rows * 2 // 3 * self.columns + self.columns // 2)
 
 
 def open_scene(folder: Path, data: Path | None, split: str, item: int, device: torch.device) -> Scene:

@@ -39,10 +39,11 @@ def lines(scene: Scene, weights: Weights) -> list[str]:
     """The largest weights of a head. A slot stands for the byte before it, which it has read; the first has read none."""
     position = len(weights) - 1
     largest = [int(slot) for slot in (-weights).argsort(kind="stable")[:LINES] if weights[slot] > 0]
-    return [f"{_share(weights[slot]):>4} {_where(scene, slot, position)}" for slot in largest]
+    return [f"{share(weights[slot]):>4} {_where(scene, slot, position)}" for slot in largest]
 
 
-def _share(weight: float) -> str:
+def share(weight: float) -> str:
+    """As a percentage, with a digit more where it is small."""
     return f"{weight:.0%}" if weight >= 0.095 else f"{weight:.1%}"
 
 
