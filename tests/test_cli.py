@@ -133,7 +133,7 @@ def test_bench_attention(capsys, tmp_path):
     ("words", "says"),
     [
         ("polt patterns", "there is no verb 'polt patterns'; did you mean 'plot patterns'?"),
-        ("plot", "did you mean 'plot run' or 'plot patterns'?"),
+        ("plot", "did you mean 'plot run' or 'plot attention' or 'plot patterns'?"),
         ("doctro", "did you mean 'doctor'?"),
         ("xyz", "longstride --help lists the verbs"),
         ("plot patterns --patterns lokal(3)", "there is no pattern 'lokal'; did you mean 'local'?"),
@@ -265,6 +265,9 @@ def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
         ("data fetch enwik9", "fetch: there is no data set 'enwik9'; did you mean 'enwik8'?"),
         ("plot run .", ". is no run: it has no metrics.jsonl"),
         ("plot run . --out curve.gif", "plot run: curve.gif must end in .png or .svg"),
+        ("plot run", "plot run: which run comes next, as in: longstride plot run RUN"),
+        ("plot attention nowhere", "nowhere is no saved model: it has no config.json"),
+        ("plot attention . --out look.gif", "plot attention: look.gif must end in .png or .svg"),
         ("demo --steps 0", "demo: steps must be at least 1, got 0"),
     ],
 )
@@ -330,10 +333,47 @@ def test_data_fetch(capsys, tmp_path, monkeypatch):
 
 def test_plot_run(capsys, tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "bits_per_byte": 8.0, "learning_rate": 0.1}\n')
-    for words, path in (((), tmp_path / "curve.png"), (("--out", str(tmp_path / "a.svg")), tmp_path / "a.svg")):
+    for words, path in (((), tmp_path / "page.png"), (("--out", str(tmp_path / "a.svg")), tmp_path / "a.svg")):
         code, out, _ = run(capsys, "plot", "run", str(tmp_path), *words)
         assert (code, out) == (0, f"wrote {path}\n")
         assert path.stat().st_size > 1000
+
+
+def test_plot_run_compares(capsys, tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "bits_per_byte": 8.0}\n')
+    path = tmp_path / "both.svg"
+    code, out, _ = run(capsys, "plot", "run", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(path))
+    assert (code, out) == (0, f"wrote {path}\n")
+    assert path.is_file()
+
+
+def test_plot_attention(capsys, tmp_path):
+    from tests.looking.small import saved
+
+    folder, data = saved(tmp_path, "text")
+    words = ("plot", "attention", str(folder), "--data", str(data), "--out", str(tmp_path / "look.png"))
+    options = "--position 5 9 --layers 0 2 --heads 1 --split train --item 2"
+    code, out, _ = run(capsys, *words, *options.split())
+    assert (code, out) == (0, "".join(f"wrote {tmp_path / f'look-{position}.png'}\n" for position in (5, 9)))
+    for wrong, says in (
+        ("--position 96", "plot attention: position must be 0 to 95, got 96"),
+        ("--layers 0 3", "plot attention: layers must be 0 to 2, got 3"),
+        ("--heads 2", "plot attention: heads must be 0 to 1, got 2"),
+        ("--item 3", "plot attention: item must be 0 to 2, got 3; it is a piece of 96 bytes"),
+    ):
+        code, out, err = run(capsys, *words, *wrong.split())
+        assert (code, out) == (2, "")
+        assert err.startswith(f"longstride: {says}")
+    assert not (tmp_path / "look.png").exists()
+
+
+def test_plot_attention_without_matplotlib(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, _, err = run(capsys, "plot", "attention", str(tmp_path))
+    assert code == 2
+    assert "pip install 'longstride[plot]'" in err
 
 
 def test_demo(capsys, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ longstride presets
 longstride data prepare enwik8.zip enwik8
 longstride train text-small --data enwik8 --out run --steps 1000
 longstride plot run run
+longstride plot attention run
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
 longstride bench attention --lengths 4096 16384
 longstride bench tune
@@ -134,16 +135,47 @@ def data_fetch(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar=
     print(f"wrote {fetch(name, folder)}")
 
 
-def plot_run(run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")], out: Path | None = None) -> None:
-    """Draw a run's loss curve. Example: longstride plot run RUN
+def plot_run(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")], out: Path | None = None
+) -> None:
+    """Draw a run on one page: curves, settings, samples; or compare several. Example: longstride plot run RUN
 
     Args:
-        run: The run's folder.
-        out: The picture to write, PNG or SVG by its ending; curve.png in the run if left out.
+        runs: The run's folder. Of several the curves are drawn together, and in what their settings differ.
+        out: The picture to write, PNG or SVG by its ending; left out: page.png in the run, or runs.png here for several.
     """
-    from longstride.training.curve import plot_curve
+    from longstride.looking.page import plot_run
 
-    print(f"wrote {plot_curve(run, out)}")
+    print(f"wrote {plot_run(runs, out)}")
+
+
+def plot_attention(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")],
+    position: tuple[int, ...] = (),
+    layers: tuple[int, ...] = (),
+    heads: tuple[int, ...] = (),
+    data: Path | None = None,
+    split: str = "valid",
+    item: int = 0,
+    out: Path = Path("attention.png"),
+) -> None:
+    """Draw what each layer and head looks at: the paper's figure 2. Example: longstride plot attention RUN --layers 0 5
+
+    Args:
+        folder: A run or a saved model.
+        position: Which byte is predicted; several get a picture each. Left out: about two thirds down. Row r, column c of an
+            image is (r * width + c) * channels.
+        layers: Which rows of panels; up to 8, evenly, if left out.
+        heads: Which columns of panels; up to 8, evenly, if left out.
+        data: What it looks at, a store or a source as for training; the run's own data if left out.
+        split: Of the data.
+        item: Which image, or which piece as long as the context.
+        out: The picture to write, PNG or SVG by its ending.
+    """
+    from longstride.looking.attention import plot_attention
+
+    for path in plot_attention(folder, position, layers, heads, data, split, item, out):
+        print(f"wrote {path}")
 
 
 def train(words: Sequence[str]) -> None:
@@ -222,6 +254,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "data fetch": data_fetch,
     "train": train,
     "plot run": plot_run,
+    "plot attention": plot_attention,
     "plot patterns": plot_patterns,
     "bench attention": bench_attention,
     "bench tune": bench_tune,

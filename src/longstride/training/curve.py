@@ -1,49 +1,70 @@
 """The loss curve of a run, as a picture. It needs matplotlib (`pip install 'longstride[plot]'`)."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from longstride.atomic import atomic_path
+from longstride.figures import new_figure, picture_path, write_figure
 from longstride.training.run import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OWNER = "plot run"
+LIGHT, DARK, RATE = "#a9cbe8", "#0b2545", "#e3a857"
+Rows = list[dict[str, Any]]
 
 
 def plot_curve(folder: str | Path, path: str | Path | None = None) -> Path:
     """Draws bits per byte of training and validation, and the learning rate below; curve.png in the run, unless told."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ModuleNotFoundError as error:
-        raise ValueError(f"plot run needs {error.name}, which is not installed: pip install 'longstride[plot]'") from None
     folder = Path(folder)
-    path = Path(path) if path is not None else folder / "curve.png"
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"plot run: {path} must end in .png or .svg")
+    path = picture_path(OWNER, path if path is not None else folder / "curve.png")
+    figure = new_figure(OWNER, 8, 5.4, layout="constrained")
+    rows = read_rows(folder)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    draw_bits(above, rows)
+    above.set_title(folder.resolve().name, parse_math=False)
+    above.legend(frameon=False)
+    draw_line(below, rows, "learning_rate", RATE)
+    below.set_ylabel("learning rate")
+    finish([above, below])
+    write_figure(figure, path)
+    return path
+
+
+def read_rows(folder: Path) -> Rows:
     rows = read_metrics(folder)
     if not rows:
         raise ValueError(f"{folder} has no steps to draw yet")
-    figure = Figure(figsize=(8, 5.4), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-    trained = [row for row in rows if row.get("bits_per_byte") is not None]
-    above.plot(
-        [row["step"] for row in trained], [row["bits_per_byte"] for row in trained], color="#a9cbe8", label="training"
-    )
+    return rows
+
+
+def draw_bits(
+    axes: "Axes", rows: Rows, light: str = LIGHT, dark: str = DARK, labels: tuple[str, str] = ("training", "validation")
+) -> None:  # fmt: skip
+    """Training as a light line, validation as a dark one with its last number."""
+    draw_line(axes, rows, "bits_per_byte", light, label=labels[0])
     validated = [row for row in rows if row.get("valid_bits_per_byte") is not None]
     if validated:
-        steps, bits = [row["step"] for row in validated], [row["valid_bits_per_byte"] for row in validated]
-        above.plot(steps, bits, color="#0b2545", marker="o", markersize=4, label="validation")
-        above.annotate(
-            f"{bits[-1]:.3f}", (steps[-1], bits[-1]), xytext=(-4, 8), textcoords="offset points", ha="right", color="#0b2545"
+        draw_line(axes, rows, "valid_bits_per_byte", dark, marker="o", markersize=4, label=labels[1])
+        last = validated[-1]["valid_bits_per_byte"]
+        axes.annotate(
+            f"{last:.3f}", (validated[-1]["step"], last), xytext=(-4, 8), textcoords="offset points", ha="right", color=dark
         )
-    above.set_ylabel("bits per byte")
-    above.set_title(folder.resolve().name, parse_math=False)
-    above.legend(frameon=False)
-    rated = [row for row in rows if "learning_rate" in row]
-    below.plot([row["step"] for row in rated], [row["learning_rate"] for row in rated], color="#e3a857")
-    below.set_ylabel("learning rate")
-    below.set_xlabel("step")
-    below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (above, below):
+    axes.set_ylabel("bits per byte")
+
+
+def draw_line(axes: "Axes", rows: Rows, name: str, colour: str, **options: Any) -> None:
+    """One number of the metrics over steps, where there is one."""
+    known = [row for row in rows if row.get(name) is not None]
+    axes.plot([row["step"] for row in known], [row[name] for row in known], color=colour, **options)
+
+
+def finish(column: list["Axes"]) -> None:
+    """Axes that share their steps, the last of which names them."""
+    from matplotlib.ticker import MaxNLocator
+
+    column[-1].set_xlabel("step")
+    column[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in column:
         axes.grid(color="#ececec")
         axes.set_axisbelow(True)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    return path

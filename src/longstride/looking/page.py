@@ -1,0 +1,212 @@
+"""A run on one page: its curves, its settings and its samples; or the curves of several runs, and in what they differ."""
+
+import textwrap
+import wave
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longstride.atomic import writable
+from longstride.figures import new_figure, picture_path, write_figure
+from longstride.looking.canvas import EDGE, INK, QUIET, add_axes, add_text, letters
+from longstride.looking.settings import Settings, results, settings
+from longstride.training.curve import DARK, LIGHT, OWNER, Rows, draw_bits, draw_line, finish, read_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = ("#2f6fb7", "#d9822b", "#4c9a62", "#9a5fb0", "#c0504d", "#6b7a89")
+"""Of several runs."""
+PANELS = (("learning_rate", "learning rate"), ("gradient_norm", "gradient norm"), ("bytes_per_second", "bytes/s"))
+# Inches.
+TOP, CURVES, RIGHT = 0.75, 6.4, 5.0
+BITS, SMALL, SKIP = 3.1, 0.95, 0.2
+SHORTEST = 7.75
+"""What the curves take."""
+OFF = 8
+"""How many times the middle one a gradient's norm is shown."""
+SIZE, LINE, KEY = 7.5, 0.155, 17
+"""Of the settings: letters, lines, and the names' column in letters."""
+SHEET, SOUND = (RIGHT - 0.15) / 2, 1.45
+"""A sheet of images, and a wave with its axis."""
+TEXT_SIZE, TEXT_LINE, TEXT_LINES = 6.5, 0.13, 11
+SAMPLES = (("sample-data", "held-out data"), ("sample-model", "what the model thinks most likely, byte for byte"))
+
+
+def plot_run(runs: Sequence[str | Path], path: str | Path | None = None) -> Path:
+    """page.png in the run, or runs.png here for several; unless told."""
+    folders = [Path(run) for run in runs]
+    if not folders:
+        raise ValueError(f"{OWNER}: which run comes next, as in: longstride plot run RUN")
+    if len(folders) > len(COLOURS):
+        raise ValueError(f"{OWNER}: {len(folders)} runs are given, and there are colours for {len(COLOURS)}; give fewer")
+    path = picture_path(OWNER, path or (folders[0] / "page.png" if len(folders) == 1 else "runs.png"))
+    new_figure(OWNER, 1, 1)  # Without matplotlib it ends here.
+    rows = [read_rows(folder) for folder in folders]
+    writable(OWNER, "out", path)
+    write_figure(_page(folders[0], rows[0]) if len(folders) == 1 else _comparison(folders, rows), path)
+    return path
+
+
+def _page(folder: Path, rows: Rows) -> "Figure":
+    left, below = EDGE + CURVES + 0.35, TOP
+    blocks = [block for block in (results(rows), settings(folder)) if block]
+    files = [(found, name) for stem, name in SAMPLES for found in [_sample(folder, stem)] if found]
+    ends = TOP + sum(_height(block) + 0.12 for block in blocks) + _samples_height([path for path, _ in files])
+    figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
+    add_text(figure, EDGE, EDGE + 0.2, folder.resolve().name, 14, within=CURVES)
+    _curves(figure, [rows], [(LIGHT, DARK)], [("training", "validation")])
+    for block in blocks:
+        below = _block(figure, left, below, block) + 0.12
+    _samples(figure, files, left, below + 0.1)
+    return figure
+
+
+def _comparison(folders: Sequence[Path], rows: Sequence[Rows]) -> "Figure":
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    left, below = EDGE + CURVES + 0.35, TOP
+    given = [settings(folder) for folder in folders]
+    blocks = [
+        results(lines) | {key: value for key, value in known.items() if any(value != other.get(key) for other in given)}
+        for lines, known in zip(rows, given)
+    ]
+    ends = TOP + sum(_height(block) + 0.43 for block in blocks)
+    figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
+    add_text(figure, EDGE, EDGE + 0.2, " and ".join(names), 14, within=CURVES)
+    colours = [(f"{colour}60", colour) for colour in COLOURS]
+    # Names of the lines: that of validation, if there is one. What begins with _ gets none.
+    validated = [any(row.get("valid_bits_per_byte") is not None for row in lines) for lines in rows]
+    _curves(figure, rows, colours, [("_" if known else name, name) for name, known in zip(names, validated)])
+    for name, block, (_, colour) in zip(names, blocks, colours):
+        add_text(figure, left, below, name, 10, colour, within=RIGHT, weight="bold")
+        below = _block(figure, left, below + 0.18, block) + 0.25
+    return figure
+
+
+def _curves(
+    figure: "Figure", runs: Sequence[Rows], colours: Sequence[tuple[str, str]], labels: Sequence[tuple[str, str]]
+) -> None:  # fmt: skip
+    """Bits per byte, and below it what else the metrics have, all over the same steps."""
+    from matplotlib.ticker import EngFormatter
+
+    shown = [panel for panel in PANELS if any(row.get(panel[0]) is not None for rows in runs for row in rows)]
+    left, width = EDGE + 0.7, CURVES - 0.7
+    column = [add_axes(figure, left, TOP - 0.1, width, BITS + (len(PANELS) - len(shown)) * (SMALL + SKIP), bare=False)]
+    for rows, (light, dark), label in zip(runs, colours, labels):
+        draw_bits(column[0], rows, light, dark, label)
+    column[0].legend(frameon=False, fontsize=9)
+    down = TOP - 0.1 + column[0].get_position().height * figure.get_figheight() + SKIP
+    for name, title in shown:
+        axes = add_axes(figure, left, down, width, SMALL, bare=False)
+        axes.sharex(column[0])
+        for rows, (_, dark) in zip(runs, colours):
+            draw_line(axes, rows, name, dark, linewidth=1.2)
+        axes.set_ylabel(title, fontsize=8)
+        if name == "bytes_per_second":
+            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.set_ylim(bottom=0)
+        if name == "gradient_norm":  # One that is far off would make a flat line of all others.
+            values = sorted(row[name] for rows in runs for row in rows if row.get(name) is not None)
+            axes.set_ylim(0, max(1e-9, min(values[-1], OFF * values[len(values) // 2])) * 1.1)
+        column.append(axes)
+        down += SMALL + SKIP
+    for axes in column:
+        axes.tick_params(labelsize=8, labelbottom=axes is column[-1])
+        axes.yaxis.set_label_coords(-0.085, 0.5)
+    finish(column)
+
+
+def _block(figure: "Figure", left: float, down: float, lines: Settings) -> float:
+    """Names and what they are, below each other; returns where it ends."""
+    for name, value in lines.items():
+        add_text(figure, left, down, name, SIZE, QUIET)
+        for part in _wrapped(value):
+            add_text(figure, left + KEY * SIZE * 0.6 / 72, down, part, SIZE, INK, family="monospace")
+            down += LINE
+    return down
+
+
+def _wrapped(value: str) -> list[str]:
+    return textwrap.wrap(value, letters(RIGHT, SIZE) - KEY) or [""]
+
+
+def _height(lines: Settings) -> float:
+    return LINE * sum(len(_wrapped(value)) for value in lines.values())
+
+
+def _samples_height(paths: Sequence[Path]) -> float:
+    """Enough for any: images stand beside each other."""
+    if any(path.suffix == ".png" for path in paths):
+        return SHEET + 0.3
+    return 0.1 + sum(SOUND if path.suffix == ".wav" else (TEXT_LINES + 2) * TEXT_LINE for path in paths)
+
+
+def _sample(folder: Path, stem: str) -> Path | None:
+    return next((path for path in (folder / f"{stem}{end}" for end in (".png", ".txt", ".wav")) if path.is_file()), None)
+
+
+def _samples(figure: "Figure", files: Sequence[tuple[Path, str]], left: float, down: float) -> None:
+    """Images beside each other, text and sound below each other."""
+    for number, (path, name) in enumerate(files):
+        try:
+            if path.suffix == ".png":
+                _image(figure, path, name, left + number * (SHEET + 0.15), down)
+            elif path.suffix == ".wav":
+                down = _sound(figure, path, name, left, down)
+            else:
+                down = _text(figure, path, name, left, down)
+        except (ValueError, OSError, SyntaxError, EOFError, wave.Error) as error:
+            raise ValueError(
+                f"{OWNER}: {path} cannot be read: {error}; remove it, and the page is drawn without it"
+            ) from None
+
+
+def _image(figure: "Figure", path: Path, name: str, left: float, down: float) -> None:
+    from matplotlib.image import imread
+
+    add_text(figure, left, down, name.split(",")[0], 8, QUIET)
+    axes = add_axes(figure, left, down + 0.08, SHEET, SHEET)
+    axes.imshow(imread(path), interpolation="nearest", cmap="gray")
+    axes.set_axis_off()
+
+
+def _sound(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
+    samples, rate = read_wav(path)
+    add_text(figure, left, down, name, 8, QUIET)
+    axes = add_axes(figure, left + 0.3, down + 0.08, RIGHT - 0.3, 0.85, bare=False)
+    axes.plot(np.arange(len(samples)) / rate, samples, color=INK, linewidth=0.5)
+    axes.set_xlim(0, max(len(samples), 1) / rate)
+    axes.tick_params(labelsize=6, length=2)
+    axes.set_xlabel("seconds", fontsize=6, labelpad=0)
+    return down + SOUND
+
+
+def read_wav(path: Path) -> tuple[NDArray[np.float64], int]:
+    """A sound as training leaves it: one channel of 16 bits."""
+    with wave.open(str(path)) as file:
+        if (file.getnchannels(), file.getsampwidth()) != (1, 2):
+            raise ValueError("it is not one channel of 16 bits")
+        return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768, file.getframerate()
+
+
+def _text(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
+    add_text(figure, left, down, name, 8, QUIET)
+    across = letters(RIGHT, TEXT_SIZE)
+    lines = [
+        line[start : start + across]
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for start in range(0, max(1, len(line)), across)
+    ]
+    for number, line in enumerate(lines[:TEXT_LINES], 1):
+        add_text(figure, left, down + number * TEXT_LINE + 0.03, plain(line), TEXT_SIZE, family="monospace")
+    return down + (min(len(lines), TEXT_LINES) + 2) * TEXT_LINE
+
+
+def plain(text: str) -> str:
+    """Letters that the picture's font has."""
+    return "".join(letter if " " <= letter < "\u0530" and letter != "\x7f" else "·" for letter in text)
