@@ -7,7 +7,6 @@ the slots that each head's query sees, those of heads that see fewer filled up w
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,11 +25,10 @@ def seen(heads: Sequence[Slots], query: int, device: torch.device) -> Seen:
     found = [head.seen(query) for head in heads]
     most = max(map(len, found))
     if all(len(one) == most for one in found):
-        return Seen(torch.from_numpy(np.stack(found)).to(device), None)
-    table, filled = np.zeros((len(heads), most), np.int64), np.ones((len(heads), most), bool)
-    for row, one in enumerate(found):
-        table[row, : len(one)], filled[row, : len(one)] = one, False
-    return Seen(torch.from_numpy(table).to(device), torch.from_numpy(filled).to(device))
+        return Seen(torch.stack(found).to(device), None)
+    table = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
+    filled = torch.arange(most) >= torch.tensor([[len(one)] for one in found])
+    return Seen(table.to(device), filled.to(device))
 
 
 def decode(q: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float) -> Tensor:

@@ -8,12 +8,11 @@ ring. All of it is closed form in the position, so that a kernel can do the same
 
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary
 
-Positions = npt.NDArray[np.int64]
 NOWHERE = -1
 
 
@@ -40,29 +39,30 @@ class Slots:
         """Keys that a query may see, those of several leaves counted for each."""
         return sum(len(_keys(leaf, _fullest(leaf, self.context))) for leaf in self.pattern.leaves)
 
-    def of(self, positions: Positions) -> Positions:
+    def of(self, positions: Tensor) -> Tensor:
         """The slot of each."""
         if self.everything:
             return positions
-        slots = self.ring_start + positions % self.ring if self.ring else np.full_like(positions, NOWHERE)
+        slots = self.ring_start + positions % self.ring if self.ring else torch.full_like(positions, NOWHERE)
         for summary, start in reversed(list(zip(self.summaries, self.starts))):
-            whole, rest = np.divmod(positions, summary.l)
-            cell = rest - summary.cells.start
-            slots = np.where((cell >= 0) & (cell < summary.c), start + whole * summary.c + cell, slots)
+            cell = positions % summary.l - summary.cells.start
+            inside = (cell >= 0) & (cell < summary.c)
+            slots = torch.where(inside, start + positions // summary.l * summary.c + cell, slots)
         return slots
 
-    def kept(self, n: int) -> Positions:
+    def kept(self, n: int) -> Tensor:
         """Of the first n positions those that still have a slot; no two have the same."""
-        positions = np.arange(n)
+        positions = torch.arange(n)
         slots = self.of(positions)
-        return positions[(slots >= 0) & ((slots < self.ring_start) | self.everything | (positions >= n - self.ring))]
+        newest = positions >= n - self.ring
+        return positions[(slots >= 0) & ((slots < self.ring_start) | newest)] if not self.everything else positions
 
-    def seen(self, query: int) -> Positions:
+    def seen(self, query: int) -> Tensor:
         """The slots of all keys that a query sees, itself among them."""
         leaves = self.pattern.leaves
         keys = _keys(leaves[0], query)
         if len(leaves) > 1:
-            keys = np.unique(np.concatenate([keys, *(_keys(leaf, query) for leaf in leaves[1:])]))
+            keys = torch.cat([keys, *(_keys(leaf, query) for leaf in leaves[1:])]).unique()  # type: ignore[no-untyped-call]
         return self.of(keys)
 
 
@@ -86,13 +86,13 @@ def _fullest(leaf: Leaf, context: int) -> int:
     return min(context, leaf.l) - 1 if isinstance(leaf, Block) else context - 1
 
 
-def _keys(leaf: Leaf, query: int) -> Positions:
+def _keys(leaf: Leaf, query: int) -> Tensor:
     """The positions that a leaf sees."""
     if isinstance(leaf, Dilated):
         farthest = query if leaf.reach is None else min(query, leaf.reach)
-        return np.arange(query - farthest // leaf.step * leaf.step, query + 1, leaf.step)
+        return torch.arange(query - farthest // leaf.step * leaf.step, query + 1, leaf.step)
     if isinstance(leaf, Block):
-        return np.arange(query // leaf.l * leaf.l, query + 1)
+        return torch.arange(query // leaf.l * leaf.l, query + 1)
     assert isinstance(leaf, Summary)
-    number = np.arange(leaf.cells_before(query + 1))
+    number = torch.arange(leaf.cells_before(query + 1))
     return number // leaf.c * leaf.l + leaf.cells.start + number % leaf.c

@@ -39,9 +39,8 @@ class Cache:
     def fill(self, block: int, keys: Tensor, values: Tensor, rows: slice = slice(None)) -> None:
         """Keeps what will still be needed of the first n positions, for some of the sequences."""
         for number, head in enumerate(self.heads[block]):
-            kept_at = head.kept(keys.shape[2])
-            at = torch.from_numpy(head.of(kept_at)).to(keys.device)
-            positions = torch.from_numpy(kept_at).to(keys.device)
+            positions = head.kept(keys.shape[2])
+            at, positions = head.of(positions).to(keys.device), positions.to(keys.device)
             for kept, given in ((self.keys, keys), (self.values, values)):
                 kept[block][rows, number, at] = given[:, number, positions].to(kept[block].dtype)
 

@@ -13,7 +13,6 @@ from functools import partial
 from math import sqrt
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,8 +61,8 @@ class Decoder:
     def _look(self, entry: int) -> tuple[Tensor, Seen]:
         """Where the heads of a block put the key of this position, and what they see."""
         heads = self.cache.heads[entry]
-        here = np.array([self.position])
-        at = torch.from_numpy(np.concatenate([head.of(here) for head in heads])).to(self.device)
+        here = torch.tensor([self.position])
+        at = torch.cat([head.of(here) for head in heads]).to(self.device)
         return at, seen(heads, self.position, self.device)
 
     def _attend(self, number: int, at: Tensor, seen: Seen, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
