@@ -21,10 +21,12 @@ FLOW = [
     "model",
     "samples",
     "data",
+    "evaluation",
     "training",
     "benchmarks",
     "plots",
     "doctor",
+    "evaluate_run",
     "demo",
     "cli",
 ]
