@@ -1,4 +1,5 @@
 import json
+from itertools import pairwise
 from math import fsum, log
 
 import numpy as np
@@ -33,7 +34,7 @@ def test_every_byte_is_scored_once_with_enough_context(case):
     assert {window.end - window.start for window in windows} == {min(length, context)}
     for window in windows[1:]:
         assert window.first - window.start >= min_context
-    for before, after in zip(windows[:-2], windows[1:-1]):
+    for before, after in pairwise(windows[:-1]):
         assert after.start - before.start == context - min_context
     assert (windows[0].first, windows[-1].end) == (0, length)
 
