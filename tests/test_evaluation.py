@@ -95,6 +95,18 @@ def test_the_same_bits_for_any_batch():
     assert len({bits_per_byte(network, data, min_context=24, batch=batch).nats for batch in (1, 2, 7, 50, 1000)}) == 1
 
 
+def test_all_passes_have_one_shape():
+    """A compiled model is compiled once. 13 windows are 4 passes of at most 4, as even as can be."""
+    network, shapes = model(), []
+    nats = network.nats
+    network.nats = lambda tokens: (shapes.append(tuple(tokens.shape)), nats(tokens))[1]
+    assert bits_per_byte(network, bytes(13 * CONTEXT), batch=4).windows == 13
+    assert shapes == [(4, CONTEXT)] * 4
+    shapes.clear()
+    bits_per_byte(network, bytes(9 * CONTEXT), batch=8)
+    assert shapes == [(5, CONTEXT)] * 2
+
+
 def test_items_are_scored_each_from_nothing():
     network = model()
     images = some_bytes(5, CONTEXT).to(torch.uint8)
@@ -132,10 +144,10 @@ def test_bytes_arrays_and_tensors_are_the_same():
 
 def test_progress_ends_with_the_result():
     told = []
-    found = bits_per_byte(model(), bytes(200), min_context=7, batch=4, progress=lambda *given: told.append(given))
+    found = bits_per_byte(model(), bytes(230), min_context=7, batch=4, progress=lambda *given: told.append(given))
     shares, scored, nats = zip(*told)
-    assert shares == (1 / 3, 2 / 3, 1.0)  # 12 windows.
-    assert scored[-1] == 200
+    assert shares == (1 / 4, 2 / 4, 3 / 4, 1.0)
+    assert scored[-1] == 230  # 14 windows, of which the last is computed three times.
     assert list(scored) == sorted(scored)
     assert nats[-1] == pytest.approx(found.nats)
 
