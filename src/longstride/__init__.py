@@ -16,6 +16,7 @@ from longstride.patterns import (
 from longstride.notation import parse
 from longstride.attention import attend
 from longstride.model import ModelConfig, SparseTransformer, preset
+from longstride.evaluation import bits_per_byte
 from longstride.version import __version__
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "ModelConfig",
     "SparseTransformer",
     "preset",
+    "bits_per_byte",
     "__version__",
 ]

@@ -5,6 +5,7 @@ longstride demo
 longstride presets
 longstride data prepare enwik8.zip enwik8
 longstride train text-small --data enwik8 --out run --steps 1000
+longstride eval run --split test --min-context 0 256 384
 longstride plot run run
 longstride plot attention run
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
@@ -29,6 +30,7 @@ from longstride.training.config import TrainConfig
 from longstride.training.ranks import SAID, is_joined
 
 Kind = Literal["text", "images", "audio", "bytes"]
+Precision = Literal["float32", "bfloat16", "float16", "float64"]
 LEFT = ("model.safetensors", "curve.png", "sample-data.*", "sample-model.*", "metrics.jsonl", "checkpoints")
 """What a run leaves in its folder."""
 
@@ -226,6 +228,39 @@ def _resumed(words: Sequence[str]) -> TrainConfig | None:
     return TrainConfig.from_json(path.read_text(), str(path)) if path.is_file() else None
 
 
+def evaluate(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")],
+    data: Path | None = None,
+    split: str = "valid",
+    min_context: tuple[int, ...] = (0,),
+    checkpoint: str | None = None,
+    batch: int | None = None,
+    device: str = "auto",
+    precision: Precision | None = None,
+    most_bytes: int | None = None,
+    json: Path | None = None,
+) -> None:
+    """Bits per byte of a split, every byte scored once. Example: longstride eval RUN --split test --min-context 0 256
+
+    Args:
+        folder: A run, whose best weights are taken, or a saved model.
+        data: A prepared store, or a source; left out, what the run was trained on.
+        split: train, valid or test.
+        min_context: Bytes that each scored byte has before it at least, those of the first window aside; a row of the
+            table for each. More cost n / (n - min context) times as much, for a context of n. For images 0.
+        checkpoint: One of the run's, such as step-1000, instead of its best weights.
+        batch: Windows at a time; left out, as many as have 65,536 bytes. It changes nothing but rounding.
+        device: Auto is the GPU if there is one.
+        precision: Of activations; left out, what the model has.
+        most_bytes: Score the first so many bytes only.
+        json: The file for the results, with all they depend on. Left out: eval-SPLIT.json in the run, if the data is its
+            own.
+    """
+    from longstride.evaluate_run import evaluate as run
+
+    run(folder, data, split, min_context, checkpoint, batch, device, precision, most_bytes, json)
+
+
 def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="")]) -> None:
     """Measure our patterns beside SDPA dense and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
     from longstride.benchmarks.attention import run
@@ -253,6 +288,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "data prepare": data_prepare,
     "data fetch": data_fetch,
     "train": train,
+    "eval": evaluate,
     "plot run": plot_run,
     "plot attention": plot_attention,
     "plot patterns": plot_patterns,
@@ -292,7 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if type(error).__name__ != "OutOfMemoryError":
             raise
         first = str(error).splitlines()[0]
-        print(f"longstride: {first} Try --accumulate, --model.recompute on, or a smaller --batch.", file=sys.stderr)
+        save = "a smaller --batch" if verb == "eval" else "--accumulate, --model.recompute on, or a smaller --batch"
+        print(f"longstride: {first} Try {save}.", file=sys.stderr)
         _end(2, at_once=is_joined())
     except KeyboardInterrupt:
         if _speaks():

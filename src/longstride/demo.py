@@ -2,20 +2,17 @@
 
 import gzip
 import lzma
-from math import log
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from longstride import samples
 from longstride.checks import whole_number
-from longstride.data.loader import Sequences
 from longstride.data.store import Store, open_store, write_store
+from longstride.evaluation import bits_per_byte
 from longstride.model import SparseTransformer
 from longstride.training import train, train_preset
-from longstride.training.validation import validate
 
 HELD_OUT = 195 * 512
 """The last bytes of the text, whole sequences of text-small; those before them choose the best weights."""
@@ -54,9 +51,7 @@ def demo(folder: Path, steps: int, console: Console | None = None) -> float:
 
 def held_out_bits(model: SparseTransformer, store: Store) -> float:
     """Bits per byte of the test split, each sequence of the context's length from nothing."""
-    sequences = Sequences(store.split("test"), model.config.context)
-    starts = sequences.spread(len(sequences.data))
-    return validate(model, sequences, starts, 8, torch.device("cpu")) / log(2)
+    return bits_per_byte(model, store.split("test"), batch=8).bits_per_byte
 
 
 def compressed_bits(store: Store) -> dict[str, float]:

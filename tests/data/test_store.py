@@ -116,6 +116,7 @@ def test_changed_bytes_are_found(folder):
     (folder / "valid.bin").write_bytes(bytes(5))
     with pytest.raises(ValueError, match=r"valid.bin has SHA-256 .*; manifest.json says"):
         verify(open_store(folder))
+    verify(open_store(folder), ["train"])
     (folder / "valid.bin").unlink()
     with pytest.raises(ValueError, match=r"valid.bin is missing; manifest.json names it, with 5 bytes"):
         open_store(folder)

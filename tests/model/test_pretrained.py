@@ -24,6 +24,22 @@ def test_a_model_comes_back(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_a_checkpoint_has_its_runs_config(folder):
+    """Unless it has one of its own, as a model that was saved there by hand."""
+    checkpoint = folder / "checkpoints/step-5"
+    other = model(seed=1, dropout=0.1)
+    other.save_pretrained(checkpoint)
+    for own in (True, False):
+        (folder / "config.json").write_text(model(layers=2).config.to_json() if own else other.config.to_json())
+        found = SparseTransformer.from_pretrained(checkpoint)
+        assert found.config == other.config
+        assert torch.equal(found.eval()(some_bytes()), other.eval()(some_bytes()))
+        (checkpoint / "config.json").unlink(missing_ok=True)
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"step-5 is no saved model: it has no config.json"):
+        SparseTransformer.from_pretrained(checkpoint)
+
+
 def test_what_leaves_the_weights_alone_can_be_changed(folder):
     changed = SparseTransformer.from_pretrained(folder, precision="bfloat16", recompute="on", dropout=0.0, chunk=4)
     assert (changed.config.precision, changed.config.recompute, changed.config.chunk) == ("bfloat16", "on", 4)

@@ -31,13 +31,16 @@ def save_weights(folder: Path, weights: dict[str, Tensor]) -> None:
 
 def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict[str, Tensor]]:
     folder = Path(folder)
-    for name in ("config.json", "model.safetensors"):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder} is no saved model: it has no {name}")
+    settings = folder / "config.json"
+    if not settings.is_file() and folder.parent.name == "checkpoints":  # Of a run, which has one for all.
+        settings = folder.parent.parent / "config.json"
+    for path in (settings, folder / "model.safetensors"):
+        if not path.is_file():
+            raise ValueError(f"{folder} is no saved model: it has no {path.name}")
     for name in changes:
         if name not in CHANGEABLE:
             raise ValueError(f"from_pretrained: {name} cannot be changed, only {', '.join(CHANGEABLE)}")
-    config = replace(_config(folder / "config.json"), **changes)
+    config = replace(_config(settings), **changes)
     try:
         weights = load_file(folder / "model.safetensors")
     except Exception as error:  # Of any kind: who wrote the file may have meant harm.

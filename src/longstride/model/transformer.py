@@ -135,7 +135,10 @@ class SparseTransformer(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **changes: Any) -> "SparseTransformer":
-        """A model as it was saved. `changes` are fields of the config that leave the weights as they are, as precision."""
+        """A model as it was saved: a folder of `save_pretrained`, a run, or one of a run's checkpoints/step-N.
+
+        `changes` are fields of the config that leave the weights as they are, as precision.
+        """
         config, weights = pretrained.load(folder, changes)
         with torch.device("meta"):
             model = cls(config)

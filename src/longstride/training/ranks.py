@@ -51,17 +51,17 @@ class Ranks:
     def first(self) -> bool:
         return self.rank == 0
 
-    def device(self, name: str) -> torch.device:
-        """The one that this process uses: of several GPUs its own."""
+    def device(self, name: str, owner: str = "train") -> torch.device:
+        """The one that this process uses: of several GPUs its own. `owner` is whom errors name."""
         if not dist.is_initialized() or name not in ("auto", "cuda") or not torch.cuda.is_available():
-            return choose_device("train", name)
+            return choose_device(owner, name)
         if self.local >= torch.cuda.device_count():
             raise ValueError(
-                f"train: process {self.local} of this machine has no GPU, as there are {torch.cuda.device_count()}; "
+                f"{owner}: process {self.local} of this machine has no GPU, as there are {torch.cuda.device_count()}; "
                 f"start torchrun with --nproc-per-node {torch.cuda.device_count()}"
             )
         torch.cuda.set_device(self.local)  # Before anything is done there: else all begin with the first one.
-        return choose_device("train", f"cuda:{self.local}")
+        return choose_device(owner, f"cuda:{self.local}")
 
     def wait(self) -> None:
         """Until all processes are here."""

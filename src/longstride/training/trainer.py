@@ -197,7 +197,7 @@ class Trainer:
     def validate(self) -> float:
         """Bits per byte; better weights than before are kept as the run's."""
         with self._averaged():
-            bits = validate(self.model, self.held_out, self.fixed, self.rows, self.device, self.ranks) / log(2)
+            bits = validate(self.model, self.held_out, self.fixed, self.rows, self.ranks) / log(2)
             if isfinite(bits) and (self.best is None or bits < self.best):
                 self.best, self.best_step, self.without_better = bits, self.step, 0
                 weights = {name: x.cpu() for name, x in whole_weights(self.model) if self.ranks.first}

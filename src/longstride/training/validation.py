@@ -1,30 +1,22 @@
 """Bits per byte of a fixed part of a split: the same bytes every time, each scored once."""
 
-import numpy as np
+from math import fsum
+
 import torch
 from torch import Tensor
 
 from longstride.data.loader import Places, Sequences
+from longstride.evaluation import Window, score
 from longstride.model import SparseTransformer
 from longstride.training.ranks import ALONE, Ranks
 
 
-@torch.no_grad()
 def validate(
-    model: SparseTransformer, sequences: Sequences, starts: Places, batch: int, device: torch.device, ranks: Ranks = ALONE
+    model: SparseTransformer, sequences: Sequences, starts: Places, batch: int, ranks: Ranks = ALONE
 ) -> float:  # fmt: skip
-    """Nats per byte. Each process has some of the sequences; sums are put in one order, added, and divided once."""
-    model.eval()
-    rounds = -(-len(starts) // ranks.count)
-    # All do the same number of passes, as a spread model needs; what is one too many is left out of the sum.
-    own = starts[np.minimum(np.arange(rounds) * ranks.count + ranks.rank, len(starts) - 1)]
-    sums = []
-    for first in range(0, rounds, batch):
-        tokens = torch.from_numpy(sequences.at(own[first : first + batch])).to(device)
-        sums.append(model.nats(tokens).double().sum(1))
-    model.train()
-    total = ranks.gather(torch.cat(sums)).T.flatten()[: len(starts)].sum()
-    return float(total) / (len(starts) * sequences.context)
+    """Nats per byte of the sequences, each from nothing."""
+    windows = [Window(start, start + sequences.context, start) for start in starts.tolist()]
+    return fsum(score(model, sequences.data, windows, batch, ranks)) / (len(windows) * sequences.context)
 
 
 @torch.no_grad()

@@ -1,0 +1,260 @@
+"""A run's or a saved model's bits per byte of a split, a row for each minimum context: the paper's table 3.
+
+longstride eval RUN --split test --min-context 0 256 384
+"""
+
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from math import log
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from longstride.atomic import atomic_path, writable
+from longstride.benchmarks.measure import machine
+from longstride.checks import suggest, whole_number
+from longstride.data.prepare import open_data
+from longstride.data.store import Store, verify
+from longstride.evaluation import Bytes, Score, bits_per_byte, check_min_context
+from longstride.model import ModelConfig, SparseTransformer
+from longstride.training.config import TrainConfig
+from longstride.training.ranks import Ranks, joined
+from longstride.training.progress import duration
+from longstride.training.run import Run
+from longstride.training.sealed import check, is_sealed
+
+WEIGHTS = "model.safetensors"
+TENTHS = 10
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is evaluated."""
+
+    folder: Path
+    weights: Path
+    """The folder that they are in: of a run, or of one of its checkpoints."""
+    config: TrainConfig | None
+    """Of a run; a saved model has none."""
+
+
+def evaluate(
+    folder: Path,
+    data: Path | None = None,
+    split: str = "valid",
+    min_context: Sequence[int] = (0,),
+    checkpoint: str | None = None,
+    batch: int | None = None,
+    device: str = "auto",
+    precision: str | None = None,
+    most_bytes: int | None = None,
+    results: Path | None = None,
+) -> list[Score]:
+    """Scores the split once for each minimum context, prints a table, and writes JSON. `longstride eval --help` has more.
+
+    Processes that torchrun has started share the windows; the first one prints and writes.
+    """
+    source = _source(folder, checkpoint)
+    with joined(device) as ranks:
+        place = ranks.device(device, "eval")
+        store = ranks.first_on_each_machine(lambda: _data(source, data, split))
+        model = SparseTransformer.from_pretrained(source.weights, **({"precision": precision} if precision else {}))
+        _fits(store, model.config)
+        contexts = [check_min_context("eval", one, model.config.context, bool(store.item)) for one in min_context]
+        if len(set(contexts)) < max(1, len(contexts)):
+            raise ValueError(f"eval: min_context must be one or more different ones, got {contexts}")
+        if batch is not None:
+            whole_number("eval", "batch", batch, 1)
+        some = _part(store, split, most_bytes)
+        own = _is_the_runs(source, store, data)
+        if results is None and own:
+            of = f"-{checkpoint}" if checkpoint else ""
+            part = f"-first-{some.size}" if some.size < store.splits[split] else ""
+            results = source.folder / f"eval-{split}{of}{part}.json"
+        if results is not None:
+            _check_target(results)
+        about = {
+            "evaluated": str(source.weights),
+            "weights_sha256": _digest(source.weights / WEIGHTS, ranks),
+            "model": asdict(model.config),
+            "data": {"path": str(store.folder), "kind": store.kind, "split": split, "sha256": store.sha256[split]},
+            "bytes": some.size,
+            "min_context": contexts,
+            "batch": batch,
+            "processes": ranks.count,
+            "machine": machine(place),
+        }
+        model = model.to(place)
+        console = Console(file=sys.stderr if ranks.first else io.StringIO())
+        rows: list[Score] = []
+        for one in contexts:
+            with Meter(console, f"min context {one:,}", some.size, ranks.count) as meter:
+                rows.append(bits_per_byte(model, some, min_context=one, batch=batch, ranks=ranks, progress=meter))
+            if ranks.first and results is not None:  # After each row: the next may take hours.
+                _write(results, {**about, "rows": [asdict(row) for row in rows]})
+        if ranks.first:
+            _show(source, store, split, rows)
+            if results is not None:
+                print(f"wrote {results}")
+    return rows
+
+
+class Meter:
+    """How far an evaluation is: a bar on a terminal, a line for every tenth elsewhere."""
+
+    def __init__(self, console: Console, name: str, total: int, processes: int) -> None:
+        self.console, self.name, self.total, self.processes = console, name, total, processes
+        self.begun = perf_counter()
+        self.tenths = 0
+        self.stack = ExitStack()
+        self.live: Progress | None = None
+        if console.is_terminal:
+            self.live = Progress(BarColumn(10), TextColumn("{task.fields[line]}"), console=console, transient=True)
+            self.task = self.live.add_task(name, total=1.0, line=name)
+
+    def __enter__(self) -> "Meter":
+        if self.live is not None:
+            self.stack.enter_context(self.live)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stack.close()
+
+    def __call__(self, share: float, scored: int, nats: float) -> None:
+        """Of this process. Others are about as far."""
+        left = (perf_counter() - self.begun) * (1 - share) / share
+        done = min(scored * self.processes, self.total)
+        bits = f"{nats / scored / log(2):.4f} bits/byte" if scored else ""
+        line = f"{self.name}  {done:,} of {self.total:,} bytes  {bits}  {duration(left)} left"
+        if self.live is not None:
+            self.live.update(self.task, completed=share, line=line)
+        elif int(share * TENTHS) > self.tenths:
+            self.tenths = int(share * TENTHS)
+            self.console.print(line, highlight=False, soft_wrap=True)
+
+
+def _source(folder: Path, checkpoint: str | None) -> Source:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"eval: {folder} is no run and no saved model: it has no config.json")
+    text = path.read_text(errors="replace")
+    try:
+        is_run = isinstance(json.loads(text)["model"], dict)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        is_run = False
+    if not is_run:
+        ModelConfig.from_json(text, str(path))
+        if checkpoint is not None:
+            raise ValueError(f"eval: checkpoint = {checkpoint!r} is for runs, and {folder} is a saved model; leave it out")
+        return Source(folder, folder, None)
+    config = TrainConfig.from_json(text, str(path))
+    there = sorted((one for one in (folder / "checkpoints").glob("step-*") if is_sealed(one)), key=_step)
+    names = [one.name for one in there]
+    if checkpoint is not None:
+        if checkpoint not in names:
+            known = suggest(checkpoint, names) if names else "it has none yet"
+            raise ValueError(f"eval: {folder} has no checkpoint {checkpoint!r}; {known}")
+        check(folder / "checkpoints" / checkpoint)
+        return Source(folder, folder / "checkpoints" / checkpoint, config)
+    if not (folder / WEIGHTS).is_file():
+        hint = f", or give --checkpoint {names[-1]}" if names else ""
+        raise ValueError(
+            f"eval: {folder} has no weights yet: {WEIGHTS} comes with its first validation, "
+            f"after step {min(config.validate_every, config.steps)}; wait for it{hint}"
+        )
+    return Source(folder, folder, config)
+
+
+def _step(folder: Path) -> tuple[int, str]:
+    number = folder.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else -1, number
+
+
+def _data(source: Source, data: Path | None, split: str) -> Store:
+    """The store, after the split was looked at, byte by byte."""
+    if data is None:
+        if source.config is None:
+            raise ValueError(f"eval: --data must be given: {source.folder} is a saved model, which does not name its data")
+        data = Path(source.config.data)
+        if not data.exists():
+            raise ValueError(f"eval: {data}, which {source.folder} was trained on, is not here; give --data")
+    store = open_data(data)
+    store.path(split)
+    verify(store, [split])
+    return store
+
+
+def _is_the_runs(source: Source, store: Store, data: Path | None) -> bool:
+    """Whether these are the bytes that the run began with. Others must be asked for."""
+    if source.config is None:
+        return False
+    try:
+        Run(source.folder).check_data(store)
+    except ValueError as error:
+        if data is None:
+            raise ValueError(f"eval: {str(error).removeprefix('train: ')}") from None
+        return False
+    return True
+
+
+def _fits(store: Store, config: ModelConfig) -> None:
+    if store.item_bytes is not None and store.item_bytes != config.context:
+        raise ValueError(
+            f"eval: {store.folder} has images of {store.item_bytes:,} bytes, and the model's context is {config.context:,}"
+        )
+    sizes = config.positions.sizes
+    if len(sizes) == 3 and store.item != sizes:
+        have = f"images of {' x '.join(map(str, store.item))}" if store.item else store.kind
+        raise ValueError(f"eval: {store.folder} has {have}, and the model is for images of {' x '.join(map(str, sizes))}")
+
+
+def _part(store: Store, split: str, most: int | None) -> Bytes:
+    """What is scored: the split or its first bytes; of images whole ones, [images, bytes]."""
+    found: Bytes = store.split(split)
+    if most is not None:
+        most = whole_number("eval", "most_bytes", most, store.item_bytes or 1)
+        found = found[: most - most % (store.item_bytes or 1)]
+    return found if store.item_bytes is None else found.reshape(-1, store.item_bytes)
+
+
+def _check_target(path: Path) -> None:
+    """Before the work."""
+    if not path.parent.is_dir():
+        raise ValueError(f"eval: json = {str(path)!r} cannot be written: there is no folder {path.parent}; make it first")
+    writable("eval", "json", path)
+
+
+def _digest(path: Path, ranks: Ranks) -> str:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    # A run that goes on may have found better ones.
+    if len(set(ranks.gather(torch.tensor(int(found[:15], 16))).tolist())) > 1:
+        raise ValueError(f"eval: {path} changed while it was read; evaluate once more")
+    return found
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _show(source: Source, store: Store, split: str, rows: Sequence[Score]) -> None:
+    console = Console()
+    scored = f"{rows[0].bytes:,} of {store.splits[split]:,}"
+    console.print(f"{source.weights} on {split} of {store.folder}: {scored} bytes", highlight=False, soft_wrap=True)
+    table = Table()
+    for name in ("min context", "bits per dim = bits per byte" if store.item else "bits per byte", "windows", "time"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(f"{row.min_context:,}", f"{row.bits_per_byte:.4f}", f"{row.windows:,}", duration(row.seconds))
+    console.print(table)
