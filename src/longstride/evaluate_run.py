@@ -28,8 +28,8 @@ from longstride.data.store import Store, verify
 from longstride.evaluation import Bytes, Score, bits_per_byte, check_min_context
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.training.config import TrainConfig
-from longstride.training.ranks import Ranks, joined
 from longstride.training.progress import duration
+from longstride.training.ranks import Ranks, joined
 from longstride.training.run import Run
 from longstride.training.sealed import check, is_sealed
 
