@@ -4,38 +4,67 @@ alone, so that samples are the same whatever else is made beside them.
 Shapes: logits and probabilities [batch, 256]; numbers of samples, uniform and bytes [batch].
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from longstride.checks import whole_number
 
 MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 BITS = 32
 """Of a random number: few enough that it stays below 1 when it is multiplied by a sum of probabilities."""
 
 
-def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> Tensor:
+@dataclass(frozen=True)
+class Choice:
+    """How bytes are chosen."""
+
+    temperature: float = 1.0
+    """Below 1 likely bytes become likelier; 1 is what the network has learned."""
+    top_k: int | None = None
+    """Only the k most likely bytes."""
+    top_p: float | None = None
+    """Only the fewest bytes that together have this probability."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(
+                f"generate: temperature must be above 0, got {self.temperature}; top_k = 1 takes the most likely byte"
+            )
+        if self.top_k is not None:
+            whole_number("generate", "top_k", self.top_k, 1)
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"generate: top_p must be above 0 and at most 1, got {self.top_p}")
+
+    @property
+    def filters(self) -> bool:
+        return self.top_k is not None or self.top_p is not None
+
+
+def probabilities(logits: Tensor, choice: Choice) -> Tensor:
     """softmax(logits / temperature) in float64, then only the `top_k` most likely, and of these the fewest that together
     have `top_p`. Of equally likely bytes the smaller comes first. They need not sum to 1."""
-    found = torch.softmax(logits.double() / temperature, -1)
-    if top_k is None and top_p is None:
+    found = torch.softmax(logits.double() / choice.temperature, -1)
+    if not choice.filters:
         return found
     ordered, byte = torch.sort(found, dim=-1, descending=True, stable=True)
-    if top_k is not None:
-        ordered[:, top_k:] = 0
-    if top_p is not None:
+    if choice.top_k is not None:
+        ordered[:, choice.top_k :] = 0
+    if choice.top_p is not None:
         before = ordered.cumsum(-1) - ordered
-        ordered = torch.where(before < top_p * ordered.sum(-1, keepdim=True), ordered, 0)
+        ordered = torch.where(before < choice.top_p * ordered.sum(-1, keepdim=True), ordered, 0)
     return torch.zeros_like(found).scatter(-1, byte, ordered)
 
 
-def uniform(seed: int, samples: Tensor, position: int | Tensor) -> Tensor:
-    """In [0, 1), another for every seed, sample and position (splitmix64, over whole numbers that wrap)."""
-    state = _mixed(stream_state(seed, samples) + position)
-    return _shifted(state, 64 - BITS).double() * 2.0**-BITS
-
-
 def stream_state(seed: int, samples: Tensor) -> Tensor:
-    """What the seed and a sample's number become, before the position is added."""
+    """What the seed and the numbers of samples become: whole numbers, mixed (splitmix64; they wrap)."""
     return _mixed(_mixed(torch.as_tensor(_signed(seed), device=samples.device)) + samples)
+
+
+def uniform(state: Tensor, position: int) -> Tensor:
+    """In [0, 1), another for every seed, sample and position."""
+    return _shifted(_mixed(state + position), 64 - BITS).double() * 2.0**-BITS
 
 
 def pick(probabilities: Tensor, uniform: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from longstride.attention.decode import Seen, decode, seen
 from longstride.model import SparseTransformer
 from longstride.model.cache import Cache
 from longstride.model.layers import Linear
+from longstride.sampling.choose import Choice, pick, probabilities, uniform
 
 PREFILL = 2**17
 """Positions that are computed at a time."""
@@ -86,6 +87,31 @@ def _attend_and_keep(block: Any, cache: Cache, number: int, rows: slice, q: Tens
     cache.fill(number, k, v, rows)
     found: Tensor = block.attention.attend(q, k, v)
     return found
+
+
+class Plain:
+    """Streams from the beginning on, all at the same position, by a `Decoder`."""
+
+    def __init__(self, model: SparseTransformer, batch: int, length: int) -> None:
+        self.decoder = Decoder(model, batch, length)
+        self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.decoder.device)
+
+    @property
+    def position(self) -> int:
+        return self.decoder.position
+
+    def prefill(self, tokens: Tensor) -> None:
+        self.tokens[:, : tokens.shape[1]] = tokens
+        self.decoder.prefill(tokens)
+
+    def make(self, steps: int, known: Tensor, state: Tensor, choice: Choice) -> Tensor:
+        """The next bytes, [batch, steps]. Of a stream those below `known` [batch] are what `tokens` has."""
+        first = self.position
+        for here in range(first, first + steps):
+            logits = self.decoder.step(self.tokens[:, here - 1] if here else None)
+            chosen = pick(probabilities(logits, choice), uniform(state, here))
+            self.tokens[:, here] = torch.where(here < known, self.tokens[:, here], chosen)
+        return self.tokens[:, first : first + steps]
 
 
 def make_cache(model: SparseTransformer, batch: int, length: int) -> Cache:

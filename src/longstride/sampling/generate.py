@@ -7,12 +7,11 @@ for new in generate(model, [b"The ", b"Once upon a time"], length=200):
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from longstride.checks import whole_number
 from longstride.model import SparseTransformer
-from longstride.sampling.choose import pick, probabilities, uniform
-from longstride.sampling.decoder import Decoder
+from longstride.sampling.choose import Choice, stream_state
+from longstride.sampling.streams import PIECE, open_streams
 
 
 def generate(
@@ -28,48 +27,33 @@ def generate(
 
     Shorter prompts begin to be continued earlier, and end earlier.
     """
-    check_settings(temperature, top_k, top_p)
+    choice = Choice(temperature, top_k, top_p)
     prompts = [bytes(prompt) for prompt in prompts]
-    context = model.config.context
-    ends = [_end(number, prompt, length, context) for number, prompt in enumerate(prompts)]
-    return _generate(model, prompts, ends, temperature, top_k, top_p, seed, first)
+    ends = [_end(number, prompt, length, model.config.context) for number, prompt in enumerate(prompts)]
+    return _generate(model, prompts, ends, choice, seed, first) if prompts else iter(())
 
 
 def _generate(
-    model: SparseTransformer, prompts: list[bytes], ends: list[int], temperature: float, top_k: int | None,
-    top_p: float | None, seed: int, first: int,
+    model: SparseTransformer, prompts: list[bytes], ends: list[int], choice: Choice, seed: int, first: int
 ) -> Iterator[list[bytes]]:  # fmt: skip
-    if not prompts:
-        return
+    streams = open_streams(model, len(prompts), max(ends))
+    device = streams.tokens.device
     shared = min(map(len, prompts))
-    decoder = Decoder(model, len(prompts), max(ends))
-    known = torch.tensor([list(prompt[:shared]) for prompt in prompts], dtype=torch.uint8, device=decoder.device)
-    decoder.prefill(known.view(len(prompts), shared))
-    previous: Tensor | None = known[:, -1] if shared else None
-    samples = torch.arange(first, first + len(prompts), device=decoder.device)
-    for position in range(shared, max(ends)):
-        logits = decoder.step(previous)
-        chosen = pick(probabilities(logits, temperature, top_k, top_p), uniform(seed, samples, position))
-        bytes_here = chosen.tolist()
-        given = [prompt[position] if position < len(prompt) else None for prompt in prompts]
-        if any(byte is not None for byte in given):
-            bytes_here = [new if old is None else old for new, old in zip(bytes_here, given)]
-            chosen = torch.tensor(bytes_here, dtype=torch.uint8, device=decoder.device)
+    for row, prompt in zip(streams.tokens, prompts):
+        if prompt:
+            row[: len(prompt)] = torch.frombuffer(bytearray(prompt), dtype=torch.uint8)
+    streams.prefill(streams.tokens[:, :shared].clone())
+    # Who has a longer prompt is given its bytes, while the others' are made.
+    known = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32, device=device)
+    state = stream_state(seed, torch.arange(first, first + len(prompts), device=device))
+    piece = PIECE if device.type == "cuda" else 1
+    while (here := streams.position) < max(ends):
+        steps = min(piece, max(ends) - here)
+        made = streams.make(steps, known, state, choice).cpu().numpy()
         yield [
-            bytes([byte]) if len(prompt) <= position < end else b"" for byte, prompt, end in zip(bytes_here, prompts, ends)
-        ]
-        previous = chosen
-
-
-def check_settings(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not 0 < temperature < float("inf"):
-        raise ValueError(
-            f"generate: temperature must be above 0, got {temperature}; top_k = 1 takes the most likely byte each time"
-        )
-    if top_k is not None:
-        whole_number("generate", "top_k", top_k, 1)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"generate: top_p must be above 0 and at most 1, got {top_p}")
+            row[max(0, len(prompt) - here) : max(0, end - here)].tobytes()
+            for row, prompt, end in zip(made, prompts, ends)
+        ]  # fmt: skip
 
 
 def _end(number: int, prompt: bytes, length: int | None, context: int) -> int:

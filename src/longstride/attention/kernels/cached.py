@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longstride.attention.kernels.meeting import fresh, wait
 from longstride.attention.slots import Slots
 from longstride.patterns import Block, Dilated, Summary
 
@@ -150,27 +149,28 @@ def load_tile(base, slot, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def attend_part(
-    q, new_key, new_value, newest, listed, count, keys, values, split, counter, target, WAIT: tl.constexpr,
-    SPLITS: tl.constexpr, TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr,
+def first_tile(
+    listed, count, keys, values, split, TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr,
     BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """The first slots of part `split` of those `listed`, with their keys and values."""
+    number = split * TILE + tl.arange(0, TILE)
+    slot = tl.load(listed + number, number < count, -1)
+    return slot, load_tile(keys, slot, D_QK, BLOCK_QK), load_tile(values, slot, D_V, BLOCK_V)
+
+
+@triton.jit
+def attend_part(
+    query, key_here, value_here, newest, slot, key, value, listed, count, keys, values, split, SPLITS: tl.constexpr,
+    TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """What part `split` of a query's keys gives: the largest score, the sum of weights, and of weighted values [BLOCK_V].
 
-    q is float32 and has the scale and log2(e) in it. The keys are the `count` that are `listed`, and the newest, if `newest`
-    is not below 0. The others were there before this byte: with WAIT the first tile of them is loaded, and then others are
-    waited for who write q and the newest key and value. Each row of a tile has a softmax of its own until the end: so rows
-    meet once, not in every tile.
+    query [BLOCK_QK] is float32 and has the scale and log2(e) in it. The keys are those `listed`, of which `first_tile` has
+    some already, and `key_here`, its own, if `newest` is not below 0. Each row of a tile has a softmax of its own until the
+    end: so rows meet once, not in every tile.
     """
-    across, along, row = tl.arange(0, BLOCK_QK), tl.arange(0, BLOCK_V), tl.arange(0, TILE)
-    slot = tl.load(listed + split * TILE + row, split * TILE + row < count, -1)
-    key = load_tile(keys, slot, D_QK, BLOCK_QK)
-    value = load_tile(values, slot, D_V, BLOCK_V)
-    if WAIT:
-        wait(counter, target)
-    query = fresh(q + across, across < D_QK)
-    key_here = fresh(new_key + across, (across < D_QK) & (newest >= 0)).to(tl.float32)
-    value_here = fresh(new_value + along, (along < D_V) & (newest >= 0)).to(tl.float32)
+    row = tl.arange(0, TILE)
     largest = tl.where(slot >= 0, tl.sum(key * query[None, :], 1), float("-inf"))
     total = tl.where(slot >= 0, 1.0, 0.0)
     result = value.to(tl.float32)

@@ -19,32 +19,15 @@ Shapes: width W, inner F, streams B, heads H. Activations are float32 throughout
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.cached import attend_part
+from longstride.attention.kernels.cached import attend_part, first_tile
 from longstride.attention.kernels.meeting import arrive, fresh, wait, wide
-
-EPSILON = tl.constexpr(1e-5)
-SLOPE = tl.constexpr(1.702)
-BYTES = tl.constexpr(256)
-START = tl.constexpr(256)
-"""The row of the start vector, after those of the bytes."""
+from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embed, normalized
 
 
 @triton.jit
-def add_both(a_1, a_2, b_1, b_2):
-    return a_1 + b_1, a_2 + b_2
-
-
-@triton.jit
-def normalized(x, weight, bias, W: tl.constexpr, BLOCK_W: tl.constexpr):
+def normalized_row(x, weight, bias, W: tl.constexpr, BLOCK_W: tl.constexpr):
     across = tl.arange(0, BLOCK_W)
-    inside = across < W
-    x = fresh(x + across, inside)
-    scale = tl.load(weight + across, inside, 0.0)
-    shift = tl.load(bias + across, inside, 0.0)
-    sum_1, sum_2 = tl.reduce((x, x * x), 0, add_both)
-    mean = sum_1 / W
-    deviation = tl.sqrt(tl.maximum(sum_2 / W - mean * mean, 0.0) + EPSILON)
-    return tl.where(inside, (x - mean) / deviation * scale + shift, 0.0)
+    return normalized(fresh(x + across, across < W), weight, bias, W, BLOCK_W)
 
 
 @triton.jit
@@ -53,35 +36,6 @@ def rows_of(weight, program, OUT: tl.constexpr, IN: tl.constexpr, ROWS: tl.const
     row = program * ROWS + tl.arange(0, ROWS)
     across = tl.arange(0, BLOCK_IN)
     return tl.load(weight + row[:, None] * IN + across[None, :], (row < OUT)[:, None] & (across < IN)[None, :], 0.0)
-
-
-@triton.jit
-def mixed(x):
-    x = x + 0x9E3779B97F4A7C15
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)
-
-
-@triton.jit
-def choose(logits, state, position, temperature, top_k, top_p, FILTERED: tl.constexpr):
-    """The byte, as `choose.py` has it: `state` is that of seed and sample."""
-    byte = tl.arange(0, BYTES)
-    logit = tl.load(logits + byte, cache_modifier=".cg").to(tl.float64) / temperature
-    likely = tl.exp(logit - tl.max(logit, 0))
-    likely = likely / tl.sum(likely, 0)
-    if FILTERED:
-        # Who comes before whom: [those before, each byte].
-        ahead = (likely[:, None] > likely[None, :]) | (
-            (likely[:, None] == likely[None, :]) & (byte[:, None] < byte[None, :])
-        )
-        rank = tl.sum(ahead.to(tl.int32), 0)
-        likely = tl.where(rank < top_k, likely, 0.0)
-        before = tl.sum(tl.where(ahead, likely[:, None], 0.0), 0)
-        likely = tl.where(before < top_p * tl.sum(likely, 0), likely, 0.0)
-    sums = tl.cumsum(likely, 0)
-    uniform = (mixed(state.to(tl.uint64) + wide(position).to(tl.uint64)) >> 32).to(tl.float64) * 2.3283064365386963e-10
-    return tl.sum((sums <= uniform * tl.max(sums, 0)).to(tl.int32), 0)
 
 
 @triton.jit
@@ -102,7 +56,7 @@ def query_key_value(
     added = tl.load(bias + row, row < OUT, 0.0)
     wait(counter, target)
     for stream in tl.static_range(B):
-        x = normalized(h + stream * W, norm, shift, W, BLOCK_W)
+        x = normalized_row(h + stream * W, norm, shift, W, BLOCK_W)
         y = tl.sum(part.to(tl.float32) * x[None, :], 1) + added
         tl.store(q + stream * QK + row, y * scale, row < QK)
         place = (stream * H + head).to(tl.int64) * slots + slot
@@ -118,8 +72,9 @@ def look(
     B: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, SPLITS: tl.constexpr, TURNS: tl.constexpr,
     PROGRAMS: tl.constexpr, TILE: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Phase 2: what each part of a head's keys gives."""
-    along = tl.arange(0, BLOCK_V)
+    """Phase 2: what each part of a head's keys gives. All but the newest were there before: some are loaded while phase 1
+    goes on."""
+    across, along = tl.arange(0, BLOCK_QK), tl.arange(0, BLOCK_V)
     for turn in tl.static_range(TURNS):
         item = program + turn * PROGRAMS
         split = item % SPLITS
@@ -128,10 +83,16 @@ def look(
         newest = tl.where(split == 0, tl.load(own + pattern), -1)
         key_base = keys + wide(head) * slots * D_QK
         value_base = values + wide(head) * slots * D_V
+        listed, count = seen + wide(pattern) * most, tl.load(counts + pattern)
+        slot, key, value = first_tile(listed, count, key_base, value_base, split, TILE, D_QK, D_V, BLOCK_QK, BLOCK_V)
+        if turn == 0:
+            wait(counter, target)
+        query = fresh(q + head * D_QK + across, across < D_QK)
+        key_here = fresh(key_base + wide(newest) * D_QK + across, (across < D_QK) & (newest >= 0))
+        value_here = fresh(value_base + wide(newest) * D_V + along, (along < D_V) & (newest >= 0)).to(tl.float32)
         top, total, result = attend_part(
-            q + head * D_QK, key_base + wide(newest) * D_QK, value_base + wide(newest) * D_V, newest,
-            seen + wide(pattern) * most, tl.load(counts + pattern), key_base, value_base, split, counter, target, turn == 0,
-            SPLITS, TILE, D_QK, D_V, BLOCK_QK, BLOCK_V,
+            query, key_here, value_here, newest, slot, key, value, listed, count, key_base, value_base, split, SPLITS, TILE,
+            D_QK, D_V, BLOCK_QK, BLOCK_V,
         )  # fmt: skip
         if item < B * H * SPLITS:
             tl.store(part_top + item, top)
@@ -185,7 +146,7 @@ def inner_layer(
     added = tl.load(bias + row, row < F, 0.0)
     wait(counter, target)
     for stream in tl.static_range(B):
-        x = normalized(middle + stream * W, norm, shift, W, BLOCK_W)
+        x = normalized_row(middle + stream * W, norm, shift, W, BLOCK_W)
         y = tl.sum(part.to(tl.float32) * x[None, :], 1) + added
         tl.store(inner + stream * F + row, y * tl.sigmoid(y * SLOPE), row < F)
     arrive(counter)
@@ -220,24 +181,9 @@ def score(
     row = program * ROWS + tl.arange(0, ROWS)
     wait(counter, target)
     for stream in tl.static_range(B):
-        x = normalized(h + stream * W, norm, shift, W, BLOCK_W)
+        x = normalized_row(h + stream * W, norm, shift, W, BLOCK_W)
         tl.store(logits + stream * BYTES + row, tl.sum(part * x[None, :], 1), row < BYTES)
     arrive(counter)
-
-
-@triton.jit
-def embed(
-    stream, position, before, token_table, place_table, places, h, W: tl.constexpr, DIMENSIONS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):  # fmt: skip
-    """H_0 of a stream; each program writes all of it, and so need not wait for the others."""
-    across = tl.arange(0, BLOCK_W)
-    x = tl.load(token_table + before * W + across, across < W, 0.0)
-    for dimension in tl.static_range(DIMENSIONS):
-        first = tl.load(places + dimension * 3)
-        index = position // tl.load(places + dimension * 3 + 1) % tl.load(places + dimension * 3 + 2)
-        x += tl.load(place_table + wide(first + index) * W + across, across < W, 0.0)
-    tl.store(h + stream * W + across, x, across < W)
 
 
 @triton.jit
