@@ -8,6 +8,8 @@ Whatever the model's precision, activations are float32 here, and weights are as
 hardly depend on which of our implementations makes them. The paper has queries and keys in float32.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import sqrt
@@ -22,6 +24,8 @@ from longstride.model.cache import Cache
 from longstride.model.layers import Linear
 from longstride.sampling.choose import Choice, pick, probabilities, uniform
 
+LITTLE = 2**20
+"""Products in a step of the feed-forward network's layer, below which more threads take longer."""
 PREFILL = 2**17
 """Positions that are computed at a time."""
 
@@ -107,11 +111,26 @@ class Plain:
     def make(self, steps: int, known: Tensor, state: Tensor, choice: Choice) -> Tensor:
         """The next bytes, [batch, steps]. Of a stream those below `known` [batch] are what `tokens` has."""
         first = self.position
+        with self._threads():
+            self._make(first, steps, known, state, choice)
+        return self.tokens[:, first : first + steps]
+
+    def _make(self, first: int, steps: int, known: Tensor, state: Tensor, choice: Choice) -> None:
         for here in range(first, first + steps):
             logits = self.decoder.step(self.tokens[:, here - 1] if here else None)
             chosen = pick(probabilities(logits, choice), uniform(state, here))
             self.tokens[:, here] = torch.where(here < known, self.tokens[:, here], chosen)
-        return self.tokens[:, first : first + steps]
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Threads of a CPU that share little work mostly wait for each other."""
+        before, config = torch.get_num_threads(), self.decoder.model.config
+        little = config.width * config.ff_width * len(self.tokens) < LITTLE
+        torch.set_num_threads(1 if little and self.tokens.device.type == "cpu" else before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def make_cache(model: SparseTransformer, batch: int, length: int) -> Cache:

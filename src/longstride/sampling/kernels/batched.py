@@ -1,6 +1,6 @@
 """Between the products of a step of many streams: kernels that read a product's result and write what the next one takes.
 
-Activations are float32. A product with bfloat16 weights is made of three, one for each part of its input x_0 + x_1 + x_2 = x,
+Activations are float32. A product with bfloat16 weights is made of three, one for each part of its input, x_0 + x_1 + x_2,
 each bfloat16, together as precise as float32. So PARTS rows of a product's input stand for one, and its result is their sum:
 [PARTS, B, IN] -> [PARTS, B, OUT]. With float32 weights PARTS is 1.
 """

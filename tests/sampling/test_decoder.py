@@ -1,0 +1,92 @@
+"""Cached decoding against the parallel forward pass."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from longstride.model import PRESETS, SparseTransformer, preset
+from longstride.sampling.decoder import Decoder, in_float32
+from tests.model.small import model, some_bytes
+
+PLACEMENTS = [
+    "dense()",
+    "interleave(strided(5))",
+    "merged(strided(5))",
+    "column(6) + 3*local(6)",
+    "interleave(fixed(6, 2))",
+    "merged(fixed(6, 2))",
+    "distinct(merged(fixed(6, 2)))",
+    "heads(local(4), summary(6, 2))",
+    "local(3) | block(5) | summary(7, 3)",
+    "interleave(grid(27, 3))",
+]
+
+
+def check(made, tokens, prompt, first=None, last=None):
+    """Positions from `first` to `last`, after the bytes before are taken in at once."""
+    first, last = prompt if first is None else first, tokens.shape[1] if last is None else last
+    with torch.no_grad():
+        wanted = made.eval()(tokens)
+    decoder = Decoder(made, len(tokens))
+    decoder.prefill(tokens[:, :prompt])
+    for position in range(prompt, last):
+        found = decoder.step(tokens[:, position - 1] if position else None)
+        if position >= first:
+            assert (found - wanted[:, position]).abs().max() < 1e-4
+            assert torch.equal(found.argmax(-1), wanted[:, position].argmax(-1))
+
+
+@pytest.mark.parametrize("prompt", [0, 1, 13])
+@pytest.mark.parametrize("pattern", PLACEMENTS)
+def test_equals_the_parallel_pass_at_every_position(pattern, prompt):
+    """47 is no multiple of a stride, and further than any ring goes round."""
+    made = model(pattern=pattern, context=47, layers=4)
+    check(made, some_bytes(2, 47), prompt)
+
+
+@pytest.mark.parametrize("changes", [{"qk_ratio": 0.5}, {"ff_ratio": 2.0}, {"width": 24, "heads": 3}, {"dropout": 0.5}])
+def test_whatever_the_sizes(changes):
+    check(model(**changes), some_bytes(), 5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_around_the_ends_of_their_strides(name):
+    """With fewer blocks and narrower ones, at the strides that they have."""
+    whole = preset(name)
+    sizes = {"layers": max(2, len(whole.cycle)), "width": 8 * whole.heads, "precision": "float32"}
+    stride = whole.positions.sizes[-1] if len(whole.positions.sizes) == 2 else 128
+    context = 2 * stride + 9
+    torch.manual_seed(0)
+    made = SparseTransformer(replace(whole, **sizes, context=context, embedding=f"matrix({stride})"))
+    torch.nn.init.normal_(made.output.weight)
+    tokens = some_bytes(1, context)
+    for around in (stride, 2 * stride):
+        check(made, tokens, around - 4, last=around + 5)
+
+
+def test_half_precision_rounds_weights_and_nothing_else():
+    made = model(precision="bfloat16")
+    exact = in_float32(made)
+    assert exact.config.precision == "float32"
+    rounded = exact.blocks[0].attention.query_key_value.weight
+    assert torch.equal(rounded, made.blocks[0].attention.query_key_value.weight.bfloat16().float())
+    assert torch.equal(exact.output.weight, made.output.weight)
+    assert torch.equal(exact.embedding.token.weight, made.embedding.token.weight)
+    tokens = some_bytes()
+    with torch.no_grad():
+        wanted = exact(tokens)
+    decoder = Decoder(made, 2)
+    assert decoder.cache.values[0].dtype == torch.bfloat16
+    decoder.prefill(tokens[:, :9])
+    assert (decoder.step(tokens[:, 8]) - wanted[:, 9]).abs().max() < 0.05  # Values are rounded in the cache.
+
+
+def test_what_is_given_is_not_changed():
+    made = model(dropout=0.3)
+    before = {name: x.clone() for name, x in made.state_dict().items()}
+    check(made, some_bytes(), 3)
+    made.train()
+    Decoder(made).step(None)
+    assert made.training
+    assert all(torch.equal(x, made.state_dict()[name]) for name, x in before.items())

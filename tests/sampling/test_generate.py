@@ -1,0 +1,99 @@
+from math import log
+
+import pytest
+import torch
+
+from longstride.sampling import generate
+from longstride.sampling.choose import Choice, probabilities
+from longstride.sampling.decoder import Decoder
+from tests.model.small import model, some_bytes
+
+
+def whole(pieces):
+    rows = list(zip(*pieces))
+    return [b"".join(row) for row in rows]
+
+
+def test_same_seed_same_samples_whatever_the_batch():
+    made = model(pattern="distinct(merged(fixed(6, 2)))", context=64)
+    together = whole(generate(made, [b""] * 11, seed=5))
+    alone = [whole(generate(made, [b""], seed=5, first=number))[0] for number in range(11)]
+    threes = [
+        sample for start in (0, 3, 6, 9) for sample in whole(generate(made, [b""] * min(3, 11 - start), seed=5, first=start))
+    ]
+    assert together == alone == threes
+    assert len(set(together)) == 11
+    assert whole(generate(made, [b""] * 11, seed=6)) != together
+
+
+def test_prompts_of_different_lengths_are_continued_as_if_alone():
+    made = model(context=40)
+    prompts = [b"", b"abcdefg", b"xyz"]
+    together = whole(generate(made, prompts, 20, seed=1))
+    assert [len(sample) for sample in together] == [20, 20, 20]
+    for number, prompt in enumerate(prompts):
+        assert whole(generate(made, [prompt], 20, seed=1, first=number)) == [together[number]]
+
+
+def test_goes_as_far_as_the_context():
+    made = model(context=24)
+    assert [len(sample) for sample in whole(generate(made, [b"abc", b""]))] == [21, 24]
+
+
+def test_takes_the_most_likely_byte():
+    made = model(context=24)
+    (sample,) = whole(generate(made, [b"ab"], top_k=1))
+    tokens = torch.tensor([list(b"ab" + sample)])
+    with torch.no_grad():
+        assert made(tokens)[0, 2:].argmax(-1).tolist() == list(sample)
+
+
+def test_the_chain_rule():
+    """Bits of the decoded steps together are those of the parallel pass."""
+    made = model(pattern="distinct(merged(fixed(6, 2)))", context=47)
+    tokens = some_bytes(1, 47)
+    decoder = Decoder(made)
+    bits = 0.0
+    for position in range(47):
+        logits = decoder.step(tokens[:, position - 1] if position else None)
+        bits -= float(probabilities(logits, Choice())[0, tokens[0, position]].log2())
+    with torch.no_grad():
+        wanted = float(made.nats(tokens).double().sum()) / log(2)
+    assert bits == pytest.approx(wanted, rel=1e-6)
+
+
+def test_samples_are_as_likely_as_the_network_says():
+    """Of two bytes, all pairs are counted."""
+    made = model(context=24)
+    with torch.no_grad():
+        made.output.weight[4:] = 0
+        made.output.weight[:4] *= 3
+    prompts = [b"q"] * 3000
+    pairs = whole(generate(made, prompts, 1, top_k=4, seed=2))
+    with torch.no_grad():
+        likely = probabilities(made(torch.tensor([list(b"qq")]))[:, 1], Choice(top_k=4))[0]
+    expected = likely / likely.sum() * 3000
+    counts = torch.tensor([pair[0] for pair in pairs]).bincount(minlength=256)
+    there = expected > 0
+    assert (counts[~there] == 0).all()
+    assert ((counts - expected)[there] ** 2 / expected[there]).sum() < 16.3  # 3 degrees of freedom
+
+
+def test_nothing_is_asked_for_nothing():
+    assert list(generate(model(), [])) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "given", "message"),
+    [
+        ([b"x" * 24], {}, "prompt 0 has 24 bytes, and the context is 24: give at most 23"),
+        ([b"", b"x" * 30], {}, "prompt 1 has 30 bytes"),
+        ([b"abc"], {"length": 22}, "length = 22 after a prompt of 3 bytes is more than the context of 24; give at most 21"),
+        ([b"abc"], {"length": 0}, "length"),
+        ([b"abc"], {"temperature": 0}, "temperature must be above 0"),
+        ([b"abc"], {"top_p": 2.0}, "top_p"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(prompts, given, message):
+    with pytest.raises(ValueError, match=message):
+        generate(model(), prompts, **given)

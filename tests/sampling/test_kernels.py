@@ -1,0 +1,95 @@
+"""The kernels that make bytes, against plain PyTorch: in Triton's interpreter, where programs run one after the other and so
+there is one of them, or on a GPU."""
+
+import pytest
+import torch
+
+from longstride.model import SparseTransformer, preset
+from longstride.sampling.batched import Batched
+from longstride.sampling.choose import Choice, stream_state
+from longstride.sampling.decoder import Plain
+from longstride.sampling.resident import Resident, fits
+from longstride.sampling.streams import choose, open_streams
+from tests.model.small import config, model, some_bytes
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+UNCHANGED = Choice()
+MAKERS = {"resident": Resident, "batched": Batched}
+
+
+def compare(made, maker, prompt, steps, choice=UNCHANGED, batch=2, length=None):
+    """All bytes are the same; the second stream is given two bytes more."""
+    made = made.to(DEVICE)
+    length = made.config.context if length is None else length
+    tokens = some_bytes(batch, prompt + 2).to(torch.uint8).to(DEVICE)
+    known = torch.tensor([prompt + 2 * (number % 2) for number in range(batch)], dtype=torch.int32, device=DEVICE)
+    state = stream_state(9, torch.arange(batch, device=DEVICE))
+    found = []
+    for make in (Plain, MAKERS[maker]):
+        streams = make(made, batch, length)
+        streams.tokens[:, : prompt + 2] = tokens
+        streams.prefill(tokens[:, :prompt])
+        pieces = [streams.make(some, known, state, choice) for some in (steps - 2, 2)]
+        assert streams.position == prompt + steps
+        found.append(torch.cat(pieces, 1).cpu())
+    assert torch.equal(*found)
+    assert torch.equal(found[1][1, :2].cpu(), tokens[1, prompt:].cpu())
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize(
+    "pattern", ["interleave(strided(3))", "distinct(merged(fixed(4, 1)))", "heads(local(2), summary(4, 2))", "dense()"]
+)
+def test_the_same_bytes(maker, pattern):
+    compare(model(pattern=pattern, layers=2, context=14, width=8), maker, 3, 8)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_from_nothing_and_for_sizes_that_are_no_powers_of_two(maker):
+    compare(model(layers=1, context=9, width=12, heads=3, qk_ratio=0.5, ff_ratio=1.5), maker, 0, 5)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("choice", [Choice(0.7, top_k=3), Choice(top_p=0.6), Choice(2.0, 40, 0.9)], ids=str)
+def test_the_same_choice(maker, choice):
+    compare(model(layers=1, context=9, width=8), maker, 1, 5, choice)
+
+
+def test_products_in_three_parts_are_as_good_as_float32():
+    """bfloat16 weights; interpreted, all but the kernels is plain PyTorch."""
+    if not GPU:
+        pytest.skip("the interpreter is silently wrong for bfloat16")
+    compare(model(layers=2, context=40, precision="bfloat16"), "batched", 5, 30)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize(("maker", "batch"), [("resident", 1), ("resident", 4), ("batched", 1), ("batched", 12)])
+@pytest.mark.parametrize("name", ["enwik8", "cifar10", "music-65536", "text-small", "image-small"])
+def test_presets_on_a_gpu(name, maker, batch):
+    torch.manual_seed(0)
+    made = SparseTransformer(preset(name))
+    torch.nn.init.normal_(made.output.weight, std=0.1)
+    compare(made, maker, 300, 40, batch=batch, length=400)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_the_same_bits_a_hundred_times():
+    made = model(context=600, width=64, layers=4).to(DEVICE)
+    known, state = torch.zeros(2, dtype=torch.int32, device=DEVICE), stream_state(1, torch.arange(2, device=DEVICE))
+    found = set()
+    for _ in range(100):
+        streams = Resident(made, 2, 600)
+        streams.make(50, known, state, Choice())
+        found.add(streams.room["logits"].cpu().numpy().tobytes())
+    assert len(found) == 1
+
+
+def test_who_makes_the_bytes():
+    assert choose(config(), 1, torch.device("cpu"))[0] == "plain"
+    assert isinstance(open_streams(model(), 1, 24), Plain)
+    if GPU:
+        assert choose(preset("enwik8"), 1, DEVICE)[0] == "resident"
+        assert choose(preset("enwik8"), 64, DEVICE)[0] == "batched"
+        assert fits(preset("music-65536"), 8, DEVICE)
+        assert not fits(config(width=4096, heads=32), 1, DEVICE)
