@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from longstride.model import SparseTransformer, preset
+from longstride.sampling import batched, resident
 from longstride.sampling.batched import Batched
 from longstride.sampling.choose import Choice, stream_state
 from longstride.sampling.decoder import Plain
@@ -43,6 +44,15 @@ def compare(made, maker, prompt, steps, choice=UNCHANGED, batch=2, length=None):
 )
 def test_the_same_bytes(maker, pattern):
     compare(model(pattern=pattern, layers=2, context=14, width=8), maker, 3, 8)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("pattern", ["dense()", "merged(fixed(4, 2))"])
+def test_more_keys_than_a_tile_has(maker, pattern, monkeypatch):
+    owner = {"resident": resident, "batched": batched}[maker]
+    monkeypatch.setattr(owner, "TILE", 2)
+    monkeypatch.setattr(owner, "WIDE_TILE", 4)
+    compare(model(pattern=pattern, layers=1, context=24, width=8), maker, 16, 6)
 
 
 @pytest.mark.parametrize("maker", MAKERS)

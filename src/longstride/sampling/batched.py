@@ -26,7 +26,8 @@ from longstride.sampling.kernels.common import BYTES, START
 from longstride.sampling.tables import LIST_BLOCK, Tables, Weights, power_above
 
 PARTS = 3
-TILE = 64
+TILE, WIDE_TILE = 64, 64
+"""Keys that a program looks at together: first, and where there are more."""
 PROGRAMS = 1024
 """Into as many the heads of all streams are split, if there are fewer."""
 ACTIVATE_BLOCK = 1024
@@ -130,8 +131,8 @@ class Batched:
             keep_and_look[(batch * heads * self.splits,)](
                 qkv, own["qkv_bias"], self.cache.keys[number], self.cache.values[number], self.cache.slots[number],
                 tables.tensors["pattern_of"][number % tables.cycle], **lists, most=tables.most, **parts, batch=batch,
-                scale=log2(e) / sqrt(d_qk), H=heads, D_QK=d_qk, D_V=d_v, PARTS=self.parts, SPLITS=self.splits, TILE=TILE,
-                BLOCK_QK=power_above(d_qk), BLOCK_V=block_v,
+                scale=log2(e) / sqrt(d_qk), H=heads, D_QK=d_qk, D_V=d_v, PARTS=self.parts, SPLITS=self.splits,
+                TILE=TILE, WIDE_TILE=WIDE_TILE, BLOCK_QK=power_above(d_qk), BLOCK_V=block_v,
             )  # fmt: skip
             x = torch.empty(self.parts * batch, width, dtype=self.dtype, device=self.device)
             join_parts[(batch * heads,)](

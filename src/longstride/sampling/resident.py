@@ -16,8 +16,8 @@ from longstride.sampling.tables import LIST_BLOCK, Tables, Weights, power_above,
 
 PROGRAM_WEIGHTS = 2**14
 """Of a matrix, what a program can have in its registers."""
-TILES = (16, 256)
-"""The least and the most keys that a program looks at together."""
+TILE, WIDE_TILE = 32, 128
+"""Keys that a program looks at together: first, and where there are more."""
 LISTED = 2**26
 """Bytes for lists of what queries see: more bytes are made at a time where they see little."""
 AHEAD = 128
@@ -41,8 +41,6 @@ class Resident:
         heads = batch * config.heads
         self.splits = max(1, power_below(self.programs // heads))
         self.turns = -(-heads * self.splits // self.programs)
-        least, most = TILES
-        self.tile = min(most, max(least, power_above(-(-self.tables.most // self.splits))))
         self.ahead = max(1, min(AHEAD, LISTED // (4 * self.tables.patterns * self.tables.most)))
         lists = {"seen": self.tables.most, "counts": 1, "own": 1}
         self.lists = {
@@ -100,7 +98,7 @@ class Resident:
             value_cache=self.cache.all_values, chosen=self.chosen, counter=self.counter, most=tables.most,
             scale=log2(e) / sqrt(d_qk), PROGRAMS=self.programs, LAYERS=config.layers, CYCLE=tables.cycle,
             PATTERNS=tables.patterns, B=self.batch, W=config.width, F=config.ff_width, H=heads, D_QK=d_qk, D_V=d_v,
-            DIMENSIONS=len(config.positions.sizes), SPLITS=self.splits, TURNS=self.turns, TILE=self.tile,
+            DIMENSIONS=len(config.positions.sizes), SPLITS=self.splits, TURNS=self.turns, TILE=TILE, WIDE_TILE=WIDE_TILE,
             FILTERED=choice.filters, BLOCK_W=power_above(config.width), BLOCK_F=power_above(config.ff_width),
             BLOCK_H=power_above(heads), BLOCK_QK=power_above(d_qk), BLOCK_V=power_above(d_v),
             QKV_ROWS=self._rows(2 * config.qk_width + config.width), PROJECT_ROWS=self._rows(config.width),

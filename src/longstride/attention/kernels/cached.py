@@ -160,35 +160,67 @@ def first_tile(
 
 
 @triton.jit
-def attend_part(
-    query, key_here, value_here, newest, slot, key, value, listed, count, keys, values, split, SPLITS: tl.constexpr,
-    TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+def attend_rest(
+    query, listed, count, keys, values, begin, stride, TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr,
+    BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """What part `split` of a query's keys gives: the largest score, the sum of weights, and of weighted values [BLOCK_V].
+    """As `attend_part`, of the keys listed from `begin` on, TILE at a time, `stride` apart.
 
-    query [BLOCK_QK] is float32 and has the scale and log2(e) in it. The keys are those `listed`, of which `first_tile` has
-    some already, and `key_here`, its own, if `newest` is not below 0. Each row of a tile has a softmax of its own until the
-    end: so rows meet once, not in every tile.
+    Each row of a tile has a softmax of its own until the end: so rows meet once, not in every tile.
     """
     row = tl.arange(0, TILE)
-    largest = tl.where(slot >= 0, tl.sum(key * query[None, :], 1), float("-inf"))
-    total = tl.where(slot >= 0, 1.0, 0.0)
-    result = value.to(tl.float32)
-    for start in range((split + SPLITS) * TILE, count, SPLITS * TILE):
-        next_slot = tl.load(listed + start + row, start + row < count, -1)
-        next_key = load_tile(keys, next_slot, D_QK, BLOCK_QK)
-        next_value = load_tile(values, next_slot, D_V, BLOCK_V).to(tl.float32)
-        score = tl.where(next_slot >= 0, tl.sum(next_key * query[None, :], 1), float("-inf"))
+    largest = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    result = tl.zeros([TILE, BLOCK_V], tl.float32)
+    slot = tl.load(listed + begin + row, begin + row < count, -1)
+    for start in range(begin, count, stride):
+        key = load_tile(keys, slot, D_QK, BLOCK_QK)
+        value = load_tile(values, slot, D_V, BLOCK_V).to(tl.float32)
+        there = slot >= 0
+        slot = tl.load(listed + start + stride + row, start + stride + row < count, -1)
+        score = tl.where(there, tl.sum(key * query[None, :], 1), float("-inf"))
         larger = tl.maximum(largest, score)
         safe = tl.where(larger == float("-inf"), 0.0, larger)
         fade = tl.exp2(largest - safe)
         weight = tl.exp2(score - safe)
         total = total * fade + weight
-        result = result * fade[:, None] + weight[:, None] * next_value
+        result = result * fade[:, None] + weight[:, None] * value
         largest = larger
+    top = tl.max(largest, 0)
+    share = tl.exp2(largest - tl.where(top == float("-inf"), 0.0, top))
+    return top, tl.sum(total * share, 0), tl.sum(result * share[:, None], 0)
+
+
+@triton.jit
+def attend_part(
+    query, key_here, value_here, newest, slot, key, value, listed, count, keys, values, split, SPLITS: tl.constexpr,
+    TILE: tl.constexpr, WIDE_TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """What part `split` of a query's keys gives: the largest score, the sum of weights, and of weighted values [BLOCK_V].
+
+    query [BLOCK_QK] is float32 and has the scale and log2(e) in it. The keys are those `listed`, of which `first_tile` has
+    some already, and `key_here`, its own, if `newest` is not below 0. If there are more than first tiles have, the rest is
+    shared among the parts in wide tiles: few keys are looked at fast, and many with much in flight.
+    """
+    score = tl.where(slot >= 0, tl.sum(key * query[None, :], 1), float("-inf"))
     score_here = tl.where(newest >= 0, tl.sum(key_here * query, 0), float("-inf"))
-    top = tl.maximum(tl.max(largest, 0), score_here)
-    safe_top = tl.where(top == float("-inf"), 0.0, top)
-    share = tl.exp2(largest - safe_top)
-    share_here = tl.exp2(score_here - safe_top)
-    return top, tl.sum(total * share, 0) + share_here, tl.sum(result * share[:, None], 0) + share_here * value_here
+    top = tl.maximum(tl.max(score, 0), score_here)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    weight = tl.exp2(score - safe)
+    weight_here = tl.exp2(score_here - safe)
+    total = tl.sum(weight, 0) + weight_here
+    result = tl.sum(weight[:, None] * value.to(tl.float32), 0) + weight_here * value_here
+    if count > SPLITS * TILE:
+        rest_top, rest_total, rest = attend_rest(
+            query, listed, count, keys, values, SPLITS * TILE + split * WIDE_TILE, SPLITS * WIDE_TILE, WIDE_TILE, D_QK, D_V,
+            BLOCK_QK, BLOCK_V,
+        )  # fmt: skip
+        higher = tl.maximum(top, rest_top)
+        safe_top = tl.where(higher == float("-inf"), 0.0, higher)
+        share = tl.exp2(top - safe_top)
+        rest_share = tl.exp2(rest_top - safe_top)
+        total = total * share + rest_total * rest_share
+        result = result * share + rest * rest_share
+        top = higher
+    return top, total, result

@@ -60,7 +60,7 @@ def add_and_normalize(
 def keep_and_look(
     qkv, bias, keys, values, slots, pattern_of, seen, counts, own, most, part_top, part_total, part_result, batch, scale,
     H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, PARTS: tl.constexpr,
-    SPLITS: tl.constexpr, TILE: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+    SPLITS: tl.constexpr, TILE: tl.constexpr, WIDE_TILE: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """The newest key and value go to their slot; what each part of a head's keys gives."""
     QK: tl.constexpr = H * D_QK
@@ -90,7 +90,7 @@ def keep_and_look(
     tl.store(value_base + wide(newest) * D_V + along, rounded, there)
     top, total, result = attend_part(
         query * scale, key, rounded.to(tl.float32), newest, slot, old_key, old_value, listed, count, key_base, value_base,
-        split, SPLITS, TILE, D_QK, D_V, BLOCK_QK, BLOCK_V,
+        split, SPLITS, TILE, WIDE_TILE, D_QK, D_V, BLOCK_QK, BLOCK_V,
     )  # fmt: skip
     tl.store(part_top + item, top)
     tl.store(part_total + item, total)

@@ -70,7 +70,7 @@ def query_key_value(
 def look(
     program, counter, target, q, keys, values, slots, pattern_of, seen, counts, own, most, part_top, part_total, part_result,
     B: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, SPLITS: tl.constexpr, TURNS: tl.constexpr,
-    PROGRAMS: tl.constexpr, TILE: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+    PROGRAMS: tl.constexpr, TILE: tl.constexpr, WIDE_TILE: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Phase 2: what each part of a head's keys gives. All but the newest were there before: some are loaded while phase 1
     goes on."""
@@ -92,7 +92,7 @@ def look(
         value_here = fresh(value_base + wide(newest) * D_V + along, (along < D_V) & (newest >= 0)).to(tl.float32)
         top, total, result = attend_part(
             query, key_here, value_here, newest, slot, key, value, listed, count, key_base, value_base, split, SPLITS, TILE,
-            D_QK, D_V, BLOCK_QK, BLOCK_V,
+            WIDE_TILE, D_QK, D_V, BLOCK_QK, BLOCK_V,
         )  # fmt: skip
         if item < B * H * SPLITS:
             tl.store(part_top + item, top)
@@ -115,7 +115,7 @@ def join(
     part = tl.load(weight + row[:, None, None] * W + cell, there, 0.0)
     added = tl.load(bias + row, row < W, 0.0)
     count = tl.load(counts + tl.load(pattern_of + head, head < H, 0), head < H, 0)
-    # Parts without keys need not be looked at; the first has the newest one.
+    # Parts without keys need not be looked at; the first has the newest one, and if there are many keys, all have some.
     used = (head < H)[:, None] & ((split == 0)[None, :] | (split[None, :] * TILE < count[:, None]))
     wait(counter, target)
     for stream in tl.static_range(B):
@@ -197,9 +197,10 @@ def make_bytes(
     h, q, part_top, part_total, part_result, middle, inner, logits, chosen, counter, scale,
     PROGRAMS: tl.constexpr, LAYERS: tl.constexpr, CYCLE: tl.constexpr, PATTERNS: tl.constexpr, B: tl.constexpr,
     W: tl.constexpr, F: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, DIMENSIONS: tl.constexpr,
-    SPLITS: tl.constexpr, TURNS: tl.constexpr, TILE: tl.constexpr, FILTERED: tl.constexpr, BLOCK_W: tl.constexpr,
-    BLOCK_F: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr, QKV_ROWS: tl.constexpr,
-    PROJECT_ROWS: tl.constexpr, INNER_ROWS: tl.constexpr, OUTER_ROWS: tl.constexpr, LOGIT_ROWS: tl.constexpr,
+    SPLITS: tl.constexpr, TURNS: tl.constexpr, TILE: tl.constexpr, WIDE_TILE: tl.constexpr, FILTERED: tl.constexpr,
+    BLOCK_W: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+    QKV_ROWS: tl.constexpr, PROJECT_ROWS: tl.constexpr, INNER_ROWS: tl.constexpr, OUTER_ROWS: tl.constexpr,
+    LOGIT_ROWS: tl.constexpr,
 ):  # fmt: skip
     """`steps` bytes of B streams from position `position_first` on; those below `known` are given.
 
@@ -228,7 +229,7 @@ def make_bytes(
             look(
                 program, counter, target + PROGRAMS, q, keys, values, slots, numbers, seen + wide(here) * most,
                 counts + here, own + here, most, part_top, part_total, part_result, B, H, D_QK, D_V, SPLITS, TURNS, PROGRAMS,
-                TILE, BLOCK_QK, BLOCK_V,
+                TILE, WIDE_TILE, BLOCK_QK, BLOCK_V,
             )  # fmt: skip
             join(
                 program, counter, target + 2 * PROGRAMS, numbers, counts + here, part_top, part_total, part_result,
