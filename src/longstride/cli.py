@@ -1,6 +1,5 @@
 """The verbs of the command line; the only place that wires things together.
 
-longstride doctor
 longstride doctor enwik8
 longstride demo
 longstride presets
@@ -20,8 +19,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
 
@@ -44,16 +44,9 @@ def doctor(model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[R
     Args:
         model: A run, a saved model or a preset: also what sampling from it costs, in weights, cache and keys.
     """
-    from longstride.doctor import find_config, report, show_sampling
+    from longstride.doctor import examine
 
-    config = find_config(model) if model else None
-    wrong = False
-    for what, finding in report():
-        print(f"{what:<16}{finding}")
-        wrong |= "FAILED" in finding or "DISAGREES" in finding
-    if config is not None:
-        show_sampling(model, config)
-    if wrong:
+    if not examine(model):
         sys.exit(1)
 
 
@@ -275,26 +268,23 @@ def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="
     """Measure our patterns beside SDPA dense and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
     from longstride.benchmarks.attention import run
 
-    if settings.picture is None:
-        run(settings)
-        return
-    from longstride.plots import plot_times
-
-    plot_times(run(settings).rows, settings.picture)
-    print(f"wrote {settings.picture}")
+    _measure_and_draw(run, settings, "plot_times")
 
 
 def bench_sampling(settings: Annotated[SamplingBenchmark, tyro.conf.arg(name="")]) -> None:
     """Measure the time of a byte beside transformers and its floor. Example: longstride bench sampling --preset enwik8"""
     from longstride.benchmarks.sampling import run
 
-    if settings.picture is None:
-        run(settings)
-        return
-    from longstride.plots import plot_rates
+    _measure_and_draw(run, settings, "plot_rates")
 
-    plot_rates(run(settings).rows, settings.picture)
-    print(f"wrote {settings.picture}")
+
+def _measure_and_draw(run: Callable[[Any], Any], settings: AttentionBenchmark | SamplingBenchmark, plot: str) -> None:
+    # What draws is imported before the work, in case it is not installed.
+    draw = None if settings.picture is None else getattr(import_module("longstride.plots"), plot)
+    rows = run(settings).rows
+    if draw is not None:
+        draw(rows, settings.picture)
+        print(f"wrote {settings.picture}")
 
 
 def bench_tune(settings: Annotated[TuneBenchmark, tyro.conf.arg(name="")]) -> None:

@@ -27,6 +27,18 @@ from longstride.version import __version__
 OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}
 
 
+def examine(model: str = "") -> bool:
+    """Prints all there is to say, also of a model if one is named; whether everything is in order."""
+    config = find_config(model) if model else None
+    fine = True
+    for what, finding in report():
+        print(f"{what:<16}{finding}")
+        fine &= "FAILED" not in finding and "DISAGREES" not in finding
+    if config is not None:
+        show_sampling(model, config)
+    return fine
+
+
 def report() -> Iterator[tuple[str, str]]:
     """Lines of (what, finding)."""
     yield "longstride", __version__
@@ -62,14 +74,14 @@ def sampling_report(name: str, config: ModelConfig) -> Iterator[tuple[str, str]]
     """Lines of (what, finding): what one more byte costs."""
     parameters = parameter_count(config)
     yield "sampling", f"{name}: {parameters:,} parameters, {_mib(weight_bytes(config))} of weights in {config.precision}"
-    yield "made by", made_by(choose_device("doctor", "auto"))
+    yield "made by", _made_by(choose_device("doctor", "auto"))
     cache, dense = sum(one.bytes for one in kept(config)), dense_cache_bytes(config)
     yield "cache", f"{_mib(cache)} a stream, {cache / dense:.1%} of the {_mib(dense)} that dense attention would keep"
     seen, all_keys = keys_seen(config, config.context - 1), config.layers * config.heads * config.context
     yield "keys", f"{seen:,.0f} read for the last byte of {config.context:,}, {seen / all_keys:.1%} of what dense would read"
 
 
-def made_by(device: torch.device) -> str:
+def _made_by(device: torch.device) -> str:
     """What `generate` runs."""
     return f"plain PyTorch on {device.type}, a byte of every stream at a time"
 

@@ -12,7 +12,6 @@ from longstride.benchmarks.measure import Ceilings
 from longstride.benchmarks.sampling import NothingTimedError, Ours, Row, SamplingBenchmark, random_model, run
 from longstride.benchmarks.sampling_peers import Timing, Transformers, Uncached
 from longstride.model import cache
-from longstride.sampling import generate
 from tests.model import small
 
 CPU = torch.device("cpu")
@@ -143,15 +142,17 @@ def test_random_weights_reach_the_logits():
     assert not model.training
 
 
-def test_without_a_cache_the_bytes_are_the_same(monkeypatch):
+def test_without_a_cache_bytes_come_from_all_before_them(monkeypatch):
     """It is the same work, done anew for each byte: else its time would say nothing."""
-    picked = []
-    original = sampling_peers.pick
-    monkeypatch.setattr(sampling_peers, "pick", lambda *given: picked.append(original(*given)) or picked[-1])
+    drawn = []
+    draw = torch.multinomial
+    monkeypatch.setattr(torch, "multinomial", lambda odds, count: drawn.append((odds, draw(odds, count))) or drawn[-1][1])
     model, prompts = random_model(small.config(), CPU), small.some_bytes(2, 7).to(torch.uint8)
     assert Uncached(model).time(prompts, 9)[1:] == (8, sampling_peers.UNCACHED_STEPS)
-    made = list(generate(model, [bytes(row) for row in prompts.tolist()], len(picked)))
-    assert [one.tolist() for one in picked] == [[byte[0] for byte in piece] for piece in made]
+    whole = torch.cat([prompts, *(made for _, made in drawn)], 1)
+    assert whole.shape == (2, 7 + 5)
+    expected = model(whole).softmax(-1)[:, 7:]
+    assert torch.allclose(torch.stack([odds for odds, _ in drawn], 1), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

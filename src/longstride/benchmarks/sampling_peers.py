@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import step_bytes
-from longstride.sampling.choose import pick, probabilities, uniform
 
 UNCACHED_STEPS = 4
 """Each of them is a whole forward pass."""
@@ -46,7 +45,6 @@ class Uncached:
     @torch.inference_mode()
     def time(self, prompts: Tensor, steps: int) -> Timing:
         batch, position = prompts.shape
-        samples = torch.arange(batch, device=prompts.device)
         tokens, steps = prompts, min(steps, UNCACHED_STEPS)
         for step in range(steps + 1):
             if step == 1:
@@ -54,8 +52,8 @@ class Uncached:
             # A slot carries the byte before it: the last one's is in the slot after it, whatever that is filled with.
             h = self.model.hidden(torch.cat([tokens, tokens.new_zeros(batch, 1)], 1))
             logits = self.model.logits(h[:, -1:])[:, 0]
-            new = pick(probabilities(logits), uniform(0, samples, position + step))
-            tokens = torch.cat([tokens, new[:, None]], 1)
+            new = torch.multinomial(logits.softmax(-1), 1)
+            tokens = torch.cat([tokens, new.to(tokens.dtype)], 1)
         return Timing((_now(prompts.device) - begun) / steps, position + 1, steps)
 
     def floor_bytes(self, batch: int, first: int, steps: int) -> float:
