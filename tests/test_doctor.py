@@ -1,4 +1,6 @@
 import io
+import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -38,6 +40,9 @@ def test_finds_runs_models_and_presets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small.model(width=32).save_pretrained("model")
     assert find_config("model") == small.config(width=32)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"steps": 4, "model": asdict(small.config(heads=4))}))
+    assert find_config("run") == small.config(heads=4)
     (tmp_path / "enwik8").mkdir()  # Prepared data often has this name.
     assert find_config("enwik8") == preset("enwik8")
     assert find_config("enwik8-dense") == preset("enwik8-dense")

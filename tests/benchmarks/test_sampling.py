@@ -19,9 +19,10 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """A small network by every name, and a machine that copies a megabyte in a second."""
+    """A small network by every name, and a machine that copies a megabyte in a second and has no transformers."""
     monkeypatch.setattr(sampling, "preset", lambda name: small.config())
     monkeypatch.setattr(sampling, "ceilings", lambda dtype, device: Ceilings(1e6, 1e9))
+    monkeypatch.setattr(sampling_peers, "find_spec", lambda name: None)
 
 
 def quiet():
@@ -52,8 +53,7 @@ def test_every_batch_and_position_has_a_row_of_each(tmp_path):
     assert "the whole context, 24 bytes at the slowest rate above" in text
 
 
-def test_what_is_not_installed_is_said_to_be_left_out(monkeypatch):
-    monkeypatch.setattr(sampling_peers, "find_spec", lambda name: None)
+def test_what_is_not_installed_is_said_to_be_left_out():
     console = quiet()
     result = run(SamplingBenchmark(batches=(1,), positions=(4,), bytes=1, repeats=1, device="cpu"), console)
     assert {row.name for row in result.rows} == {"longstride", "no cache"}
@@ -256,6 +256,15 @@ def test_transformers_makes_exactly_the_bytes_that_are_timed(fake_transformers):
     assert peer.model.given.shape == (2, 1)  # It has no start vector.
 
 
+def test_transformers_takes_part_where_it_is_installed(fake_transformers, monkeypatch):
+    monkeypatch.setattr(sampling_peers, "find_spec", lambda name: name)
+    monkeypatch.setattr(sampling_peers, "version", lambda name: "5.0")
+    result = run(SamplingBenchmark(batches=(2,), positions=(3,), bytes=4, repeats=1, device="cpu"), quiet())
+    assert [row.name for row in result.rows] == ["longstride", "no cache", "transformers"]
+    assert result.machine["transformers"] == "5.0"
+    assert not result.left_out
+
+
 def test_transformers_floor_is_that_of_a_dense_network(fake_transformers):
     peer = Transformers(random_model(small.config(), CPU))
     read = [parameter for name, parameter in peer.model.named_parameters() if not name.startswith("transformer.w")]
@@ -270,6 +279,21 @@ def test_queries_and_keys_that_are_smaller_are_not_copied(fake_transformers):
     theirs = Transformers(model).model
     assert torch.equal(theirs.transformer.h[0].attn.c_attn.weight, torch.zeros(16, 48))
     assert torch.equal(theirs.transformer.h[0].attn.c_proj.weight, model.blocks[0].attention.project.weight.T)
+
+
+def test_transformers_computes_our_network():
+    """All that differs is made alike: the positions, and the start vector, which it has none of."""
+    pytest.importorskip("transformers")
+    model = random_model(small.config(pattern="dense()"), CPU)
+    peer = Transformers(model)
+    assert peer.time(small.some_bytes(2, 5).to(torch.uint8), 4)[1:] == (6, 4)
+    tokens = small.some_bytes(2, 9)
+    with torch.no_grad():
+        h = model.embedding.token(tokens) + peer.model.transformer.wpe.weight[:9]
+        for block in model.blocks:
+            h = h + block(h)
+        theirs = peer.model(tokens, attention_mask=torch.ones_like(tokens)).logits
+    assert torch.allclose(theirs, model.logits(h), atol=1e-4)
 
 
 def test_rows_without_figures_are_shown():
