@@ -254,6 +254,7 @@ def test_transformers_makes_exactly_the_bytes_that_are_timed(fake_transformers):
     assert peer.model.given.dtype == torch.int64
     peer.time(torch.zeros(2, 0, dtype=torch.uint8), 6)
     assert peer.model.given.shape == (2, 1)  # It has no start vector.
+    assert peer.time(torch.zeros(1, 5, dtype=torch.uint8), 999).steps == sampling_peers.TRANSFORMERS_STEPS
 
 
 def test_transformers_takes_part_where_it_is_installed(fake_transformers, monkeypatch):

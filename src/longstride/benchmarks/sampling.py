@@ -53,7 +53,8 @@ class SamplingBenchmark:
     positions: tuple[int, ...] = (200, 12_000)
     """Bytes that are there before the first one is made."""
     bytes: int | None = None
-    """Of a stream, that are timed in each round; left out, 256 on a GPU and 32 elsewhere. Fewer where the context ends."""
+    """Of a stream, that are timed in each round; left out, 256 on a GPU and 32 elsewhere. Fewer where the context ends, and
+    of peers that take long."""
     peers: Literal["all", "none"] = "all"
     """What to measure beside ours: transformers' generate() with a GPT-2 of the same numbers, and ours without a cache."""
     device: str = "auto"

@@ -16,6 +16,8 @@ from longstride.model.byte_cost import step_bytes
 
 UNCACHED_STEPS = 4
 """Each of them is a whole forward pass."""
+TRANSFORMERS_STEPS = 64
+"""It makes some 16 bytes per second with a deep network on a GPU, whatever its position: more would only take longer."""
 
 
 class Timing(NamedTuple):
@@ -86,6 +88,7 @@ class Transformers:
             return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
         batch, position = prompts.shape
+        steps = min(steps, TRANSFORMERS_STEPS)
         given = prompts.long() if position else torch.zeros(batch, 1, dtype=torch.long, device=prompts.device)
         self.model.generate(
             given, attention_mask=torch.ones_like(given), do_sample=True, top_k=0, top_p=1.0,
