@@ -9,7 +9,7 @@ from rich.console import Console
 
 from longstride.benchmarks import sampling, sampling_peers
 from longstride.benchmarks.measure import Ceilings
-from longstride.benchmarks.sampling import NothingTimedError, Ours, Row, SamplingBenchmark, random_model, run
+from longstride.benchmarks.sampling import NothingTimedError, Ours, Row, SamplingBenchmark, Task, random_model, run
 from longstride.benchmarks.sampling_peers import Timing, Transformers, Uncached
 from longstride.model import cache
 from tests.model import small
@@ -63,7 +63,7 @@ def test_what_is_not_installed_is_said_to_be_left_out():
 def test_the_floor_and_the_cache_are_of_the_bytes_that_were_timed():
     model = random_model(small.config(), CPU)
     ours, prompts = Ours(model), torch.zeros(2, 10, dtype=torch.uint8)
-    row = sampling._row("longstride", ours, prompts, [Timing(0.5, 11, 3)] * 3, Ceilings(1e6, 1e9))
+    row = sampling._row(Task("longstride", ours, prompts, 3, [Timing(0.5, 11, 3)] * 3), Ceilings(1e6, 1e9))
     keys = 0
     for block in range(3):
         for head in cache.block_slots(model.config, block):
@@ -77,17 +77,22 @@ def test_the_floor_and_the_cache_are_of_the_bytes_that_were_timed():
     assert (row.step_us, row.bytes_per_second) == (5e5, 4)
 
 
-def test_the_median_of_the_rounds_counts_but_not_the_first():
-    seconds = iter([9.0, 1.0, 3.0, 2.0])
+def test_all_positions_take_turns_and_the_median_counts_but_not_the_first_round():
+    seconds = {4: [9.0, 1.0, 3.0, 2.0], 6: [8.0, 4.0, 5.0, 6.0]}
+    order = []
 
     class Planned(Ours):
         def time(self, prompts, steps):
-            return Timing(next(seconds), 5, steps)
+            position = prompts.shape[1]
+            order.append(position)
+            return Timing(seconds[position].pop(0), position + 1, steps)
 
-    planned, prompts = Planned(random_model(small.config(), CPU)), torch.zeros(1, 4, dtype=torch.uint8)
-    found = sampling._rounds({"longstride": planned}, prompts, 2, 3, lambda: None)
-    assert [one.seconds for one in found["longstride"]] == [1.0, 3.0, 2.0]
-    assert sampling._row("longstride", planned, prompts, found["longstride"], Ceilings(1e6, 1e9)).step_us == 2e6
+    planned = Planned(random_model(small.config(), CPU))
+    tasks = [Task("longstride", planned, torch.zeros(1, position, dtype=torch.uint8), 2) for position in (4, 6)]
+    sampling.take_turns(tasks, 3, lambda: None)
+    assert order == [4, 6] * 4
+    assert [one.seconds for one in tasks[0].timings] == [1.0, 3.0, 2.0]
+    assert [sampling._row(task, Ceilings(1e6, 1e9)).step_us for task in tasks] == [2e6, 5e6]
 
 
 @pytest.mark.parametrize("sizes", [[1] * 20, [8, 8, 8], [2, 5, 1, 4]])

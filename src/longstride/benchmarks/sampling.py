@@ -5,7 +5,7 @@ longstride bench sampling --preset music-65536 --batches 1 --positions 0 --bytes
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -99,6 +99,18 @@ class Result:
     left_out: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Task:
+    """A contender at a position, and what each round gave, or why there is none."""
+
+    name: str
+    contender: Contender
+    prompts: Tensor
+    steps: int
+    timings: list[Timing] = field(default_factory=list)
+    failure: str | None = None
+
+
 class NothingTimedError(Exception):
     """There were too few bytes."""
 
@@ -149,16 +161,19 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
             contenders[TRANSFORMERS] = Transformers(model)
         else:
             result.left_out.append(reason)
-    places = [(batch, position) for batch in settings.batches for position in settings.positions]
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(places) * (settings.repeats + 1) * len(contenders))
-        for batch, position in places:
-            progress.update(task, description=f"batch {batch}, position {position:,}")
-            steps = settings.bytes or (256 if device.type == "cuda" else 32)
-            steps = min(steps, config.context - position - 1)
-            prompts = torch.randint(256, (batch, position), dtype=torch.uint8, device=device)
-            rounds = _rounds(contenders, prompts, steps, settings.repeats, lambda: progress.advance(task))
-            result.rows.extend(_row(name, contenders[name], prompts, found, limits) for name, found in rounds.items())
+        each = len(settings.positions) * len(contenders) * (settings.repeats + 1)
+        bar = progress.add_task("measuring", total=len(settings.batches) * each)
+        for batch in settings.batches:
+            progress.update(bar, description=f"batch {batch}")
+            tasks = []
+            for position in settings.positions:
+                steps = settings.bytes or (256 if device.type == "cuda" else 32)
+                steps = min(steps, config.context - position - 1)
+                prompts = torch.randint(256, (batch, position), dtype=torch.uint8, device=device)
+                tasks += [Task(name, contender, prompts, steps) for name, contender in contenders.items()]
+            take_turns(tasks, settings.repeats, lambda: progress.advance(bar))
+            result.rows.extend(_row(task, limits) for task in tasks)
             _save(result, settings.json)  # Now, not at the end: the next may take too long, or too much memory.
     show(result, console)
     return result
@@ -173,40 +188,36 @@ def random_model(config: ModelConfig, device: torch.device) -> SparseTransformer
     return model.eval()
 
 
-def _rounds(
-    contenders: dict[str, Contender], prompts: Tensor, steps: int, repeats: int, tell: Any
-) -> dict[str, list[Timing] | str]:  # fmt: skip
-    """What each round gave, or why there is none. They take turns: a machine's slow minutes meet all of them alike."""
-    found: dict[str, list[Timing] | str] = {name: [] for name in contenders}
+def take_turns(tasks: Sequence[Task], repeats: int, tell: Callable[[], object]) -> None:
+    """All positions and contenders of a batch do, so that a machine's slow minutes meet them alike."""
     for number in range(repeats + 1):
-        for name, contender in contenders.items():
-            timings = found[name]
+        for task in tasks:
             tell()
-            if isinstance(timings, str):
+            if task.failure is not None:
                 continue
             try:
-                timing = contender.time(prompts, steps)
+                timing = task.contender.time(task.prompts, task.steps)
             except Exception as error:
                 # Ours may have too little memory or too few bytes. All else of ours is a fault, and no peer's business.
-                if name == OURS and not isinstance(error, torch.OutOfMemoryError | NothingTimedError):
+                if task.name == OURS and not isinstance(error, torch.OutOfMemoryError | NothingTimedError):
                     raise
-                found[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-                if prompts.device.type == "cuda":
+                task.failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+                if task.prompts.device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
                 if number:  # In the first one kernels are compiled.
-                    timings.append(timing)
-    return found
+                    task.timings.append(timing)
 
 
-def _row(name: str, contender: Contender, prompts: Tensor, found: list[Timing] | str, limits: Ceilings) -> Row:
-    batch, position = prompts.shape
-    if isinstance(found, str):
-        return Row(name, batch, position, failure=found)
-    seconds, first, steps = median(one.seconds for one in found), found[0].first, found[0].steps
+def _row(task: Task, limits: Ceilings) -> Row:
+    batch, position = task.prompts.shape
+    if task.failure is not None:
+        return Row(task.name, batch, position, failure=task.failure)
+    seconds = median(one.seconds for one in task.timings)
+    contender, (_, first, steps) = task.contender, task.timings[0]
     floor = contender.floor_bytes(batch, first, steps) / limits.bytes_per_second
     return Row(
-        name,
+        task.name,
         batch,
         position,
         step_us=_figures(seconds * 1e6),
