@@ -84,6 +84,14 @@ def test_doctor_says_what_is_missing(capsys, monkeypatch):
     assert "FAILED here: attend: impl = 'auto' on cuda needs Triton" in out
 
 
+def test_doctor_of_a_preset_adds_what_sampling_costs(capsys):
+    code, out, _ = run(capsys, "doctor", "text-small")
+    assert code == 0
+    assert "agrees with the oracle here" in out
+    assert "text-small: 865,152 parameters" in out
+    assert "cache           0.62 MiB a stream" in out
+
+
 def test_plot_patterns(capsys, tmp_path):
     path = tmp_path / "figure.svg"
     code, out, _ = run(capsys, "plot", "patterns", "--patterns", "strided(4)", "local(2) | column(4)", "--out", str(path))
@@ -129,6 +137,18 @@ def test_bench_attention(capsys, tmp_path):
     assert [growth["name"] for growth in result["growth"]] == ["SDPA dense", "merged(strided(8))"]
 
 
+def test_bench_sampling(capsys, tmp_path):
+    words = "bench sampling --preset text-small --batches 1 2 --positions 8 --bytes 2 --repeats 1 --device cpu"
+    files = {"--json": tmp_path / "result.json", "--picture": tmp_path / "rates.svg"}
+    code, out, _ = run(capsys, *words.split(), *(str(word) for pair in files.items() for word in pair))
+    assert code == 0
+    assert f"wrote {tmp_path / 'rates.svg'}" in out
+    result = json.loads((tmp_path / "result.json").read_text())
+    ours = [(row["batch"], row["timed"]) for row in result["rows"] if row["name"] == "longstride"]
+    assert ours == [(1, 2), (2, 2)]
+    assert "<!-- longstride -->" in (tmp_path / "rates.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -151,6 +171,16 @@ def test_bench_attention(capsys, tmp_path):
         ("bench attention --lenghts 4", "--lengths"),
         ("bench attention --json .", "json = '.' cannot be written"),
         ("bench attention --picture times.gif", "picture = 'times.gif' must end in .png or .svg"),
+        ("doctor enwik9", "doctor: there is no folder 'enwik9', and there is no preset 'enwik9'; did you mean 'enwik8'?"),
+        ("doctor .", "doctor: . is no run and no saved model: it has no config.json"),
+        ("bench sampling --preset text-smal", "there is no preset 'text-smal'; did you mean 'text-small'?"),
+        (
+            "bench sampling --preset text-small",
+            "12,000, and the context of text-small is 512; give at most 510",
+        ),
+        ("bench sampling --bytes 0", "bytes must be at least 1, got 0"),
+        ("bench sampling --picture rates.gif", "rates.gif must end in .png or .svg"),
+        ("bench sampling --device nowhere", "device = 'nowhere' cannot be used"),
         ("bench attention --shapes cifar", "shapes has 'cifar'; the names are enwik8, imagenet64, cifar10"),
     ],
 )

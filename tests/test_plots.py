@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 
 import longstride.plots
+from longstride.benchmarks import sampling
 from longstride.benchmarks.attention import Row
 from longstride.notation import parse
-from longstride.plots import Scheme, plot_patterns, plot_times
+from longstride.plots import Scheme, plot_patterns, plot_rates, plot_times
 
 
 def schemes(*texts):
@@ -94,3 +95,37 @@ def test_draws_times_against_length(tmp_path):
     text = (tmp_path / "times.svg").read_text()
     assert "<svg" in text
     assert text.count("<!-- ours -->") + text.count("<!-- Flex -->") == 2  # in the legend
+
+
+def rates(batches, positions):
+    return [
+        sampling.Row(name, batch, position, bytes_per_second=rate * batch)
+        for batch in batches
+        for position in positions
+        for name, rate in (("longstride", 3000.0), ("transformers", 16.0))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "titles", "points"),
+    [
+        (rates((1, 64), (200, 12_000)), ["streams: 1", "streams: 64"], [(200, 3000), (12_000, 3000)]),
+        (rates((1, 64), (200,)), ["position 200"], [(1, 3000), (64, 192_000)]),
+    ],
+)
+def test_draws_rates_by_position_or_by_batch(tmp_path, monkeypatch, rows, titles, points):
+    drawn = []
+    plot = longstride.plots.Axes.plot
+
+    def watched(axes, x, y, **options):
+        drawn.append((options["label"], list(zip(x, y))))
+        return plot(axes, x, y, **options)
+
+    monkeypatch.setattr(longstride.plots.Axes, "plot", watched)
+    rows.append(sampling.Row("no cache", 1, rows[0].position, failure="too long"))
+    plot_rates(rows, tmp_path / "rates.svg")
+    text = (tmp_path / "rates.svg").read_text()
+    for title in titles:
+        assert f"<!-- {title} -->" in text
+    assert drawn[0] == ("longstride", points)
+    assert len(drawn) == 3 * len(titles)

@@ -1,6 +1,6 @@
 """The verbs of the command line; the only place that wires things together.
 
-longstride doctor
+longstride doctor enwik8
 longstride demo
 longstride presets
 longstride data prepare enwik8.zip enwik8
@@ -10,6 +10,7 @@ longstride plot run run
 longstride plot attention run
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
 longstride bench attention --lengths 4096 16384
+longstride bench sampling --preset enwik8 --batches 1 64
 longstride bench tune
 """
 
@@ -18,12 +19,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
 
 from longstride.benchmarks.attention import AttentionBenchmark
+from longstride.benchmarks.sampling import SamplingBenchmark
 from longstride.benchmarks.tune import TuneBenchmark
 from longstride.notation import parse
 from longstride.training.config import TrainConfig
@@ -35,15 +38,15 @@ LEFT = ("model.safetensors", "curve.png", "sample-data.*", "sample-model.*", "me
 """What a run leaves in its folder."""
 
 
-def doctor() -> None:
-    """Show versions, devices, and which implementation `auto` picks and why. Example: longstride doctor"""
-    from longstride.doctor import report
+def doctor(model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL_OR_PRESET]")] = "") -> None:
+    """Show versions, devices, what `auto` picks and why; and what sampling costs. Example: longstride doctor enwik8
 
-    wrong = False
-    for what, finding in report():
-        print(f"{what:<16}{finding}")
-        wrong |= "FAILED" in finding or "DISAGREES" in finding
-    if wrong:
+    Args:
+        model: A run, a saved model or a preset: also what sampling from it costs, in weights, cache and keys.
+    """
+    from longstride.doctor import examine
+
+    if not examine(model):
         sys.exit(1)
 
 
@@ -265,13 +268,23 @@ def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="
     """Measure our patterns beside SDPA dense and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
     from longstride.benchmarks.attention import run
 
-    if settings.picture is None:
-        run(settings)
-        return
-    from longstride.plots import plot_times
+    _measure_and_draw(run, settings, "plot_times")
 
-    plot_times(run(settings).rows, settings.picture)
-    print(f"wrote {settings.picture}")
+
+def bench_sampling(settings: Annotated[SamplingBenchmark, tyro.conf.arg(name="")]) -> None:
+    """Measure the time of a byte beside transformers and its floor. Example: longstride bench sampling --preset enwik8"""
+    from longstride.benchmarks.sampling import run
+
+    _measure_and_draw(run, settings, "plot_rates")
+
+
+def _measure_and_draw(run: Callable[[Any], Any], settings: AttentionBenchmark | SamplingBenchmark, plot: str) -> None:
+    # What draws is imported before the work, in case it is not installed.
+    draw = None if settings.picture is None else getattr(import_module("longstride.plots"), plot)
+    rows = run(settings).rows
+    if draw is not None:
+        draw(rows, settings.picture)
+        print(f"wrote {settings.picture}")
 
 
 def bench_tune(settings: Annotated[TuneBenchmark, tyro.conf.arg(name="")]) -> None:
@@ -293,6 +306,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "plot attention": plot_attention,
     "plot patterns": plot_patterns,
     "bench attention": bench_attention,
+    "bench sampling": bench_sampling,
     "bench tune": bench_tune,
 }
 

@@ -1,20 +1,42 @@
-"""What is installed, which devices there are, and what `attend` would run on each."""
+"""What is installed, which devices there are, and what `attend` would run on each; and what sampling from a model costs."""
 
 import importlib.metadata
 import importlib.util
 import platform
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from longstride.attention import attend
 from longstride.attention.api import choose
 from longstride.attention.kernels import saved
 from longstride.benchmarks.measure import machine
+from longstride.device import choose_device
+from longstride.model.byte_cost import dense_cache_bytes, kept, keys_seen, weight_bytes
+from longstride.model.config import ModelConfig
+from longstride.model.cost import parameter_count
+from longstride.model.presets import DENSE, PRESETS, preset
+from longstride.model.pretrained import read_config, settings_path
 from longstride.patterns import Column, Local
 from longstride.version import __version__
 
 OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}
+
+
+def examine(model: str = "") -> bool:
+    """Prints all there is to say, also of a model if one is named; whether everything is in order."""
+    config = find_config(model) if model else None
+    fine = True
+    for what, finding in report():
+        print(f"{what:<16}{finding}")
+        fine &= "FAILED" not in finding and "DISAGREES" not in finding
+    if config is not None:
+        show_sampling(model, config)
+    return fine
 
 
 def report() -> Iterator[tuple[str, str]]:
@@ -35,12 +57,61 @@ def report() -> Iterator[tuple[str, str]]:
             yield f"auto on {device}", f"{picked.impl}: {picked.reason}; {_try_out(device)}"
 
 
+def find_config(name: str) -> ModelConfig:
+    """Of a run, a saved model or a preset; a folder counts if it has a config."""
+    path = settings_path(Path(name))
+    if path.is_file():
+        return read_config(path)
+    if Path(name).exists() and name.removesuffix(DENSE) not in PRESETS:
+        raise ValueError(f"doctor: {name} is no run and no saved model: it has no {path.name}")
+    try:
+        return preset(name)
+    except ValueError as error:
+        raise ValueError(f"doctor: there is no folder {name!r}, and {error}") from None
+
+
+def sampling_report(name: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Lines of (what, finding): what one more byte costs."""
+    parameters = parameter_count(config)
+    yield "sampling", f"{name}: {parameters:,} parameters, {_mib(weight_bytes(config))} of weights in {config.precision}"
+    yield "made by", _made_by(choose_device("doctor", "auto"))
+    cache, dense = sum(one.bytes for one in kept(config)), dense_cache_bytes(config)
+    yield "cache", f"{_mib(cache)} a stream, {cache / dense:.1%} of the {_mib(dense)} that dense attention would keep"
+    seen, all_keys = keys_seen(config, config.context - 1), config.layers * config.heads * config.context
+    yield "keys", f"{seen:,.0f} read for the last byte of {config.context:,}, {seen / all_keys:.1%} of what dense would read"
+
+
+def _made_by(device: torch.device) -> str:
+    """What `generate` runs."""
+    return f"plain PyTorch on {device.type}, a byte of every stream at a time"
+
+
+def show_sampling(name: str, config: ModelConfig, console: Console | None = None) -> None:
+    """The report, and below it what heads keep, a row for each kind of pattern."""
+    console = console or Console()
+    for what, finding in sampling_report(name, config):
+        console.print(f"{what:<16}{finding}", highlight=False, markup=False, soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("pattern", overflow="fold")
+    table.add_column("heads of\nall blocks", justify="right", no_wrap=True)
+    table.add_column("each keeps", overflow="fold")
+    for heading in ("keys of the\nlast byte", "cache of\na stream"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in kept(config):
+        table.add_row(repr(one.pattern), f"{one.heads:,}", one.slots, f"{one.seen:,}", _mib(one.bytes))
+    console.print(table)
+
+
 def devices() -> list[torch.device]:
     found = [torch.device("cpu")]
     found += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         found.append(torch.device("mps"))
     return found
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.0f} MiB" if size >= 10 * 2**20 else f"{size / 2**20:.2g} MiB"
 
 
 def _installed(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Pictures: the paper's figure 3 for any patterns and image size, and times against length.
+"""Pictures: the paper's figure 3 for any patterns and image size, times against length, and rates of sampling.
 
 They need matplotlib (`pip install 'longstride[plot]'`).
 """
@@ -13,8 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import NullFormatter
 
 from longstride.atomic import atomic_path
+from longstride.benchmarks import sampling
 from longstride.benchmarks.attention import Row
 from longstride.patterns import Pattern
 
@@ -87,6 +89,37 @@ def plot_times(rows: Sequence[Row], path: str | Path) -> None:
         axes.set_xlabel("n")
         axes.grid(which="both", color="#e4e8ec", linewidth=0.5)
     figure.axes[0].set_ylabel("milliseconds")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=160)
+
+
+def plot_rates(rows: Sequence[sampling.Row], path: str | Path) -> None:
+    """Draws bytes per second of each contender against the position, a panel for each batch; of one position against the
+    batch. Rates are logarithmic."""
+    by_batch = len({row.position for row in rows}) == 1
+    batches = [None] if by_batch else list(dict.fromkeys(row.batch for row in rows))
+    names = list(dict.fromkeys(row.name for row in rows))
+    figure = Figure(figsize=(2.5 + 4.2 * len(batches), 4.8), layout="constrained")
+    for axes, batch in zip(figure.subplots(1, len(batches), sharey=True, squeeze=False)[0], batches):
+        for number, name in enumerate(names):
+            points = sorted(
+                (row.batch if by_batch else row.position, row.bytes_per_second)
+                for row in rows
+                if row.name == name and row.bytes_per_second and batch in (None, row.batch)
+            )
+            ours = name == sampling.OURS
+            axes.plot(
+                [at for at, _ in points], [rate for _, rate in points], label=name, color=f"C{number}",
+                marker="o" if ours else "x", linestyle="-" if ours else "--", linewidth=2 if ours else 1,
+            )  # fmt: skip
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:,.6g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_title(f"position {rows[0].position:,}" if batch is None else f"streams: {batch:,}", fontsize=12)
+        axes.set_xlabel("streams" if by_batch else "position")
+        axes.grid(which="both", color="#e4e8ec", linewidth=0.5)
+    figure.axes[0].set_ylabel("bytes per second, all streams")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=160)

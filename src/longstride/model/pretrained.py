@@ -31,16 +31,14 @@ def save_weights(folder: Path, weights: dict[str, Tensor]) -> None:
 
 def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict[str, Tensor]]:
     folder = Path(folder)
-    settings = folder / "config.json"
-    if not settings.is_file() and folder.parent.name == "checkpoints":  # Of a run, which has one for all.
-        settings = folder.parent.parent / "config.json"
+    settings = settings_path(folder)
     for path in (settings, folder / "model.safetensors"):
         if not path.is_file():
             raise ValueError(f"{folder} is no saved model: it has no {path.name}")
     for name in changes:
         if name not in CHANGEABLE:
             raise ValueError(f"from_pretrained: {name} cannot be changed, only {', '.join(CHANGEABLE)}")
-    config = replace(_config(settings), **changes)
+    config = replace(read_config(settings), **changes)
     try:
         weights = load_file(folder / "model.safetensors")
     except Exception as error:  # Of any kind: who wrote the file may have meant harm.
@@ -48,7 +46,15 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
     return config, weights
 
 
-def _config(path: Path) -> ModelConfig:
+def settings_path(folder: Path) -> Path:
+    """Where its config.json is, if it has one."""
+    settings = folder / "config.json"
+    if not settings.is_file() and folder.parent.name == "checkpoints":  # Of a run, which has one for all.
+        return folder.parent.parent / "config.json"
+    return settings
+
+
+def read_config(path: Path) -> ModelConfig:
     """Of a saved model, or of a run, which has it among other settings."""
     try:
         text = path.read_text()
