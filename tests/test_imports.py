@@ -41,7 +41,7 @@ ATTENTION = {
     "tiles": {"patterns"},
     "chunks": {"patterns", "attention.tiles"},
     "slots": {"patterns"},
-    "decode": {"attention.slots"},
+    "decode": set(),
     "kernels/meeting": set(),
     "kernels/cached": {"patterns", "attention.kernels.meeting", "attention.slots"},
     "precision": set(),

@@ -23,6 +23,15 @@ def test_a_query_finds_each_key_it_sees_in_its_slot_and_no_other(pattern, contex
 
 
 @given(patterns(9), st.integers(1, 50), st.data())
+def test_lists_what_several_queries_see(pattern, context, data):
+    head = Slots(pattern, context)
+    first = data.draw(st.integers(0, context - 1))
+    queries = torch.arange(first, data.draw(st.integers(first + 1, context)))
+    for query, row in zip(queries.tolist(), head.listed(queries)):
+        assert sorted(row[row >= 0].tolist()) == sorted(head.seen(query).tolist())
+
+
+@given(patterns(9), st.integers(1, 50), st.data())
 def test_of_a_prompt_is_kept_what_later_queries_see(pattern, context, data):
     head = Slots(pattern, context)
     n = data.draw(st.integers(0, context))

@@ -37,7 +37,7 @@ class Slots:
     @property
     def most(self) -> int:
         """Keys that a query may see, those of several leaves counted for each."""
-        return sum(len(_keys(leaf, _fullest(leaf, self.context))) for leaf in self.pattern.leaves)
+        return sum(_length(leaf, _fullest(leaf, self.context)) for leaf in self.pattern.leaves)
 
     def of(self, positions: Tensor) -> Tensor:
         """The slot of each."""
@@ -65,6 +65,23 @@ class Slots:
             keys = torch.cat([keys, *(_keys(leaf, query) for leaf in leaves[1:])]).unique()  # type: ignore[no-untyped-call]
         return self.of(keys)
 
+    def listed(self, queries: Tensor) -> Tensor:
+        """What some queries see, leaf by leaf: [queries, most], below 0 where there is no key, or an earlier leaf has it."""
+        found: list[Tensor] = []
+        leaves, query = self.pattern.leaves, queries[:, None]
+        for number, leaf in enumerate(leaves):
+            lengths = torch.tensor([_length(leaf, one) for one in queries.tolist()])[:, None]
+            step = torch.arange(int(lengths.max()))
+            if isinstance(leaf, Summary):
+                keys = (step // leaf.c * leaf.l + leaf.cells.start + step % leaf.c).expand(len(queries), -1)
+            else:
+                keys = query - step * (leaf.step if isinstance(leaf, Dilated) else 1)
+            there = step < lengths
+            for earlier in leaves[:number]:
+                there = there & ~earlier.sees(query, keys)
+            found.append(torch.where(there, self.of(keys), NOWHERE))
+        return torch.cat(found, 1)
+
 
 @lru_cache(maxsize=1024)
 def slots(pattern: Pattern, context: int) -> Slots:
@@ -84,6 +101,16 @@ def _ring(leaf: Leaf) -> int:
 def _fullest(leaf: Leaf, context: int) -> int:
     """The query that sees most."""
     return min(context, leaf.l) - 1 if isinstance(leaf, Block) else context - 1
+
+
+def _length(leaf: Leaf, query: int) -> int:
+    """How many keys a leaf has for a query."""
+    if isinstance(leaf, Dilated):
+        return (query if leaf.reach is None else min(query, leaf.reach)) // leaf.step + 1
+    if isinstance(leaf, Block):
+        return query % leaf.l + 1
+    assert isinstance(leaf, Summary)
+    return leaf.cells_before(query + 1)
 
 
 def _keys(leaf: Leaf, query: int) -> Tensor:

@@ -17,13 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from longstride.attention.decode import Seen, decode, seen
+from longstride.attention.decode import decode
+from longstride.attention.slots import NOWHERE
 from longstride.model import SparseTransformer
 from longstride.model.cache import Cache
 from longstride.model.layers import Linear
 from longstride.sampling.choose import Choice, pick, probabilities, uniform
 
+AHEAD = 64
+"""Positions for which is found out at a time what their queries see."""
 LITTLE = 2**20
 """Products in a step of the feed-forward network's layer, below which more threads take longer."""
 PREFILL = 2**17
@@ -42,6 +46,8 @@ class Decoder:
         self.cache = make_cache(model, batch, self.length)
         self.scale = 1 / sqrt(model.config.qk_width // model.config.heads)
         self.position = 0
+        self._ahead = range(0)
+        self._lists: list[tuple[Tensor, Tensor]] = []
 
     def prefill(self, tokens: Tensor) -> None:
         """Takes in the first n bytes but the last one, which `step` is to be given; n may be 0."""
@@ -57,22 +63,29 @@ class Decoder:
         assert (tokens is None) == (self.position == 0)
         position = torch.tensor([self.position], device=self.device)
         h = self.model.embedding.after(tokens, self.batch, position)
-        here = [self._look(entry) for entry in range(min(len(self.model.config.cycle), self.model.config.layers))]
+        if self.position not in self._ahead:
+            self._ahead = range(self.position, min(self.position + AHEAD, self.length))
+            self._lists = [self._list(entry) for entry in range(min(len(self.model.config.cycle), len(self.model.blocks)))]
+        here = self.position - self._ahead.start
         for number, block in enumerate(self.model.blocks):
-            h = h + block(h, partial(self._attend, number, *here[number % len(here)]))
+            own, listed = self._lists[number % len(self._lists)]
+            h = h + block(h, partial(self._attend, number, own[here], listed[here]))
         self.position += 1
         return self.model.logits(h)[:, 0]
 
-    def _look(self, entry: int) -> tuple[Tensor, Seen]:
-        """Where the heads of a block put the key of this position, and what they see."""
+    def _list(self, entry: int) -> tuple[Tensor, Tensor]:
+        """For the positions ahead, where the heads of a block put their keys [positions, heads], and what they see."""
         heads = self.cache.heads[entry]
-        here = torch.tensor([self.position])
-        at = torch.cat([head.of(here) for head in heads]).to(self.device)
-        return at, seen(heads, self.position, self.device)
+        positions = torch.arange(self._ahead.start, self._ahead.stop)
+        own = torch.stack([head.of(positions) for head in heads], 1)
+        lists = [head.listed(positions) for head in heads]
+        most = max(listed.shape[1] for listed in lists)
+        filled = [pad(listed, (0, most - listed.shape[1]), value=NOWHERE) for listed in lists]
+        return own.to(self.device), torch.stack(filled, 1).to(self.device)
 
-    def _attend(self, number: int, at: Tensor, seen: Seen, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.cache.add(number, at, k, v)
-        return decode(q, self.cache.keys[number], self.cache.values[number], seen, self.scale)
+    def _attend(self, number: int, own: Tensor, listed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.cache.add(number, own, k, v)
+        return decode(q, self.cache.keys[number], self.cache.values[number], listed, self.scale)
 
 
 @torch.inference_mode()
