@@ -22,6 +22,7 @@ from longstride.model.cost import parameter_count
 from longstride.model.presets import DENSE, PRESETS, preset
 from longstride.model.pretrained import read_config, settings_path
 from longstride.patterns import Column, Local
+from longstride.sampling.streams import choose as choose_maker
 from longstride.version import __version__
 
 OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}
@@ -74,16 +75,14 @@ def sampling_report(name: str, config: ModelConfig) -> Iterator[tuple[str, str]]
     """Lines of (what, finding): what one more byte costs."""
     parameters = parameter_count(config)
     yield "sampling", f"{name}: {parameters:,} parameters, {_mib(weight_bytes(config))} of weights in {config.precision}"
-    yield "made by", _made_by(choose_device("doctor", "auto"))
+    device = choose_device("doctor", "auto")
+    for streams in (1, 64):
+        made_by, why = choose_maker(config, streams, device)
+        yield f"{streams} stream{'s' if streams > 1 else ''}", f"{made_by}: {why}"
     cache, dense = sum(one.bytes for one in kept(config)), dense_cache_bytes(config)
     yield "cache", f"{_mib(cache)} a stream, {cache / dense:.1%} of the {_mib(dense)} that dense attention would keep"
     seen, all_keys = keys_seen(config, config.context - 1), config.layers * config.heads * config.context
     yield "keys", f"{seen:,.0f} read for the last byte of {config.context:,}, {seen / all_keys:.1%} of what dense would read"
-
-
-def _made_by(device: torch.device) -> str:
-    """What `generate` runs."""
-    return f"plain PyTorch on {device.type}, a byte of every stream at a time"
 
 
 def show_sampling(name: str, config: ModelConfig, console: Console | None = None) -> None:
