@@ -29,6 +29,7 @@ FLOW = [
     "benchmarks",
     "plots",
     "doctor",
+    "source",
     "evaluate_run",
     "demo",
     "cli",
