@@ -30,7 +30,9 @@ FLOW = [
     "plots",
     "doctor",
     "source",
+    "making",
     "evaluate_run",
+    "sample_run",
     "demo",
     "cli",
 ]
