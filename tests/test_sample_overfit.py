@@ -27,8 +27,9 @@ def learn(folder, items, steps, kind, item=(), rate=None):
     write_store(folder / "data", kind, {"train": data, "valid": data}, item, rate)
     embedding = f"image{item}" if item else "matrix(8)"
     run = folder / "run"
-    words = f"--data {folder / 'data'} --out {run} --steps {steps} --batch {10 if item else 16} --model.context {len(items[0])} {NETWORK}"
-    cli.main(["train", "text-small", *words.split(), "--model.embedding", embedding])
+    words = f"--data {folder / 'data'} --out {run} --steps {steps} --batch {10 if item else 16} {NETWORK}"
+    shape = ["--model.context", str(len(items[0])), "--model.embedding", embedding]
+    cli.main(["train", "text-small", *words.split(), *shape])
     cli.main(["eval", str(run), "--device", "cpu"])
     return run, json.loads((run / "eval-valid.json").read_text())["rows"][0]["bits_per_byte"]
 

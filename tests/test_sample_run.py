@@ -125,6 +125,15 @@ def test_characters_come_whole_and_others_are_replaced(capfdbinary, tmp_path, mo
     assert err.count("\n") == 1  # And no bar.
 
 
+def test_nothing_waits_in_a_buffer(tmp_path, monkeypatch):
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file))
+        longstride.sample_run.Stream().write(b"a")
+        assert path.read_bytes() == b"a"
+        monkeypatch.undo()
+
+
 def on_a_terminal(stream, begin=longstride.sample_run.Stream.__init__):
     begin(stream)
     stream.terminal = True

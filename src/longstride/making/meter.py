@@ -19,6 +19,7 @@ class Meter:
         self.console, self.total, self.shown = console, total, shown
         self.done = 0
         self.begun = perf_counter()
+        self.ended: float | None = None
         self.tenths = 0
         self.stack = ExitStack()
         self.live: Progress | None = None
@@ -32,11 +33,12 @@ class Meter:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self.ended = perf_counter()
         self.stack.close()
 
     @property
     def seconds(self) -> float:
-        return perf_counter() - self.begun
+        return (perf_counter() if self.ended is None else self.ended) - self.begun
 
     @property
     def rate(self) -> float:
