@@ -87,6 +87,6 @@ def test_images_from_nothing_are_among_those_it_knows(pictures, tmp_path):
 def pictures(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pictures")
     known = [one.tobytes() for one in samples.patches()[::90][:COUNT, :30:5, :30:5]]
-    run, bits = learn(folder, known, 160, "images", item=ITEM)
+    run, bits = learn(folder, known, 200, "images", item=ITEM)
     assert open_store(folder / "data").item == ITEM
     return run, known, bits
