@@ -29,7 +29,10 @@ FLOW = [
     "benchmarks",
     "plots",
     "doctor",
+    "source",
+    "making",
     "evaluate_run",
+    "sample_run",
     "demo",
     "cli",
 ]

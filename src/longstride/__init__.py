@@ -17,6 +17,7 @@ from longstride.notation import parse
 from longstride.attention import attend
 from longstride.model import ModelConfig, SparseTransformer, preset
 from longstride.evaluation import bits_per_byte
+from longstride.sampling import generate
 from longstride.version import __version__
 
 __all__ = [
@@ -37,5 +38,6 @@ __all__ = [
     "SparseTransformer",
     "preset",
     "bits_per_byte",
+    "generate",
     "__version__",
 ]

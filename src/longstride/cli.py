@@ -6,6 +6,7 @@ longstride presets
 longstride data prepare enwik8.zip enwik8
 longstride train text-small --data enwik8 --out run --steps 1000
 longstride eval run --split test --min-context 0 256 384
+longstride sample run --prompt 'The ' --temperature 0.8
 longstride plot run run
 longstride plot attention run
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
@@ -28,6 +29,7 @@ import tyro
 from longstride.benchmarks.attention import AttentionBenchmark
 from longstride.benchmarks.sampling import SamplingBenchmark
 from longstride.benchmarks.tune import TuneBenchmark
+from longstride.making.request import Request
 from longstride.notation import parse
 from longstride.training.config import TrainConfig
 from longstride.training.ranks import SAID, is_joined
@@ -264,6 +266,20 @@ def evaluate(
     run(folder, data, split, min_context, checkpoint, batch, device, precision, most_bytes, json)
 
 
+def sample(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")],
+    request: Annotated[Request, tyro.conf.arg(name="")],
+) -> None:
+    """Make text, images or sound, or complete some. Example: longstride sample RUN --prompt 'The ' --temperature 0.8
+
+    Args:
+        folder: A run, whose best weights are taken, or a saved model.
+    """
+    from longstride.sample_run import sample as run
+
+    run(folder, request)
+
+
 def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="")]) -> None:
     """Measure our patterns beside SDPA dense and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
     from longstride.benchmarks.attention import run
@@ -302,6 +318,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "data fetch": data_fetch,
     "train": train,
     "eval": evaluate,
+    "sample": sample,
     "plot run": plot_run,
     "plot attention": plot_attention,
     "plot patterns": plot_patterns,
@@ -342,8 +359,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if type(error).__name__ != "OutOfMemoryError":
             raise
         first = str(error).splitlines()[0]
-        save = "a smaller --batch" if verb == "eval" else "--accumulate, --model.recompute on, or a smaller --batch"
-        print(f"longstride: {first} Try {save}.", file=sys.stderr)
+        more = "" if verb in ("eval", "sample") else "--accumulate, --model.recompute on, or "
+        print(f"longstride: {first} Try {more}a smaller --batch.", file=sys.stderr)
         _end(2, at_once=is_joined())
     except KeyboardInterrupt:
         if _speaks():

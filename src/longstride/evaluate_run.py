@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import log
 from pathlib import Path
 from time import perf_counter
@@ -22,30 +22,17 @@ from rich.table import Table
 
 from longstride.atomic import atomic_path, writable
 from longstride.benchmarks.measure import machine
-from longstride.checks import suggest, whole_number
+from longstride.checks import whole_number
 from longstride.data.prepare import open_data
 from longstride.data.store import Store, verify
 from longstride.evaluation import Bytes, Score, bits_per_byte, check_min_context
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.training.config import TrainConfig
+from longstride.source import WEIGHTS, Source, open_source
 from longstride.training.progress import duration
 from longstride.training.ranks import Ranks, joined
 from longstride.training.run import Run
-from longstride.training.sealed import check, is_sealed
 
-WEIGHTS = "model.safetensors"
 TENTHS = 10
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is evaluated."""
-
-    folder: Path
-    weights: Path
-    """The folder that they are in: of a run, or of one of its checkpoints."""
-    config: TrainConfig | None
-    """Of a run; a saved model has none."""
 
 
 def evaluate(
@@ -64,7 +51,7 @@ def evaluate(
 
     Processes that torchrun has started share the windows; the first one prints and writes.
     """
-    source = _source(folder, checkpoint)
+    source = open_source("eval", folder, checkpoint)
     with joined(device) as ranks:
         place = ranks.device(device, "eval")
         store = ranks.first_on_each_machine(lambda: _data(source, data, split))
@@ -141,43 +128,6 @@ class Meter:
         elif int(share * TENTHS) > self.tenths:
             self.tenths = int(share * TENTHS)
             self.console.print(line, highlight=False, soft_wrap=True)
-
-
-def _source(folder: Path, checkpoint: str | None) -> Source:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ValueError(f"eval: {folder} is no run and no saved model: it has no config.json")
-    text = path.read_text(errors="replace")
-    try:
-        is_run = isinstance(json.loads(text)["model"], dict)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        is_run = False
-    if not is_run:
-        ModelConfig.from_json(text, str(path))
-        if checkpoint is not None:
-            raise ValueError(f"eval: checkpoint = {checkpoint!r} is for runs, and {folder} is a saved model; leave it out")
-        return Source(folder, folder, None)
-    config = TrainConfig.from_json(text, str(path))
-    there = sorted((one for one in (folder / "checkpoints").glob("step-*") if is_sealed(one)), key=_step)
-    names = [one.name for one in there]
-    if checkpoint is not None:
-        if checkpoint not in names:
-            known = suggest(checkpoint, names) if names else "it has none yet"
-            raise ValueError(f"eval: {folder} has no checkpoint {checkpoint!r}; {known}")
-        check(folder / "checkpoints" / checkpoint)
-        return Source(folder, folder / "checkpoints" / checkpoint, config)
-    if not (folder / WEIGHTS).is_file():
-        hint = f", or give --checkpoint {names[-1]}" if names else ""
-        raise ValueError(
-            f"eval: {folder} has no weights yet: {WEIGHTS} comes with its first validation, "
-            f"after step {min(config.validate_every, config.steps)}; wait for it{hint}"
-        )
-    return Source(folder, folder, config)
-
-
-def _step(folder: Path) -> tuple[int, str]:
-    number = folder.name.removeprefix("step-")
-    return int(number) if number.isdecimal() else -1, number
 
 
 def _data(source: Source, data: Path | None, split: str) -> Store:

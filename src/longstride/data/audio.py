@@ -48,19 +48,19 @@ def to_wav(data: bytes | Bytes, path: str | Path, rate: int = RATE) -> None:
         file.writeframes(samples.tobytes())
 
 
-def read(path: Path) -> Iterator[Bytes]:
-    """The codes of one file, a piece at a time."""
+def read(path: Path, rate: int = RATE) -> Iterator[Bytes]:
+    """The codes of one file, a piece at a time. One that holds codes already has them at `rate`, whatever that is."""
     if ending(path) in ENCODED:
         yield from span([measured(path, is_packed(path))], is_packed(path), 0, sys.maxsize)
         return
     soundfile = optional("soundfile", f"{path}: reading sound")
     try:
         with soundfile.SoundFile(path) as file:
-            same = file.samplerate == RATE
+            same = file.samplerate == rate
             stream = None
             if not same:
-                soxr = optional("soxr", f"{path}: {file.samplerate} Hz to {RATE} Hz")
-                stream = soxr.ResampleStream(file.samplerate, RATE, 1, dtype="float32")
+                soxr = optional("soxr", f"{path}: {file.samplerate} Hz to {rate} Hz")
+                stream = soxr.ResampleStream(file.samplerate, rate, 1, dtype="float32")
             for block in file.blocks(blocksize=READ // 8, dtype="float32", always_2d=True):
                 mono = block.mean(axis=1, dtype=np.float32)
                 if not np.isfinite(mono).all():

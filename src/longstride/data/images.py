@@ -50,7 +50,7 @@ def plan(source: Path) -> Plan:
     if len(items) > 1:
         first, second = list(items.values())[:2]
         raise ValueError(
-            f"{second.owner} has images of {_size(second.item)} and {first.owner} of {_size(first.item)}; "
+            f"{second.owner} has images of {shape_text(second.item)} and {first.owner} of {shape_text(first.item)}; "
             "all must have one shape"
         )
     whole = groups.get("") or (None if "valid" in groups else groups.get("train"))
@@ -61,7 +61,7 @@ def plan(source: Path) -> Plan:
     chosen, how = _chosen(source, groups, is_cifar)
     splits: dict[str, Iterable[Bytes] | Bytes] = {name: images.pieces(places) for name, (images, places) in chosen.items()}
     total = sum(len(places) for _, places in chosen.values()) * math.prod(item)
-    return Plan("images", splits, total, f"{source.name}: {_size(item)}; {how}", item=item)
+    return Plan("images", splits, total, f"{source.name}: {shape_text(item)}; {how}", item=item)
 
 
 def _chosen(source: Path, groups: dict[str, Images], is_cifar: bool) -> tuple[dict[str, tuple[Images, Places]], str]:
@@ -190,7 +190,8 @@ def _pictures(paths: Sequence[Path]) -> Images:
             sizes.setdefault((image.height, image.width), path)
         if len(sizes) > 1:
             (first, one), (second, other) = sizes.items()
-            raise ValueError(f"{other} is {_size(second)} and {one} is {_size(first)}; all images must have one size")
+            shapes = f"{other} is {shape_text(second)} and {one} is {shape_text(first)}"
+            raise ValueError(f"{shapes}; all images must have one size")
     mode = MODES[channels]
 
     def read(places: Places) -> Bytes:
@@ -218,6 +219,14 @@ def _pixels(path: Path, mode: str) -> Bytes:
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
+def open_images(source: Path) -> Images:
+    """All images of a file or folder that has one kind of them, in the order of their names."""
+    groups, _ = _groups(source)
+    if len(groups) > 1:
+        raise ValueError(f"{source} has images for {', '.join(groups)}; give one file or folder of them")
+    return next(iter(groups.values()))
+
+
 def from_png(path: str | Path) -> tuple[bytes, Item]:
     """The bytes and the shape of one image."""
     images = _pictures([Path(path)])
@@ -238,7 +247,7 @@ def sheet(data: bytes | Bytes, item: tuple[int, ...], columns: int, path: str | 
     height, width, channels = item
     flat = np.frombuffer(bytes(data), np.uint8)
     if flat.size == 0 or flat.size % math.prod(item):
-        raise ValueError(f"sheet: {flat.size} bytes are no whole number of images of {_size(item)}")
+        raise ValueError(f"sheet: {flat.size} bytes are no whole number of images of {shape_text(item)}")
     images = flat.reshape(-1, *item)
     rows, columns = math.ceil(len(images) / columns), min(columns, len(images))
     grid = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, channels), 255, np.uint8)
@@ -249,5 +258,5 @@ def sheet(data: bytes | Bytes, item: tuple[int, ...], columns: int, path: str | 
         pillow.fromarray(grid[:, :, 0] if channels == 1 else grid).save(temporary, format="PNG")
 
 
-def _size(item: Sequence[int]) -> str:
+def shape_text(item: Sequence[int]) -> str:
     return " x ".join(str(size) for size in item)

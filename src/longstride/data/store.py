@@ -65,7 +65,7 @@ def open_store(folder: str | Path) -> Store:
     manifest = folder / MANIFEST
     if not manifest.is_file():
         raise ValueError(f"{folder} is no prepared data: it has no {MANIFEST}")
-    store = _parse(folder, manifest)
+    store = read_manifest(folder, manifest)
     for name, size in store.splits.items():
         path = store.path(name)
         if not path.is_file():
@@ -188,7 +188,8 @@ def _check_sizes(owner: str, store: Store) -> None:
             raise ValueError(f"{owner}: split {name!r} has {size} bytes, no multiple of an item's {store.item_bytes}")
 
 
-def _parse(folder: Path, manifest: Path) -> Store:
+def read_manifest(folder: Path, manifest: Path) -> Store:
+    """What a manifest says of the store in `folder`, which need not be there."""
     try:
         given: Any = json.loads(manifest.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

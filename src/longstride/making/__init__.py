@@ -1,0 +1,1 @@
+"""What lies between a network that makes bytes and a person who wants text, images or sound."""

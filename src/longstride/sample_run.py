@@ -1,0 +1,108 @@
+"""Text, images or sound from a run or a saved model, from nothing or from a beginning that is given.
+
+longstride sample RUN --prompt 'The history of ' --temperature 0.8
+longstride sample RUN --count 16
+longstride sample RUN --prompt-file image.png --keep-top 0.5
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from longstride.device import choose_device
+from longstride.making.meter import Meter
+from longstride.making.outputs import find_output
+from longstride.making.prompts import Prompts, find_prompts
+from longstride.making.request import OWNER, Request
+from longstride.making.stream import Stream
+from longstride.making.subject import find_subject
+from longstride.model import SparseTransformer
+from longstride.sampling import generate
+from longstride.source import open_source
+
+TOGETHER = 65_536
+"""Bytes of the samples that are made together, if nothing else is said."""
+
+
+def sample(folder: Path, request: Request) -> list[bytes]:
+    """Makes the samples, and prints or writes them; returns them with their prompts. `longstride sample --help` has more.
+
+    An interruption leaves what there is by then: texts and sounds as far as they have come, and whole images.
+    """
+    request.check()
+    source = open_source(OWNER, folder, request.checkpoint)
+    model = SparseTransformer.from_pretrained(source.weights)
+    subject = find_subject(source, model.config, request.kind)
+    prompts = find_prompts(request, subject, model.config.context)
+    _check(model, prompts, request)
+    device = choose_device(OWNER, request.device)
+    output = find_output(request, source, subject, len(prompts.each))
+    model = model.to(device)
+
+    made = [bytearray(prompt) for prompt in prompts.each]
+    ends = [model.config.context if prompts.length is None else len(one) + prompts.length for one in prompts.each]
+    stream = None if output is not None else Stream()
+    total = sum(ends) - sum(map(len, prompts.each))
+    interrupted = False
+    console = Console(file=sys.stderr)
+    with Meter(console, total, shown=stream is None or (not stream.terminal and console.is_terminal)) as meter:
+        try:
+            if stream is not None:
+                stream.write(prompts.each[0])
+            for first, new in _batches(model, prompts, request):
+                for number, some in enumerate(new, first):
+                    made[number] += some
+                if stream is not None:
+                    stream.write(new[0])
+                    if not stream.open:
+                        break
+                meter.advance(sum(map(len, new)))
+        except KeyboardInterrupt:
+            interrupted = True
+    if stream is not None:
+        stream.close()
+        console.print(meter.summary(), highlight=False, soft_wrap=True)
+    there = [bytes(one) for one in made]
+    if interrupted:
+        begun = [len(one) > len(prompt) for one, prompt in zip(there, prompts.each)]
+        whole = [len(one) == end for one, end in zip(there, ends)]
+        there = [one for one, keep in zip(there, whole if subject.kind == "images" else begun) if keep]
+    if output is not None and there:
+        output.write(there, prompts.each, prompts.originals)
+        of = f" of {len(made):,}" if len(there) < len(made) else ""
+        print(f"wrote {output.place}: {len(there):,}{of} {_noun(subject.kind, len(there))}, {meter.summary()}")
+    if interrupted:
+        raise KeyboardInterrupt
+    return there
+
+
+def _batches(model: SparseTransformer, prompts: Prompts, request: Request) -> Iterator[tuple[int, list[bytes]]]:
+    """The number of the first sample of those that are made now, and what is new in each."""
+    size = request.batch or max(1, TOGETHER // model.config.context)
+    for first in range(0, len(prompts.each), size):
+        for new in _generate(model, prompts.each[first : first + size], prompts.length, request, first):
+            yield first, new
+
+
+def _generate(
+    model: SparseTransformer, prompts: list[bytes], length: int | None, request: Request, first: int
+) -> Iterator[list[bytes]]:  # fmt: skip
+    return generate(
+        model, prompts, length, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p,
+        seed=request.seed, first=first,
+    )  # fmt: skip
+
+
+def _check(model: SparseTransformer, prompts: Prompts, request: Request) -> None:
+    """What `generate` refuses, before anything is made or printed."""
+    try:
+        _generate(model, prompts.each[:1], prompts.length, request, 0)
+    except ValueError as error:
+        raise ValueError(f"{OWNER}: {str(error).removeprefix('generate: ')}") from None
+
+
+def _noun(kind: str, count: int) -> str:
+    plural = {"text": "texts", "images": "images", "audio": "sounds", "bytes": "samples"}[kind]
+    return plural if count != 1 else plural[:-1]

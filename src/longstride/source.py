@@ -1,0 +1,61 @@
+"""Which weights are meant by the path of a run, or of a saved model."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from longstride.checks import suggest
+from longstride.model import ModelConfig
+from longstride.training.config import TrainConfig
+from longstride.training.sealed import check, is_sealed
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Source:
+    folder: Path
+    weights: Path
+    """The folder that they are in: of a run, or of one of its checkpoints."""
+    config: TrainConfig | None
+    """Of a run; a saved model has none."""
+
+
+def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Source:
+    """A run's best weights, or those of a checkpoint, which is looked at byte by byte; or a saved model."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{owner}: {folder} is no run and no saved model: it has no config.json")
+    text = path.read_text(errors="replace")
+    try:
+        is_run = isinstance(json.loads(text)["model"], dict)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        is_run = False
+    if not is_run:
+        ModelConfig.from_json(text, str(path))
+        if checkpoint is not None:
+            raise ValueError(
+                f"{owner}: checkpoint = {checkpoint!r} is for runs, and {folder} is a saved model; leave it out"
+            )
+        return Source(folder, folder, None)
+    config = TrainConfig.from_json(text, str(path))
+    there = sorted((one for one in (folder / "checkpoints").glob("step-*") if is_sealed(one)), key=_step)
+    names = [one.name for one in there]
+    if checkpoint is not None:
+        if checkpoint not in names:
+            known = suggest(checkpoint, names) if names else "it has none yet"
+            raise ValueError(f"{owner}: {folder} has no checkpoint {checkpoint!r}; {known}")
+        check(folder / "checkpoints" / checkpoint)
+        return Source(folder, folder / "checkpoints" / checkpoint, config)
+    if not (folder / WEIGHTS).is_file():
+        hint = f", or give --checkpoint {names[-1]}" if names else ""
+        raise ValueError(
+            f"{owner}: {folder} has no weights yet: {WEIGHTS} comes with its first validation, "
+            f"after step {min(config.validate_every, config.steps)}; wait for it{hint}"
+        )
+    return Source(folder, folder, config)
+
+
+def _step(folder: Path) -> tuple[int, str]:
+    number = folder.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else -1, number
