@@ -44,6 +44,7 @@ def demo(folder: Path, steps: int, console: Console | None = None) -> float:
     console.print(table)
     there = "curve.png, sample-data.txt, sample-model.txt, model.safetensors, metrics.jsonl"
     console.print(f"The run is {run}: {there}", soft_wrap=True, markup=False)
+    console.print(f"Let it write:            longstride sample {run} --prompt 'The '", soft_wrap=True, markup=False)
     console.print("Next, on your own bytes: longstride train text-small --data FILE --out RUN --steps 2000", soft_wrap=True)
     console.print("The paper's networks:    longstride presets")
     return bits
