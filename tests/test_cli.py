@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -423,6 +424,7 @@ def test_ctrl_c_is_one_line(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(longstride.model.catalogue, "show", show)
+    monkeypatch.setattr(os, "_exit", sys.exit)  # Threads of other tests may still be there.
     assert run(capsys, "presets") == (130, "", "longstride: interrupted\n")
 
 

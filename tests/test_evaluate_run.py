@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -240,6 +241,7 @@ def test_finished_rows_are_kept_when_it_is_interrupted(capsys, folder, monkeypat
         return bits_per_byte(*given, min_context=min_context, **more)
 
     monkeypatch.setattr(longstride.evaluate_run, "bits_per_byte", interrupted)
+    monkeypatch.setattr(os, "_exit", sys.exit)  # Threads of other tests may still be there.
     code, out, err = run(capsys, folder / "run", "--min-context", 0, 32)
     assert (code, out) == (130, "")
     assert err.endswith("longstride: interrupted\n")
@@ -296,7 +298,6 @@ def test_weights_that_change_meanwhile_are_found(folder):
 
 def by_changing_weights(where):
     import hashlib
-    import os
     from unittest.mock import patch
 
     digest = hashlib.file_digest

@@ -1,6 +1,7 @@
 """`longstride sample`, from the command line to text, pictures and sound."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -428,6 +429,7 @@ def test_an_interruption_keeps_what_there_is(capfdbinary, any_run, monkeypatch):
             yield new
 
     monkeypatch.setattr(longstride.sample_run, "generate", interrupted)
+    monkeypatch.setattr(os, "_exit", sys.exit)  # Threads of other tests may still be there.
     made = wanted(folder, [b""] * 2)
     out = folder / "out"
     code, said, err = run(capfdbinary, folder, "--count", 3, "--batch", 1, "--out", out)

@@ -12,7 +12,6 @@ longstride plot attention run
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
 longstride bench attention --lengths 4096 16384
 longstride bench sampling --preset enwik8 --batches 1 64
-longstride bench tune
 """
 
 import difflib
@@ -366,12 +365,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if _speaks():
             print("longstride: interrupted", file=sys.stderr)
         # A checkpoint that is being written is not waited for: it is known as unfinished.
-        _end(130, at_once=is_joined() or threading.active_count() > 1)  # As shells have it: 128 and the signal's number.
+        _end(130, at_once=is_joined() or _threads_work())  # As shells have it: 128 and the signal's number.
 
 
 def _speaks() -> bool:
     """Of several processes one does."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def _threads_work() -> bool:
+    """Whether there are threads that the end of the process would wait for."""
+    return any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread())
 
 
 def _end(code: int, at_once: bool) -> NoReturn:

@@ -80,7 +80,8 @@ def sample(folder: Path, request: Request) -> list[bytes]:
 
 def _batches(model: SparseTransformer, prompts: Prompts, request: Request) -> Iterator[tuple[int, list[bytes]]]:
     """The number of the first sample of those that are made now, and what is new in each."""
-    size = request.batch or max(1, TOGETHER // model.config.context)
+    longest = max(map(len, prompts.each)) + prompts.length if prompts.length else model.config.context
+    size = request.batch or max(1, TOGETHER // longest)
     for first in range(0, len(prompts.each), size):
         for new in _generate(model, prompts.each[first : first + size], prompts.length, request, first):
             yield first, new

@@ -26,8 +26,9 @@ def test_same_seed_same_samples_whatever_the_batch():
     assert whole(generate(made, [b""] * 11, seed=6)) != together
 
 
-def test_prompts_of_different_lengths_are_continued_as_if_alone():
-    made = model(context=40)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_prompts_of_different_lengths_are_continued_as_if_alone(precision):
+    made = model(context=40, precision=precision)
     prompts = [b"", b"abcdefg", b"xyz"]
     together = whole(generate(made, prompts, 20, seed=1))
     assert [len(sample) for sample in together] == [20, 20, 20]
@@ -90,6 +91,8 @@ def test_nothing_is_asked_for_nothing():
         ([b"", b"x" * 30], {}, "prompt 1 has 30 bytes"),
         ([b"abc"], {"length": 22}, "length = 22 after a prompt of 3 bytes is more than the context of 24; give at most 21"),
         ([b"abc"], {"length": 0}, "length"),
+        (b"ab", {}, "prompts must be a list of bytes; prompt 0 is 97"),
+        (["ab"], {}, "prompts must be a list of bytes; prompt 0 is 'ab'"),
         ([b"abc"], {"temperature": 0}, "temperature must be above 0"),
         ([b"abc"], {"top_p": 2.0}, "top_p"),
     ],

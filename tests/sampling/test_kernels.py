@@ -56,6 +56,16 @@ def test_more_keys_than_a_tile_has(maker, pattern, monkeypatch):
 
 
 @pytest.mark.parametrize("maker", MAKERS)
+def test_activations_far_from_zero(maker):
+    """Of which a norm leaves the differences: those of their squares would be lost in rounding."""
+    made = model(layers=1, context=9, width=8)
+    with torch.no_grad():
+        made.embedding.token.weight += 3000
+        made.embedding.start += 3000
+    compare(made, maker, 1, 5)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
 def test_from_nothing_and_for_sizes_that_are_no_powers_of_two(maker):
     compare(model(layers=1, context=9, width=12, heads=3, qk_ratio=0.5, ff_ratio=1.5), maker, 0, 5)
 

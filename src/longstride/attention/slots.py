@@ -3,7 +3,7 @@
 Each position has one slot, or none if nothing later sees it. Local keeps a ring of l + 1, Block the current block, Summary
 its cells alone; Column and Dense keep everything, since each position is seen by some later query. A union shares: with a
 Column in it, all its leaves read from the one place that has everything; and what is a summary cell lies there, not in the
-ring. All of it is closed form in the position, so that a kernel can do the same sums (`kernels/decode.py`).
+ring. All of it is closed form in the position, so that a kernel can do the same sums (`kernels/cached.py`).
 """
 
 from functools import lru_cache

@@ -3,6 +3,7 @@
 The same interface as `Resident` has. Streams are computed together, so a step reads the weights once for all of them.
 """
 
+from contextlib import nullcontext
 from math import e, log2, sqrt
 from typing import Any
 
@@ -83,8 +84,9 @@ class Batched:
         self.whole["top_k"].fill_(choice.top_k or BYTES.value)
         self.room["temperature"].fill_(choice.temperature)
         self.room["top_p"].fill_(choice.top_p or 1.0)
-        for _ in range(steps):
-            self._replay(choice.filters)
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            for _ in range(steps):
+                self._replay(choice.filters)
         self.position += steps
         return self.tokens[:, self.position - steps : self.position]
 

@@ -102,7 +102,8 @@ def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
 
 def _attend_and_keep(block: Any, cache: Cache, number: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     cache.fill(number, k, v, rows)
-    found: Tensor = block.attention.attend(q, k, v)
+    # Values as the cache rounds them: later bytes must not depend on how much was taken in at once.
+    found: Tensor = block.attention.attend(q, k, v.to(cache.values[number].dtype).to(v.dtype))
     return found
 
 

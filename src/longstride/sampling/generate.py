@@ -28,7 +28,7 @@ def generate(
     Shorter prompts begin to be continued earlier, and end earlier.
     """
     choice = Choice(temperature, top_k, top_p)
-    prompts = [bytes(prompt) for prompt in prompts]
+    prompts = [_checked(number, prompt) for number, prompt in enumerate(prompts)]
     ends = [_end(number, prompt, length, model.config.context) for number, prompt in enumerate(prompts)]
     return _generate(model, prompts, ends, choice, seed, first) if prompts else iter(())
 
@@ -54,6 +54,12 @@ def _generate(
             row[max(0, len(prompt) - here) : max(0, end - here)].tobytes()
             for row, prompt, end in zip(made, prompts, ends)
         ]  # fmt: skip
+
+
+def _checked(number: int, prompt: object) -> bytes:
+    if not isinstance(prompt, bytes | bytearray | memoryview):
+        raise ValueError(f"generate: prompts must be a list of bytes; prompt {number} is {prompt!r}")
+    return bytes(prompt)
 
 
 def _end(number: int, prompt: bytes, length: int | None, context: int) -> int:

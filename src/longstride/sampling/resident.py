@@ -1,5 +1,6 @@
 """Few streams on a GPU: `kernels/whole.py` with a model's weights, its cache, and room for what programs tell each other."""
 
+from contextlib import nullcontext
 from math import e, log2, sqrt
 from typing import Any
 
@@ -36,7 +37,8 @@ class Resident:
         self.model = in_float32(model)
         self.cache = make_cache(model, batch, length)
         self.position = 0
-        self.weights = Weights(self.model, getattr(torch, config.precision), self.device)
+        precision = getattr(torch, config.precision)
+        self.weights = Weights(self.model, precision if precision.itemsize < 4 else torch.float32, self.device)
         self.tables = Tables(self.cache, self.device)
         heads = batch * config.heads
         self.splits = max(1, power_below(self.programs // heads))
@@ -72,11 +74,12 @@ class Resident:
     def make(self, steps: int, known: Tensor, state: Tensor, choice: Choice) -> Tensor:
         """The next bytes, [batch, steps] on the GPU. Of a stream those below `known` [batch] are what `tokens` has."""
         made = self.tokens[:, self.position : self.position + steps]
-        while steps:
-            some = min(steps, self.ahead)
-            self._make(some, known, state, choice)
-            self.position += some
-            steps -= some
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            while steps:
+                some = min(steps, self.ahead)
+                self._make(some, known, state, choice)
+                self.position += some
+                steps -= some
         return made
 
     def _make(self, steps: int, known: Tensor, state: Tensor, choice: Choice) -> None:

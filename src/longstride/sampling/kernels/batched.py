@@ -52,7 +52,8 @@ def add_and_normalize(
     if ADD:
         row += read_parts(added, batch * W, stream * W + across, inside, PARTS_IN) + tl.load(bias + across, inside, 0.0)
         tl.store(h + stream * W + across, row, inside)
-    result = normalized(row, norm, shift, W, BLOCK_W)
+    near = tl.sum(tl.where(across == 0, row, 0.0), 0)
+    result = normalized(row, near, norm, shift, W, BLOCK_W)
     write_parts(result, x, batch * W, stream * W + across, inside, PARTS_OUT)
 
 

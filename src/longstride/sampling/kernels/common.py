@@ -18,15 +18,17 @@ def add_both(a_1, a_2, b_1, b_2):
 
 
 @triton.jit
-def normalized(x, weight, bias, W: tl.constexpr, BLOCK_W: tl.constexpr):
-    """Layer normalization of x [BLOCK_W]; its mean and deviation come from one pass."""
+def normalized(x, near, weight, bias, W: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Layer normalization of x [BLOCK_W]. Mean and deviation come from one pass over the distances from `near`, a number not
+    far from the mean: of the squares of x themselves too little would be left."""
     across = tl.arange(0, BLOCK_W)
     scale = tl.load(weight + across, across < W, 0.0)
     shift = tl.load(bias + across, across < W, 0.0)
-    sum_1, sum_2 = tl.reduce((x, x * x), 0, add_both)
+    distance = tl.where(across < W, x - near, 0.0)
+    sum_1, sum_2 = tl.reduce((distance, distance * distance), 0, add_both)
     mean = sum_1 / W
     deviation = tl.sqrt(tl.maximum(sum_2 / W - mean * mean, 0.0) + EPSILON)
-    return tl.where(across < W, (x - mean) / deviation * scale + shift, 0.0)
+    return tl.where(across < W, (distance - mean) / deviation * scale + shift, 0.0)
 
 
 @triton.jit

@@ -27,7 +27,8 @@ from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embed, norm
 @triton.jit
 def normalized_row(x, weight, bias, W: tl.constexpr, BLOCK_W: tl.constexpr):
     across = tl.arange(0, BLOCK_W)
-    return normalized(fresh(x + across, across < W), weight, bias, W, BLOCK_W)
+    near = tl.load(x, cache_modifier=".cg")  # Any of them will do.
+    return normalized(fresh(x + across, across < W), near, weight, bias, W, BLOCK_W)
 
 
 @triton.jit
