@@ -186,6 +186,7 @@ def joined(device: str) -> Iterator[Ranks]:
     yield replace(ranks, restarted=ranks.any(restarts > 0))
     if ours:
         gc.collect()  # What still holds on to the group would end the process with an abort.
+        ranks.wait()  # Nor is a group taken down in which another process may still be at work.
         dist.destroy_process_group()
 
 
