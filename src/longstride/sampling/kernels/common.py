@@ -4,12 +4,17 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.meeting import wide
+from longstride.model import embedding, layers
+from longstride.sampling.choose import BITS, MIX
 
-EPSILON = tl.constexpr(1e-5)
-SLOPE = tl.constexpr(1.702)
-BYTES = tl.constexpr(256)
-START = tl.constexpr(256)
+EPSILON = tl.constexpr(layers.EPSILON)
+SLOPE = tl.constexpr(layers.SLOPE)
+BYTES = tl.constexpr(embedding.BYTES)
+START = tl.constexpr(embedding.BYTES)
 """The row of the start vector, after those of the bytes."""
+FIRST_MIX, SECOND_MIX, THIRD_MIX = (tl.constexpr(number) for number in MIX)
+UNUSED_BITS = tl.constexpr(64 - BITS)
+UNIT = tl.constexpr(2.0**-BITS)
 
 
 @triton.jit
@@ -48,9 +53,9 @@ def embed(
 
 @triton.jit
 def mixed(x):
-    x = x + 0x9E3779B97F4A7C15
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    x = x + FIRST_MIX
+    x = (x ^ (x >> 30)) * SECOND_MIX
+    x = (x ^ (x >> 27)) * THIRD_MIX
     return x ^ (x >> 31)
 
 
@@ -71,5 +76,5 @@ def choose(logits, state, position, temperature, top_k, top_p, FILTERED: tl.cons
         before = tl.sum(tl.where(ahead, likely[:, None], 0.0), 0)
         likely = tl.where(before < top_p * tl.sum(likely, 0), likely, 0.0)
     sums = tl.cumsum(likely, 0)
-    uniform = (mixed(state.to(tl.uint64) + wide(position).to(tl.uint64)) >> 32).to(tl.float64) * 2.3283064365386963e-10
+    uniform = (mixed(state.to(tl.uint64) + wide(position).to(tl.uint64)) >> UNUSED_BITS).to(tl.float64) * UNIT
     return tl.sum((sums <= uniform * tl.max(sums, 0)).to(tl.int32), 0)
