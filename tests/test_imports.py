@@ -13,6 +13,7 @@ FLOW = [
     "version",
     "checks",
     "atomic",
+    "bar",
     "tensor_file",
     "device",
     "figures",

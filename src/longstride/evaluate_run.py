@@ -8,7 +8,6 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from math import log
 from pathlib import Path
@@ -17,10 +16,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from longstride.atomic import atomic_path, writable
+from longstride.bar import Bar
 from longstride.benchmarks.measure import machine
 from longstride.checks import whole_number
 from longstride.data.prepare import open_data
@@ -31,8 +30,6 @@ from longstride.source import WEIGHTS, Source, open_source
 from longstride.training.progress import duration
 from longstride.training.ranks import Ranks, joined
 from longstride.training.run import Run
-
-TENTHS = 10
 
 
 def evaluate(
@@ -96,38 +93,20 @@ def evaluate(
     return rows
 
 
-class Meter:
-    """How far an evaluation is: a bar on a terminal, a line for every tenth elsewhere."""
+class Meter(Bar):
+    """How far an evaluation is."""
 
     def __init__(self, console: Console, name: str, total: int, processes: int) -> None:
-        self.console, self.name, self.total, self.processes = console, name, total, processes
+        super().__init__(console, line=name)
+        self.name, self.bytes, self.processes = name, total, processes
         self.begun = perf_counter()
-        self.tenths = 0
-        self.stack = ExitStack()
-        self.live: Progress | None = None
-        if console.is_terminal:
-            self.live = Progress(BarColumn(10), TextColumn("{task.fields[line]}"), console=console, transient=True)
-            self.task = self.live.add_task(name, total=1.0, line=name)
-
-    def __enter__(self) -> "Meter":
-        if self.live is not None:
-            self.stack.enter_context(self.live)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.stack.close()
 
     def __call__(self, share: float, scored: int, nats: float) -> None:
         """Of this process. Others are about as far."""
         left = (perf_counter() - self.begun) * (1 - share) / share
-        done = min(scored * self.processes, self.total)
+        done = min(scored * self.processes, self.bytes)
         bits = f"{nats / scored / log(2):.4f} bits/byte" if scored else ""
-        line = f"{self.name}  {done:,} of {self.total:,} bytes  {bits}  {duration(left)} left"
-        if self.live is not None:
-            self.live.update(self.task, completed=share, line=line)
-        elif int(share * TENTHS) > self.tenths:
-            self.tenths = int(share * TENTHS)
-            self.console.print(line, highlight=False, soft_wrap=True)
+        self.show(share, f"{self.name}  {done:,} of {self.bytes:,} bytes  {bits}  {duration(left)} left")
 
 
 def _data(source: Source, data: Path | None, split: str) -> Store:
