@@ -37,7 +37,11 @@ class Slots:
     @property
     def most(self) -> int:
         """Keys that a query may see, those of several leaves counted for each."""
-        return sum(_length(leaf, _fullest(leaf, self.context)) for leaf in self.pattern.leaves)
+        return self.most_between(0, self.context - 1)
+
+    def most_between(self, first: int, last: int) -> int:
+        """As `most`, for queries from `first` to `last`."""
+        return sum(_length(leaf, _fullest(leaf, first, last)) for leaf in self.pattern.leaves)
 
     def of(self, positions: Tensor) -> Tensor:
         """The slot of each."""
@@ -98,9 +102,11 @@ def _ring(leaf: Leaf) -> int:
     return 0
 
 
-def _fullest(leaf: Leaf, context: int) -> int:
-    """The query that sees most."""
-    return min(context, leaf.l) - 1 if isinstance(leaf, Block) else context - 1
+def _fullest(leaf: Leaf, first: int, last: int) -> int:
+    """The query from `first` to `last` that sees most."""
+    if isinstance(leaf, Block) and last // leaf.l > first // leaf.l:
+        return last // leaf.l * leaf.l - 1  # The end of a block.
+    return last
 
 
 def _length(leaf: Leaf, query: int) -> int:

@@ -27,9 +27,11 @@ from longstride.sampling.kernels.common import BYTES, START
 from longstride.sampling.tables import LIST_BLOCK, Tables, Weights, power_above
 
 PARTS = 3
-TILE, WIDE_TILE = 64, 64
-"""Keys that a program looks at together: first, and where there are more."""
-PROGRAMS = 1024
+TILE = 32
+"""Keys that a program looks at together."""
+STAGES = 3
+"""Of them, whose keys and values are on their way at once."""
+PROGRAMS = 512
 """Into as many the heads of all streams are split, if there are fewer."""
 ACTIVATE_BLOCK = 1024
 
@@ -54,8 +56,9 @@ class Batched:
         programs = PROGRAMS if self.device.type == "cuda" else 1  # Interpreted, one after the other.
         self.splits = power_above(-(-programs // heads))
         self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.device)
-        whole = {"chosen": batch, "known": batch, "position": 1, "top_k": 1, "counts": self.tables.patterns}
-        whole |= {"own": self.tables.patterns, "seen": self.tables.patterns * self.tables.most}
+        lists = len(self.tables.heads)
+        whole = {"chosen": batch, "known": batch, "position": 1, "top_k": 1, "counts": lists, "own": lists}
+        whole["seen"] = lists * self.tables.most
         self.whole = {name: torch.zeros(size, dtype=torch.int32, device=self.device) for name, size in whole.items()}
         self.whole["chosen"].fill_(START.value)
         self.state = torch.zeros(batch, dtype=torch.int64, device=self.device)
@@ -107,9 +110,10 @@ class Batched:
         d_qk, d_v = config.qk_width // heads, width // heads
         block_w, block_v = power_above(width), power_above(d_v)
         lists = {name: whole[name] for name in ("seen", "counts", "own")}
+        by_entry = [{name: x.view(tables.cycle, -1)[entry] for name, x in lists.items()} for entry in range(tables.cycle)]
         parts = {name: self.room[name] for name in ("part_top", "part_total", "part_result")}
-        list_seen[(tables.patterns, -(-tables.most // LIST_BLOCK))](
-            tables.table, whole["position"], **lists, most=tables.most, PATTERNS=tables.patterns, LEAVES=tables.leaves,
+        list_seen[(len(tables.heads), -(-tables.most // LIST_BLOCK))](
+            tables.table, whole["position"], **lists, most=tables.most, HEADS=len(tables.heads), LEAVES=tables.leaves,
             BLOCK_SIZE=LIST_BLOCK,
         )  # fmt: skip
         begin_step[(batch,)](
@@ -132,9 +136,9 @@ class Batched:
             qkv = self._product(x, own["qkv_weight"])
             keep_and_look[(batch * heads * self.splits,)](
                 qkv, own["qkv_bias"], self.cache.keys[number], self.cache.values[number], self.cache.slots[number],
-                tables.tensors["pattern_of"][number % tables.cycle], **lists, most=tables.most, **parts, batch=batch,
-                scale=log2(e) / sqrt(d_qk), H=heads, D_QK=d_qk, D_V=d_v, PARTS=self.parts, SPLITS=self.splits,
-                TILE=TILE, WIDE_TILE=WIDE_TILE, BLOCK_QK=power_above(d_qk), BLOCK_V=block_v,
+                **by_entry[number % tables.cycle], most=tables.most, **parts, batch=batch, scale=log2(e) / sqrt(d_qk),
+                H=heads, D_QK=d_qk, D_V=d_v, PARTS=self.parts, REST=tables.most > self.splits * TILE, SPLITS=self.splits,
+                TILE=TILE, STAGES=STAGES, BLOCK_QK=power_above(d_qk), BLOCK_V=block_v,
             )  # fmt: skip
             x = torch.empty(self.parts * batch, width, dtype=self.dtype, device=self.device)
             join_parts[(batch * heads,)](

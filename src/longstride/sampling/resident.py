@@ -12,18 +12,19 @@ from longstride.model import ModelConfig, SparseTransformer
 from longstride.sampling.choose import Choice
 from longstride.sampling.decoder import in_float32, make_cache, prefill
 from longstride.sampling.kernels.common import BYTES, START
-from longstride.sampling.kernels.whole import make_bytes
+from longstride.sampling.kernels.whole import COUNTER, make_bytes
 from longstride.sampling.tables import LIST_BLOCK, Tables, Weights, power_above, power_below
 
-PROGRAM_WEIGHTS = 2**14
-"""Of a matrix, what a program can have in its registers."""
-TILE, WIDE_TILE = 32, 128
-"""Keys that a program looks at together: first, and where there are more."""
+HELD = 2**14
+"""Numbers of a matrix, or of a tile of keys, that a program can have in its registers."""
+FOUR_WARPS = 3 * 2**14
+"""Bytes of them for which four warps are enough: more would only wait for each other. Beyond that there are eight."""
+TILES = (16, 32, 64, 128, 256)
+"""Keys that a program looks at together: as many as let all programs see all keys at once, if one of these will do."""
 LISTED = 2**26
 """Bytes for lists of what queries see: more bytes are made at a time where they see little."""
 AHEAD = 128
 """The most positions whose lists are made at a time, and so bytes in a launch."""
-WARPS = 8
 
 
 class Resident:
@@ -33,7 +34,7 @@ class Resident:
         config = model.config
         self.config, self.batch, self.length = config, batch, length
         self.device = next(model.parameters()).device
-        self.programs = programs or _programs(self.device)
+        self.programs = programs or _programs(config, self.device)
         self.model = in_float32(model)
         self.cache = make_cache(model, batch, length)
         self.position = 0
@@ -41,25 +42,30 @@ class Resident:
         self.weights = Weights(self.model, precision if precision.itemsize < 4 else torch.float32, self.device)
         self.tables = Tables(self.cache, self.device)
         heads = batch * config.heads
-        self.splits = max(1, power_below(self.programs // heads))
-        self.turns = -(-heads * self.splits // self.programs)
-        self.ahead = max(1, min(AHEAD, LISTED // (4 * self.tables.patterns * self.tables.most)))
+        self.group, self.splits, self.rows, self.held = _shares(config, batch, self.programs)
+        self.ahead = max(1, min(AHEAD, LISTED // (4 * len(self.tables.heads) * self.tables.most)))
         lists = {"seen": self.tables.most, "counts": 1, "own": 1}
         self.lists = {
-            name: torch.zeros(self.ahead * self.tables.patterns * size, dtype=torch.int32, device=self.device)
+            name: torch.zeros(self.ahead * len(self.tables.heads) * size, dtype=torch.int32, device=self.device)
             for name, size in lists.items()
         }
         self.first = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.device)
+        self.counter = torch.zeros((1 + heads) * COUNTER.value, dtype=torch.int32, device=self.device)
         self.chosen = torch.full((self.programs, batch), START.value, dtype=torch.int32, device=self.device)
-        self.counter = torch.zeros(1, dtype=torch.int32, device=self.device)
-        parts = batch * config.heads * self.splits
+        parts = heads * self.splits
         sizes = {
-            "h": batch * config.width, "q": batch * config.qk_width, "part_top": parts, "part_total": parts,
-            "part_result": parts * (config.width // config.heads), "middle": batch * config.width,
-            "inner": batch * config.ff_width, "logits": batch * BYTES.value,
+            "h": config.width, "first_h": self.programs * config.width, "qkv": 2 * config.qk_width + config.width,
+            "projected": config.heads * config.width, "inner": config.ff_width, "logits": BYTES.value,
         }  # fmt: skip
+        sizes = {name: batch * size for name, size in sizes.items()}
+        sizes |= {"part_weight": parts, "part_result": parts * (config.width // config.heads)}
         self.room = {name: torch.zeros(size, device=self.device) for name, size in sizes.items()}
+
+    @property
+    def logits(self) -> Tensor:
+        """[batch, 256] of the last byte."""
+        return self.room["logits"].view(self.batch, -1)
 
     def prefill(self, tokens: Tensor) -> None:
         """Takes in the first n bytes."""
@@ -87,11 +93,15 @@ class Resident:
         heads, d_qk, d_v = config.heads, config.qk_width // config.heads, config.width // config.heads
         self.counter.zero_()
         self.first.fill_(self.position)
-        list_seen[(steps * tables.patterns, -(-tables.most // LIST_BLOCK))](
-            tables.table, self.first, **self.lists, most=tables.most, PATTERNS=tables.patterns, LEAVES=tables.leaves,
+        list_seen[(steps * len(tables.heads), -(-tables.most // LIST_BLOCK))](
+            tables.table, self.first, **self.lists, most=tables.most, HEADS=len(tables.heads), LEAVES=tables.leaves,
             BLOCK_SIZE=LIST_BLOCK,
         )  # fmt: skip
-        options: dict[str, Any] = {"num_warps": WARPS, "num_stages": 1}
+        each = -(-tables.most_between(self.position, self.position + steps - 1) // self.splits)
+        block_qk, block_v = power_above(d_qk), power_above(d_v)
+        tiles = [tile for tile in TILES if tile * max(block_qk, block_v) <= HELD] or [TILES[0]]
+        tile = next((tile for tile in tiles if tile >= each), tiles[-1])
+        options: dict[str, Any] = {"num_warps": self._warps(tile * block_qk, tile * block_v), "num_stages": 1}
         if self.device.type == "cuda":
             options["launch_cooperative_grid"] = True
         make_bytes[(self.programs,)](
@@ -99,31 +109,44 @@ class Resident:
             choice.top_k or BYTES.value, float(choice.top_p or 1.0),
             **self.weights.tensors, **tables.tensors, **self.lists, **self.room, key_cache=self.cache.all_keys,
             value_cache=self.cache.all_values, chosen=self.chosen, counter=self.counter, most=tables.most,
-            scale=log2(e) / sqrt(d_qk), PROGRAMS=self.programs, LAYERS=config.layers, CYCLE=tables.cycle,
-            PATTERNS=tables.patterns, B=self.batch, W=config.width, F=config.ff_width, H=heads, D_QK=d_qk, D_V=d_v,
-            DIMENSIONS=len(config.positions.sizes), SPLITS=self.splits, TURNS=self.turns, TILE=TILE, WIDE_TILE=WIDE_TILE,
-            FILTERED=choice.filters, BLOCK_W=power_above(config.width), BLOCK_F=power_above(config.ff_width),
-            BLOCK_H=power_above(heads), BLOCK_QK=power_above(d_qk), BLOCK_V=power_above(d_v),
-            QKV_ROWS=self._rows(2 * config.qk_width + config.width), PROJECT_ROWS=self._rows(config.width),
-            INNER_ROWS=self._rows(config.ff_width), OUTER_ROWS=self._rows(config.width), LOGIT_ROWS=self._rows(BYTES.value),
+            scale=log2(e) / sqrt(d_qk), PROGRAMS=self.programs, G=self.group, SPLITS=self.splits, LAYERS=config.layers,
+            CYCLE=tables.cycle, B=self.batch, W=config.width, F=config.ff_width, H=heads, D_QK=d_qk, D_V=d_v,
+            DIMENSIONS=len(config.positions.sizes), REST=each > tile, TILE=tile, FILTERED=choice.filters,
+            BLOCK_W=power_above(config.width), BLOCK_F=power_above(config.ff_width), BLOCK_QK=block_qk, BLOCK_V=block_v,
+            **self.rows,
             **options,
         )  # fmt: skip
 
-    def _rows(self, out: int) -> int:
-        """Of a matrix, for each program."""
-        return power_above(-(-out // self.programs))
+    def _warps(self, keys: int, values: int) -> int:
+        """For weights, and for so many numbers of keys and values."""
+        half = min(4, getattr(torch, self.config.precision).itemsize)
+        return 4 if max(self.held * half, keys * 4 + values * half) <= FOUR_WARPS else 8
+
+
+def _shares(config: ModelConfig, batch: int, programs: int) -> tuple[int, int, dict[str, int], int]:
+    """Programs for each head, parts of a head's keys in each stream, a program's rows of each matrix, and the most numbers
+    it has of one."""
+    d_qk, d_v = config.qk_width // config.heads, config.width // config.heads
+    group = max(1, power_below(programs // config.heads))
+    splits = max(1, power_below(group // batch))
+    shared = {
+        "QKV_ROWS": (2 * d_qk + d_v, group, config.width), "PROJECT_ROWS": (config.width, splits, d_v),
+        "INNER_ROWS": (config.ff_width, programs, config.width), "WIDTH_ROWS": (config.width, programs, config.ff_width),
+        "LOGIT_ROWS": (BYTES.value, programs, config.width),
+    }  # fmt: skip
+    rows = {name: power_above(-(-out // among)) for name, (out, among, _) in shared.items()}
+    return group, splits, rows, max(rows[name] * power_above(columns) for name, (_, _, columns) in shared.items())
 
 
 def fits(config: ModelConfig, batch: int, device: torch.device) -> bool:
     """Whether each program can hold its rows of every matrix, and each head of each stream has a program."""
-    programs = _programs(device)
-    shapes = [
-        (2 * config.qk_width + config.width, config.width), (config.ff_width, config.width), (config.width, config.ff_width)
-    ]  # fmt: skip
-    held = [power_above(-(-rows // programs)) * power_above(columns) for rows, columns in shapes]
-    return max(held) <= PROGRAM_WEIGHTS and batch * config.heads <= programs
+    programs = _programs(config, device)
+    return _shares(config, batch, programs)[3] <= HELD and batch * config.heads <= programs
 
 
-def _programs(device: torch.device) -> int:
-    """As many as a GPU can run at once, and rows can be shared among evenly. One where they are interpreted."""
-    return power_below(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+def _programs(config: ModelConfig, device: torch.device) -> int:
+    """As many as a GPU can run at once, if each has a row of every matrix. One where they are interpreted."""
+    if device.type != "cuda":
+        return 1
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return power_below(min(multiprocessors, config.width, config.ff_width, BYTES.value))

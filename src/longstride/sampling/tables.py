@@ -52,25 +52,24 @@ class Weights:
 
 
 class Tables:
-    """Which patterns there are, and where blocks have their keys."""
+    """What kernels need to know of a cycle's heads, and where blocks have their keys."""
 
     def __init__(self, cache: Cache, device: torch.device) -> None:
         config = cache.config
         self.cycle = min(len(config.cycle), config.layers)
-        entries = cache.heads[: self.cycle]
-        different = list(dict.fromkeys(head for heads in entries for head in heads))
-        self.patterns = len(different)
-        self.leaves = max(len(head.pattern.leaves) for head in different)
-        self.most = max(head.most for head in different)
-        self.table = table(different, self.leaves).to(device)
+        self.heads = [head for heads in cache.heads[: self.cycle] for head in heads]
+        self.leaves = max(len(head.pattern.leaves) for head in self.heads)
+        self.most = max(head.most for head in self.heads)
+        self.table = table(self.heads, self.leaves).to(device)
         starts = torch.tensor([0, *cache.slots[:-1]]).cumsum(0) * (cache.keys[0].shape[0] * config.heads)
-        numbers = [[different.index(head) for head in heads] for heads in entries]
         self.tensors = {
-            "pattern_of": torch.tensor(numbers, dtype=torch.int32, device=device),
-            "key_starts": (starts * (config.qk_width // config.heads)).to(device),
-            "value_starts": (starts * (config.width // config.heads)).to(device),
+            "starts": starts.to(device),
             "slot_counts": torch.tensor(cache.slots, dtype=torch.int32, device=device),
         }
+
+    def most_between(self, first: int, last: int) -> int:
+        """Keys that a query from position `first` to `last` may see."""
+        return max(head.most_between(first, last) for head in self.heads)
 
 
 def power_below(number: int) -> int:

@@ -33,12 +33,13 @@ def test_lists_what_a_query_sees(pattern):
     counts, own = (torch.full((steps, 2), -9, dtype=torch.int32, device=DEVICE) for _ in range(2))
     position = torch.tensor([first], dtype=torch.int32, device=DEVICE)
     list_seen[(steps * 2, -(-most // 8))](
-        table(heads, leaves).to(DEVICE), position, seen, counts, own, most, PATTERNS=2, LEAVES=leaves, BLOCK_SIZE=8
+        table(heads, leaves).to(DEVICE), position, seen, counts, own, most, HEADS=2, LEAVES=leaves, BLOCK_SIZE=8
     )
     for step in range(steps):
         for number, head in enumerate(heads):
             listed = seen[step, number, : counts[step, number]].tolist()
             assert -9 not in listed
+            assert (seen[step, number, counts[step, number] :] == -1).all()
             found = [slot for slot in listed if slot >= 0]
             itself = int(own[step, number])
             assert sorted(found + [itself] * (itself >= 0)) == sorted(head.seen(first + step).tolist())

@@ -106,16 +106,18 @@ def slot_of(row, position, LEAVES: tl.constexpr):
 
 @triton.jit
 def list_seen(
-    table, position_first, seen, counts, own, most, PATTERNS: tl.constexpr, LEAVES: tl.constexpr, BLOCK_SIZE: tl.constexpr
+    table, position_first, seen, counts, own, most, HEADS: tl.constexpr, LEAVES: tl.constexpr, BLOCK_SIZE: tl.constexpr
 ):  # fmt: skip
     """For some positions from a first one on, what a query there sees: the slots, leaf by leaf, but its own, which is `own`.
 
-    seen [positions, PATTERNS, most], below 0 where an earlier leaf has the key; counts and own [positions, PATTERNS]. A
-    program writes BLOCK_SIZE of each leaf.
+    seen [positions, HEADS, most], below 0 where an earlier leaf has the key, and past the end; counts and own [positions,
+    HEADS]. A program writes BLOCK_SIZE of each leaf.
     """
     job, block = tl.program_id(0), tl.program_id(1)
-    query = tl.load(position_first) + job // PATTERNS
-    row = table + job % PATTERNS * (LEAVES * LEAF_FIELDS + HEAD_FIELDS)
+    query = tl.load(position_first) + job // HEADS
+    row = table + job % HEADS * (LEAVES * LEAF_FIELDS + HEAD_FIELDS)
+    listed = seen + job.to(tl.int64) * most
+    number = block * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     before = query * 0
     itself = query < 0
     for leaf in tl.static_range(LEAVES):
@@ -123,7 +125,6 @@ def list_seen(
         kind, size, part, first = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3)
         length = walk_length(kind, size, part, first, query)
         itself |= leaf_sees(kind, size, part, first, query, query)
-        number = block * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
         position = walk_position(kind, size, part, first, query, number)
         wanted = position != query
         for earlier in tl.static_range(leaf):
@@ -132,8 +133,9 @@ def list_seen(
                 tl.load(others), tl.load(others + 1), tl.load(others + 2), tl.load(others + 3), query, position
             )  # fmt: skip
         slot = tl.where(wanted, slot_of(row, position, LEAVES), -1)
-        tl.store(seen + job.to(tl.int64) * most + before + number, slot, number < length)
+        tl.store(listed + before + number, slot, number < length)
         before += length
+    tl.store(listed + number, -1, (number >= before) & (number < most))
     if block == 0:
         tl.store(counts + job, before)
         tl.store(own + job, tl.where(itself, slot_of(row, query, LEAVES), -1))
@@ -149,20 +151,16 @@ def load_tile(base, slot, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def first_tile(
-    listed, count, keys, values, split, TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    """The first slots of part `split` of those `listed`, with their keys and values."""
+def first_slots(listed, most, split, TILE: tl.constexpr):
+    """Of those `listed`, the first of part `split`."""
     number = split * TILE + tl.arange(0, TILE)
-    slot = tl.load(listed + number, number < count, -1)
-    return slot, load_tile(keys, slot, D_QK, BLOCK_QK), load_tile(values, slot, D_V, BLOCK_V)
+    return tl.load(listed + number, number < most, -1)
 
 
 @triton.jit
 def attend_rest(
-    query, listed, count, keys, values, begin, stride, TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr,
-    BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+    query, listed, count, keys, values, begin, stride, TILE: tl.constexpr, STAGES: tl.constexpr, D_QK: tl.constexpr,
+    D_V: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """As `attend_part`, of the keys listed from `begin` on, TILE at a time, `stride` apart.
 
@@ -172,13 +170,11 @@ def attend_rest(
     largest = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     result = tl.zeros([TILE, BLOCK_V], tl.float32)
-    slot = tl.load(listed + begin + row, begin + row < count, -1)
-    for start in range(begin, count, stride):
+    for start in tl.range(begin, count, stride, num_stages=STAGES):
+        slot = tl.load(listed + start + row, start + row < count, -1)
         key = load_tile(keys, slot, D_QK, BLOCK_QK)
         value = load_tile(values, slot, D_V, BLOCK_V).to(tl.float32)
-        there = slot >= 0
-        slot = tl.load(listed + start + stride + row, start + stride + row < count, -1)
-        score = tl.where(there, tl.sum(key * query[None, :], 1), float("-inf"))
+        score = tl.where(slot >= 0, tl.sum(key * query[None, :], 1), float("-inf"))
         larger = tl.maximum(largest, score)
         safe = tl.where(larger == float("-inf"), 0.0, larger)
         fade = tl.exp2(largest - safe)
@@ -193,34 +189,34 @@ def attend_rest(
 
 @triton.jit
 def attend_part(
-    query, key_here, value_here, newest, slot, key, value, listed, count, keys, values, split, SPLITS: tl.constexpr,
-    TILE: tl.constexpr, WIDE_TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr,
+    query, slot, key, value, listed, count, keys, values, split, REST: tl.constexpr, SPLITS: tl.constexpr,
+    TILE: tl.constexpr, STAGES: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """What part `split` of a query's keys gives: the largest score, the sum of weights, and of weighted values [BLOCK_V].
 
-    query [BLOCK_QK] is float32 and has the scale and log2(e) in it. The keys are those `listed`, of which `first_tile` has
-    some already, and `key_here`, its own, if `newest` is not below 0. If there are more than first tiles have, the rest is
-    shared among the parts in wide tiles: few keys are looked at fast, and many with much in flight.
+    query [BLOCK_QK] is float32 and has the scale and log2(e) in it. `key` and `value` are those of its `first_slots`. Of
+    what is listed beyond those of all parts, if there is such a REST, each has a share.
     """
     score = tl.where(slot >= 0, tl.sum(key * query[None, :], 1), float("-inf"))
-    score_here = tl.where(newest >= 0, tl.sum(key_here * query, 0), float("-inf"))
-    top = tl.maximum(tl.max(score, 0), score_here)
-    safe = tl.where(top == float("-inf"), 0.0, top)
-    weight = tl.exp2(score - safe)
-    weight_here = tl.exp2(score_here - safe)
-    total = tl.sum(weight, 0) + weight_here
-    result = tl.sum(weight[:, None] * value.to(tl.float32), 0) + weight_here * value_here
-    if count > SPLITS * TILE:
-        rest_top, rest_total, rest = attend_rest(
-            query, listed, count, keys, values, SPLITS * TILE + split * WIDE_TILE, SPLITS * WIDE_TILE, WIDE_TILE, D_QK, D_V,
-            BLOCK_QK, BLOCK_V,
-        )  # fmt: skip
-        higher = tl.maximum(top, rest_top)
-        safe_top = tl.where(higher == float("-inf"), 0.0, higher)
-        share = tl.exp2(top - safe_top)
-        rest_share = tl.exp2(rest_top - safe_top)
-        total = total * share + rest_total * rest_share
-        result = result * share + rest * rest_share
-        top = higher
+    top = tl.max(score, 0)
+    weight = tl.exp2(score - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    result = tl.sum(weight[:, None] * value.to(tl.float32), 0)
+    if REST:
+        if count > SPLITS * TILE:
+            rest_top, rest_total, rest = attend_rest(
+                query, listed, count, keys, values, (SPLITS + split) * TILE, SPLITS * TILE, TILE, STAGES, D_QK, D_V,
+                BLOCK_QK, BLOCK_V,
+            )  # fmt: skip
+            top, total, result = together(top, total, result, rest_top, rest_total, rest)
     return top, total, result
+
+
+@triton.jit
+def together(top, total, result, other_top, other_total, other_result):
+    """What two parts of the keys give."""
+    highest = tl.maximum(top, other_top)
+    safe = tl.where(highest == float("-inf"), 0.0, highest)
+    share, other_share = tl.exp2(top - safe), tl.exp2(other_top - safe)
+    return highest, total * share + other_total * other_share, result * share + other_result * other_share

@@ -8,9 +8,9 @@ each bfloat16, together as precise as float32. So PARTS rows of a product's inpu
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.cached import attend_part, first_tile
-from longstride.attention.kernels.meeting import wide
-from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embed, normalized
+from longstride.attention.kernels.cached import attend_part, first_slots, load_tile, together
+from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized
+from longstride.sampling.kernels.meeting import wide
 
 
 @triton.jit
@@ -35,8 +35,12 @@ def begin_step(
 ):  # fmt: skip
     """H_0 of each stream."""
     stream = tl.program_id(0)
+    across = tl.arange(0, BLOCK_W)
     before = tl.load(chosen + stream)
-    embed(stream, tl.load(position), before, token_table, place_table, places, h, W, DIMENSIONS, BLOCK_W)
+    x = embedded(
+        across, across < W, tl.load(position), before, token_table, place_table, places, W, DIMENSIONS
+    )  # fmt: skip
+    tl.store(h + stream * W + across, x, across < W)
 
 
 @triton.jit
@@ -52,16 +56,16 @@ def add_and_normalize(
     if ADD:
         row += read_parts(added, batch * W, stream * W + across, inside, PARTS_IN) + tl.load(bias + across, inside, 0.0)
         tl.store(h + stream * W + across, row, inside)
-    near = tl.sum(tl.where(across == 0, row, 0.0), 0)
-    result = normalized(row, near, norm, shift, W, BLOCK_W)
+    scale, moved = tl.load(norm + across, inside, 0.0), tl.load(shift + across, inside, 0.0)
+    result = normalized(row, tl.sum(tl.where(across == 0, row, 0.0), 0), inside, scale, moved, W)
     write_parts(result, x, batch * W, stream * W + across, inside, PARTS_OUT)
 
 
 @triton.jit
 def keep_and_look(
-    qkv, bias, keys, values, slots, pattern_of, seen, counts, own, most, part_top, part_total, part_result, batch, scale,
-    H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, PARTS: tl.constexpr,
-    SPLITS: tl.constexpr, TILE: tl.constexpr, WIDE_TILE: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+    qkv, bias, keys, values, slots, seen, counts, own, most, part_top, part_total, part_result, batch, scale,
+    H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, PARTS: tl.constexpr, REST: tl.constexpr, SPLITS: tl.constexpr,
+    TILE: tl.constexpr, STAGES: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """The newest key and value go to their slot; what each part of a head's keys gives."""
     QK: tl.constexpr = H * D_QK
@@ -69,30 +73,32 @@ def keep_and_look(
     item = tl.program_id(0)
     split = item % SPLITS
     head = item // SPLITS  # Of all streams' heads.
-    stream = head // H
-    across, along = tl.arange(0, BLOCK_QK), tl.arange(0, BLOCK_V)
-    place = head % H * D_QK + across
-    row = stream * OUT
-    query = read_parts(qkv, batch * OUT, row + place, across < D_QK, PARTS) + tl.load(bias + place, across < D_QK, 0.0)
-    pattern = tl.load(pattern_of + head % H)
-    newest = tl.where(split == 0, tl.load(own + pattern), -1)
+    listed, count = seen + wide(head % H) * most, tl.load(counts + head % H)
+    slot = first_slots(listed, most, split, TILE)
     key_base = keys + wide(head) * slots * D_QK
     value_base = values + wide(head) * slots * D_V
-    kept = newest >= 0
-    here = (across < D_QK) & kept
+    old_key = load_tile(key_base, slot, D_QK, BLOCK_QK)
+    old_value = load_tile(value_base, slot, D_V, BLOCK_V)
+    newest = tl.where(split == 0, tl.load(own + head % H), -1)
+    across, along = tl.arange(0, BLOCK_QK), tl.arange(0, BLOCK_V)
+    place = head % H * D_QK + across
+    row = head // H * OUT
+    query = read_parts(qkv, batch * OUT, row + place, across < D_QK, PARTS) + tl.load(bias + place, across < D_QK, 0.0)
+    here = (across < D_QK) & (newest >= 0)
     key = read_parts(qkv, batch * OUT, row + QK + place, here, PARTS) + tl.load(bias + QK + place, here, 0.0)
     place = 2 * QK + head % H * D_V + along
-    there = (along < D_V) & kept
+    there = (along < D_V) & (newest >= 0)
     value = read_parts(qkv, batch * OUT, row + place, there, PARTS) + tl.load(bias + place, there, 0.0)
-    tl.store(key_base + wide(newest) * D_QK + across, key, here)
-    listed, count = seen + wide(pattern) * most, tl.load(counts + pattern)
-    slot, old_key, old_value = first_tile(listed, count, key_base, value_base, split, TILE, D_QK, D_V, BLOCK_QK, BLOCK_V)
     rounded = value.to(values.dtype.element_ty)
+    tl.store(key_base + wide(newest) * D_QK + across, key, here)
     tl.store(value_base + wide(newest) * D_V + along, rounded, there)
+    query *= scale
     top, total, result = attend_part(
-        query * scale, key, rounded.to(tl.float32), newest, slot, old_key, old_value, listed, count, key_base, value_base,
-        split, SPLITS, TILE, WIDE_TILE, D_QK, D_V, BLOCK_QK, BLOCK_V,
+        query, slot, old_key, old_value, listed, count, key_base, value_base, split, REST, SPLITS, TILE, STAGES, D_QK, D_V,
+        BLOCK_QK, BLOCK_V,
     )  # fmt: skip
+    score = tl.where(newest >= 0, tl.sum(key * query, 0), float("-inf"))
+    top, total, result = together(top, total, result, score, 1.0, rounded.to(tl.float32))
     tl.store(part_top + item, top)
     tl.store(part_total + item, total)
     tl.store(part_result + item * D_V + along, result, along < D_V)
@@ -136,7 +142,8 @@ def end_step(
     stream = tl.program_id(0)
     here = tl.load(position)
     warmth, most, mass = tl.load(temperature), tl.load(top_k), tl.load(top_p)
-    byte = choose(logits + stream * BYTES, tl.load(state + stream), here, warmth, most, mass, FILTERED)
+    logit = tl.load(logits + stream * BYTES + tl.arange(0, BYTES))
+    byte = choose(logit, tl.load(state + stream), here, warmth, most, mass, FILTERED)
     place = tokens + wide(stream) * length + here
     byte = tl.where(here < tl.load(known + stream), tl.load(place).to(tl.int32), byte)
     tl.store(chosen + stream, byte)

@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.meeting import wide
 from longstride.model import embedding, layers
 from longstride.sampling.choose import BITS, MIX
+from longstride.sampling.kernels.meeting import wide
 
 EPSILON = tl.constexpr(layers.EPSILON)
 SLOPE = tl.constexpr(layers.SLOPE)
@@ -23,32 +23,26 @@ def add_both(a_1, a_2, b_1, b_2):
 
 
 @triton.jit
-def normalized(x, near, weight, bias, W: tl.constexpr, BLOCK_W: tl.constexpr):
-    """Layer normalization of x [BLOCK_W]. Mean and deviation come from one pass over the distances from `near`, a number not
-    far from the mean: of the squares of x themselves too little would be left."""
-    across = tl.arange(0, BLOCK_W)
-    scale = tl.load(weight + across, across < W, 0.0)
-    shift = tl.load(bias + across, across < W, 0.0)
-    distance = tl.where(across < W, x - near, 0.0)
+def normalized(x, near, inside, scale, shift, W: tl.constexpr):
+    """Layer normalization of the W numbers of x that are `inside`; zeros for others. Mean and deviation come from one pass
+    over the distances from `near`, a number not far from the mean: of the squares of x themselves too little would be
+    left."""
+    distance = tl.where(inside, x - near, 0.0)
     sum_1, sum_2 = tl.reduce((distance, distance * distance), 0, add_both)
     mean = sum_1 / W
     deviation = tl.sqrt(tl.maximum(sum_2 / W - mean * mean, 0.0) + EPSILON)
-    return tl.where(across < W, (distance - mean) / deviation * scale + shift, 0.0)
+    return tl.where(inside, (distance - mean) / deviation * scale + shift, 0.0)
 
 
 @triton.jit
-def embed(
-    stream, position, before, token_table, place_table, places, h, W: tl.constexpr, DIMENSIONS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):  # fmt: skip
-    """H_0 of a stream; each program writes all of it, and so need not wait for the others."""
-    across = tl.arange(0, BLOCK_W)
-    x = tl.load(token_table + before * W + across, across < W, 0.0)
+def embedded(column, inside, position, before, token_table, place_table, places, W: tl.constexpr, DIMENSIONS: tl.constexpr):
+    """Columns of H_0 at a position, after the byte before it."""
+    x = tl.load(token_table + before * W + column, inside, 0.0)
     for dimension in tl.static_range(DIMENSIONS):
         first = tl.load(places + dimension * 3)
         index = position // tl.load(places + dimension * 3 + 1) % tl.load(places + dimension * 3 + 2)
-        x += tl.load(place_table + wide(first + index) * W + across, across < W, 0.0)
-    tl.store(h + stream * W + across, x, across < W)
+        x += tl.load(place_table + wide(first + index) * W + column, inside, 0.0)
+    return x
 
 
 @triton.jit
@@ -60,10 +54,10 @@ def mixed(x):
 
 
 @triton.jit
-def choose(logits, state, position, temperature, top_k, top_p, FILTERED: tl.constexpr):
-    """The byte, as `choose.py` has it: `state` is that of seed and sample."""
+def choose(logit, state, position, temperature, top_k, top_p, FILTERED: tl.constexpr):
+    """The byte, as `choose.py` has it, from logits [BYTES]: `state` is that of seed and sample."""
     byte = tl.arange(0, BYTES)
-    logit = tl.load(logits + byte, cache_modifier=".cg").to(tl.float64) / temperature
+    logit = logit.to(tl.float64) / temperature
     likely = tl.exp(logit - tl.max(logit, 0))
     likely = likely / tl.sum(likely, 0)
     if FILTERED:

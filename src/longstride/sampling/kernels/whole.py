@@ -1,17 +1,17 @@
 """Many bytes in one kernel: all programs stay on the GPU and go through the network together, byte after byte.
 
 What one stream waits for is not arithmetic but latency: of launches, of memory, of one program for another. Here nothing is
-launched between bytes; programs meet at a counter after each of a block's five phases, and load the next phase's weights
-while they wait for each other:
+launched between bytes; programs meet at a counter after each phase of a block, and load what the next one needs of weights,
+keys and values before they wait for each other. Until it has to be added to that of others, the work of a head is shared by
+a group of G programs that meet among themselves:
 
-    1 query, key and value of the new byte       rows of W_qkv are spread over the programs
-    2 attention                                  heads, and parts of their keys
-    3 the parts put together, and W_p            rows of W_p
-    4 the feed-forward network's inner layer     rows of W_1
-    5 its outer layer                            rows of W_2
+    1 query, key and value of the new byte       rows of W_qkv that belong to the head
+    2 attention to a part of the head's keys     parts of the keys
+    3 the parts put together, and projected      rows of W_p, of which a head has some columns        then all meet
+    4 the feed-forward network's inner layer     rows of W_1, over all programs                       then all meet
+    5 its outer layer                            rows of W_2                                          then all meet
 
-then the logits, from which each program chooses the next byte for itself, as all choose the same. With one program there is
-nobody to wait for: so it runs in Triton's interpreter.
+then the logits, from which each program chooses the next byte for itself, as all choose the same, and embeds it.
 
 Shapes: width W, inner F, streams B, heads H. Activations are float32 throughout, weights as the model's precision has them.
 """
@@ -19,240 +19,312 @@ Shapes: width W, inner F, streams B, heads H. Activations are float32 throughout
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.cached import attend_part, first_tile
-from longstride.attention.kernels.meeting import arrive, fresh, wait, wide
-from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embed, normalized
+from longstride.attention.kernels.cached import attend_part, first_slots, load_tile
+from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized
+from longstride.sampling.kernels.meeting import arrive, fresh, wait, wide
+
+COUNTER = tl.constexpr(32)
+"""Words from one counter to the next: they are not in the same line of memory."""
 
 
 @triton.jit
-def normalized_row(x, weight, bias, W: tl.constexpr, BLOCK_W: tl.constexpr):
-    across = tl.arange(0, BLOCK_W)
-    near = tl.load(x, cache_modifier=".cg")  # Any of them will do.
-    return normalized(fresh(x + across, across < W), near, weight, bias, W, BLOCK_W)
+def own_rows(program, PROGRAMS: tl.constexpr, ROWS: tl.constexpr):
+    """So spread that each program has some, if there are as many."""
+    return program + tl.arange(0, ROWS) * PROGRAMS
 
 
 @triton.jit
-def rows_of(weight, program, OUT: tl.constexpr, IN: tl.constexpr, ROWS: tl.constexpr, BLOCK_IN: tl.constexpr):
-    """A program's [ROWS, BLOCK_IN] of a matrix [OUT, IN]; zeros past its end."""
-    row = program * ROWS + tl.arange(0, ROWS)
+def load_rows(weight, bias, row, OUT: tl.constexpr, IN: tl.constexpr, BLOCK_IN: tl.constexpr):
+    """Of a matrix [OUT, IN] and its bias: [rows, BLOCK_IN] and [rows]; zeros past their end."""
     across = tl.arange(0, BLOCK_IN)
-    return tl.load(weight + row[:, None] * IN + across[None, :], (row < OUT)[:, None] & (across < IN)[None, :], 0.0)
+    part = tl.load(weight + row[:, None] * IN + across[None, :], (row < OUT)[:, None] & (across < IN)[None, :], 0.0)
+    return part, tl.load(bias + row, row < OUT, 0.0)
+
+
+@triton.jit
+def load_norm(scale, shift, W: tl.constexpr, BLOCK_W: tl.constexpr):
+    across = tl.arange(0, BLOCK_W)
+    return tl.load(scale + across, across < W, 0.0), tl.load(shift + across, across < W, 0.0)
+
+
+@triton.jit
+def first_of(x):
+    """For `normalized`: no number is far from the mean, so any will do."""
+    return tl.load(x, cache_modifier=".cg")
+
+
+@triton.jit
+def product(part, x):
+    """Of rows with x [BLOCK_IN]."""
+    return tl.sum(part.to(tl.float32) * x[None, :], 1)
+
+
+@triton.jit
+def after_attention(h, projected, bias, column, inside, H: tl.constexpr, W: tl.constexpr):
+    """Columns of h and what attention adds to it: of a stream, [W] and for each head [H, W]."""
+    added = tl.load(bias + column, inside, 0.0)
+    for head in tl.static_range(H):
+        added += fresh(projected + head * W + column, inside)
+    return fresh(h + column, inside) + added
 
 
 @triton.jit
 def query_key_value(
-    program, counter, target, h, norm, shift, weight, bias, q, keys, values, slots, pattern_of, own, scale,
-    B: tl.constexpr, W: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
+    group, member, counter, target, h, weight, bias, norm, shift, qkv, keys, values, slots, own, scale, looks_at, slot,
+    GROUPS: tl.constexpr, G: tl.constexpr, HEAD_TURNS: tl.constexpr, B: tl.constexpr, W: tl.constexpr, H: tl.constexpr,
+    D_QK: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_QK: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Phase 1. Keys and values go to their slots."""
+    """Phase 1. Keys and values go to their slots. Returns those that the program looks at next, at slots of `looks_at`, one
+    of all streams' heads: as the newest is not among them, they are loaded beforehand."""
     QK: tl.constexpr = H * D_QK
     OUT: tl.constexpr = 2 * QK + W
-    part = rows_of(weight, program, OUT, W, ROWS, BLOCK_W)
-    row = program * ROWS + tl.arange(0, ROWS)
-    is_key = (row >= QK) & (row < 2 * QK)
-    is_value = (row >= 2 * QK) & (row < OUT)
-    head = tl.where(is_key, (row - QK) // D_QK, tl.where(is_value, (row - 2 * QK) // D_V, 0))
-    slot = tl.load(own + tl.load(pattern_of + head))
-    added = tl.load(bias + row, row < OUT, 0.0)
-    wait(counter, target)
-    for stream in tl.static_range(B):
-        x = normalized_row(h + stream * W, norm, shift, W, BLOCK_W)
-        y = tl.sum(part.to(tl.float32) * x[None, :], 1) + added
-        tl.store(q + stream * QK + row, y * scale, row < QK)
-        place = (stream * H + head).to(tl.int64) * slots + slot
-        tl.store(keys + place * D_QK + (row - QK) % D_QK, y, is_key & (slot >= 0))
-        value = y.to(values.dtype.element_ty)
-        tl.store(values + place * D_V + (row - 2 * QK) % D_V, value, is_value & (slot >= 0))
-    arrive(counter)
+    across = tl.arange(0, BLOCK_W)
+    number = own_rows(member, G, ROWS)  # Of the head's own queries, keys and values.
+    is_key = (number >= D_QK) & (number < 2 * D_QK)
+    is_value = (number >= 2 * D_QK) & (number < 2 * D_QK + D_V)
+    key = load_tile(keys + wide(looks_at) * slots * D_QK, slot, D_QK, BLOCK_QK)
+    value = load_tile(values + wide(looks_at) * slots * D_V, slot, D_V, BLOCK_V)
+    norm_scale, norm_shift = load_norm(norm, shift, W, BLOCK_W)
+    for turn in tl.static_range(HEAD_TURNS):
+        head = group + turn * GROUPS
+        row = tl.where(is_key, QK + head * D_QK + number - D_QK, 2 * QK + head * D_V + number - 2 * D_QK)
+        row = tl.where(number < D_QK, head * D_QK + number, row)
+        inside = (number < 2 * D_QK + D_V) & (head < H)
+        row = tl.where(inside, row, OUT)
+        part, added = load_rows(weight, bias, row, OUT, W, BLOCK_W)
+        kept = tl.load(own + tl.minimum(head, H - 1))
+        wait(counter, target)
+        for stream in tl.static_range(B):
+            x = fresh(h + stream * W + across, across < W)
+            y = product(part, normalized(x, first_of(h + stream * W), across < W, norm_scale, norm_shift, W)) + added
+            tl.store(qkv + stream * OUT + row, tl.where(number < D_QK, y * scale, y), inside)
+            place = wide(stream * H + head) * slots + kept
+            tl.store(keys + place * D_QK + number - D_QK, y, is_key & inside & (kept >= 0))
+            rounded = y.to(values.dtype.element_ty)
+            tl.store(values + place * D_V + number - 2 * D_QK, rounded, is_value & inside & (kept >= 0))
+        if head < H:
+            arrive(counter + (1 + head) * COUNTER)
+    return key, value
 
 
 @triton.jit
 def look(
-    program, counter, target, q, keys, values, slots, pattern_of, seen, counts, own, most, part_top, part_total, part_result,
-    B: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, SPLITS: tl.constexpr, TURNS: tl.constexpr,
-    PROGRAMS: tl.constexpr, TILE: tl.constexpr, WIDE_TILE: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+    group, member, counter, target, slot, key, value, qkv, keys, values, slots, seen, counts, most, part_weight, part_result,
+    GROUPS: tl.constexpr, G: tl.constexpr, HEAD_TURNS: tl.constexpr, TURNS: tl.constexpr, SPLITS: tl.constexpr,
+    B: tl.constexpr, W: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, REST: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Phase 2: what each part of a head's keys gives. All but the newest were there before: some are loaded while phase 1
-    goes on."""
+    """Phase 2: of a part of a head's keys, a mean of values, and the logarithm of its weight among the parts."""
+    OUT: tl.constexpr = 2 * H * D_QK + W
     across, along = tl.arange(0, BLOCK_QK), tl.arange(0, BLOCK_V)
-    for turn in tl.static_range(TURNS):
-        item = program + turn * PROGRAMS
-        split = item % SPLITS
-        head = tl.minimum(item // SPLITS, B * H - 1)  # Of all streams' heads.
-        pattern = tl.load(pattern_of + head % H)
-        newest = tl.where(split == 0, tl.load(own + pattern), -1)
-        key_base = keys + wide(head) * slots * D_QK
-        value_base = values + wide(head) * slots * D_V
-        listed, count = seen + wide(pattern) * most, tl.load(counts + pattern)
-        slot, key, value = first_tile(listed, count, key_base, value_base, split, TILE, D_QK, D_V, BLOCK_QK, BLOCK_V)
-        if turn == 0:
-            wait(counter, target)
-        query = fresh(q + head * D_QK + across, across < D_QK)
-        key_here = fresh(key_base + wide(newest) * D_QK + across, (across < D_QK) & (newest >= 0))
-        value_here = fresh(value_base + wide(newest) * D_V + along, (along < D_V) & (newest >= 0)).to(tl.float32)
-        top, total, result = attend_part(
-            query, key_here, value_here, newest, slot, key, value, listed, count, key_base, value_base, split, SPLITS, TILE,
-            WIDE_TILE, D_QK, D_V, BLOCK_QK, BLOCK_V,
-        )  # fmt: skip
-        if item < B * H * SPLITS:
-            tl.store(part_top + item, top)
-            tl.store(part_total + item, total)
-            tl.store(part_result + item * D_V + along, result, along < D_V)
-    arrive(counter)
+    for head_turn in tl.static_range(HEAD_TURNS):
+        for turn in tl.static_range(TURNS):
+            head, item = group + head_turn * GROUPS, member + turn * G
+            stream, split = item // SPLITS, item % SPLITS
+            if (head < H) & (stream < B):
+                listed = seen + wide(head) * most
+                place = wide(stream * H + head)
+                key_base, value_base = keys + place * slots * D_QK, values + place * slots * D_V
+                here_slot, here_key, here_value = slot, key, value
+                if head_turn + turn > 0:
+                    here_slot = first_slots(listed, most, split, TILE)
+                    here_key = load_tile(key_base, here_slot, D_QK, BLOCK_QK)
+                    here_value = load_tile(value_base, here_slot, D_V, BLOCK_V)
+                count = 0
+                if REST:
+                    count = tl.load(counts + head)
+                wait(counter + (1 + head) * COUNTER, target)
+                query = fresh(qkv + stream * OUT + head * D_QK + across, across < D_QK)
+                top, total, result = attend_part(
+                    query, here_slot, here_key, here_value, listed, count, key_base, value_base, split, REST, SPLITS,
+                    TILE, 1, D_QK, D_V, BLOCK_QK, BLOCK_V,
+                )  # fmt: skip
+                safe = tl.where(total > 0, total, 1.0)
+                part = (stream * H + head) * SPLITS + split
+                tl.store(part_weight + part, tl.where(total > 0, top + tl.log2(safe), float("-inf")))
+                tl.store(part_result + part * D_V + along, result / safe, along < D_V)
+                arrive(counter + (1 + head) * COUNTER)
 
 
 @triton.jit
-def join(
-    program, counter, target, pattern_of, counts, part_top, part_total, part_result, weight, bias, h, middle,
-    B: tl.constexpr, W: tl.constexpr, H: tl.constexpr, D_V: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
+def put_together(
+    group, member, counter, target, qkv, own, part_weight, part_result, weight, projected, values, GROUPS: tl.constexpr,
+    G: tl.constexpr, HEAD_TURNS: tl.constexpr, TURNS: tl.constexpr, SPLITS: tl.constexpr, B: tl.constexpr, W: tl.constexpr,
+    H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr, BLOCK_QK: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Phase 3: the parts put together, projected, and added to h."""
-    head, split, along = tl.arange(0, BLOCK_H), tl.arange(0, SPLITS), tl.arange(0, BLOCK_V)
-    row = program * ROWS + tl.arange(0, ROWS)
-    there = (row < W)[:, None, None] & (head < H)[None, :, None] & (along < D_V)[None, None, :]
-    cell = head[None, :, None] * D_V + along[None, None, :]
-    part = tl.load(weight + row[:, None, None] * W + cell, there, 0.0)
-    added = tl.load(bias + row, row < W, 0.0)
-    count = tl.load(counts + tl.load(pattern_of + head, head < H, 0), head < H, 0)
-    # Parts without keys need not be looked at; the first has the newest one, and if there are many keys, all have some.
-    used = (head < H)[:, None] & ((split == 0)[None, :] | (split[None, :] * TILE < count[:, None]))
-    wait(counter, target)
-    for stream in tl.static_range(B):
-        item = (stream * H + head)[:, None] * SPLITS + split[None, :]
-        top = fresh(part_top + item, used, float("-inf"))
-        total = fresh(part_total + item, used)
-        result = fresh(
-            part_result + item[:, :, None] * D_V + along[None, None, :], used[:, :, None] & (along < D_V)[None, None, :]
-        )  # fmt: skip
-        before = fresh(h + stream * W + row, row < W)
-        highest = tl.max(top, 1)
-        share = tl.exp2(top - tl.where(highest == float("-inf"), 0.0, highest)[:, None])
-        whole = tl.sum(total * share, 1)
-        found = tl.sum(result * share[:, :, None], 1) / tl.where(whole > 0, whole, 1.0)[:, None]
-        y = tl.sum(tl.sum(part.to(tl.float32) * found[None], 2), 1) + added
-        tl.store(middle + stream * W + row, before + y, row < W)
+    """Phase 3. The newest key is one more part: it has been there for long, and is looked at while the others are on their
+    way."""
+    QK: tl.constexpr = H * D_QK
+    OUT: tl.constexpr = 2 * QK + W
+    across, along, number = tl.arange(0, BLOCK_QK), tl.arange(0, BLOCK_V), tl.arange(0, SPLITS)
+    for head_turn in tl.static_range(HEAD_TURNS):
+        for turn in tl.static_range(TURNS):
+            head, item = group + head_turn * GROUPS, member + turn * G
+            stream, split = item // SPLITS, item % SPLITS
+            if (head < H) & (stream < B):
+                row = own_rows(split, SPLITS, ROWS)
+                there = (row < W)[:, None] & (along < D_V)[None, :]
+                columns = tl.load(weight + row[:, None] * W + head * D_V + along[None, :], there, 0.0)
+                newest = tl.load(own + head)
+                place = qkv + stream * OUT + head * D_QK + across
+                score = tl.sum(fresh(place, across < D_QK) * fresh(place + QK, across < D_QK), 0)
+                value = fresh(qkv + stream * OUT + 2 * QK + head * D_V + along, along < D_V)
+                value = value.to(values.dtype.element_ty).to(tl.float32)
+                part = (stream * H + head) * SPLITS + number
+                wait(counter + (1 + head) * COUNTER, target)
+                part_log = fresh(part_weight + part, number >= 0)
+                mean = fresh(
+                    part_result + part[:, None] * D_V + along[None, :], (number >= 0)[:, None] & (along < D_V)[None, :]
+                )  # fmt: skip
+                score = tl.where(newest >= 0, score, float("-inf"))
+                highest = tl.maximum(tl.max(part_log, 0), score)
+                highest = tl.where(highest == float("-inf"), 0.0, highest)
+                share, share_here = tl.exp2(part_log - highest), tl.exp2(score - highest)
+                whole = tl.sum(share, 0) + share_here
+                found = (tl.sum(share[:, None] * mean, 0) + share_here * value) / tl.where(whole > 0, whole, 1.0)
+                tl.store(projected + (stream * H + head) * W + row, product(columns, found), row < W)
     arrive(counter)
 
 
 @triton.jit
 def inner_layer(
-    program, counter, target, middle, norm, shift, weight, bias, inner, B: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_W: tl.constexpr,
+    program, counter, target, h, projected, project_bias, weight, bias, norm, shift, inner, PROGRAMS: tl.constexpr,
+    B: tl.constexpr, W: tl.constexpr, F: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Phase 4."""
-    part = rows_of(weight, program, F, W, ROWS, BLOCK_W)
-    row = program * ROWS + tl.arange(0, ROWS)
-    added = tl.load(bias + row, row < F, 0.0)
+    row, across = own_rows(program, PROGRAMS, ROWS), tl.arange(0, BLOCK_W)
+    part, added = load_rows(weight, bias, row, F, W, BLOCK_W)
+    norm_scale, norm_shift = load_norm(norm, shift, W, BLOCK_W)
     wait(counter, target)
     for stream in tl.static_range(B):
-        x = normalized_row(middle + stream * W, norm, shift, W, BLOCK_W)
-        y = tl.sum(part.to(tl.float32) * x[None, :], 1) + added
+        x = after_attention(h + stream * W, projected + stream * H * W, project_bias, across, across < W, H, W)
+        y = product(part, normalized(x, first_of(h + stream * W), across < W, norm_scale, norm_shift, W)) + added
         tl.store(inner + stream * F + row, y * tl.sigmoid(y * SLOPE), row < F)
     arrive(counter)
 
 
 @triton.jit
 def outer_layer(
-    program, counter, target, inner, weight, bias, middle, h, B: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_F: tl.constexpr,
+    program, counter, target, inner, h, projected, project_bias, weight, bias, h_next, PROGRAMS: tl.constexpr,
+    B: tl.constexpr, W: tl.constexpr, F: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    """Phase 5: the block's result."""
-    across = tl.arange(0, BLOCK_F)
-    part = rows_of(weight, program, W, F, ROWS, BLOCK_F)
-    row = program * ROWS + tl.arange(0, ROWS)
-    added = tl.load(bias + row, row < W, 0.0)
+    """Phase 5: the block's result. May overwrite h, of which the program needs its own rows alone now."""
+    row, across = own_rows(program, PROGRAMS, ROWS), tl.arange(0, BLOCK_F)
+    part, added = load_rows(weight, bias, row, W, F, BLOCK_F)
     wait(counter, target)
     for stream in tl.static_range(B):
-        x = fresh(inner + stream * F + across, across < F)
-        before = fresh(middle + stream * W + row, row < W)
-        y = tl.sum(part.to(tl.float32) * x[None, :], 1) + added
-        tl.store(h + stream * W + row, before + y, row < W)
+        before = after_attention(h + stream * W, projected + stream * H * W, project_bias, row, row < W, H, W)
+        y = product(part, fresh(inner + stream * F + across, across < F))
+        tl.store(h_next + stream * W + row, before + y + added, row < W)
     arrive(counter)
 
 
 @triton.jit
 def score(
-    program, counter, target, h, norm, shift, weight, logits, B: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
+    program, counter, target, h, norm, shift, weight, logits, PROGRAMS: tl.constexpr, B: tl.constexpr, W: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """The logits."""
-    part = rows_of(weight, program, BYTES, W, ROWS, BLOCK_W)
-    row = program * ROWS + tl.arange(0, ROWS)
+    row, across = own_rows(program, PROGRAMS, ROWS), tl.arange(0, BLOCK_W)
+    part = tl.load(weight + row[:, None] * W + across[None, :], (row < BYTES)[:, None] & (across < W)[None, :], 0.0)
+    norm_scale, norm_shift = load_norm(norm, shift, W, BLOCK_W)
     wait(counter, target)
     for stream in tl.static_range(B):
-        x = normalized_row(h + stream * W, norm, shift, W, BLOCK_W)
-        tl.store(logits + stream * BYTES + row, tl.sum(part * x[None, :], 1), row < BYTES)
+        x = fresh(h + stream * W + across, across < W)
+        y = product(part, normalized(x, first_of(h + stream * W), across < W, norm_scale, norm_shift, W))
+        tl.store(logits + stream * BYTES + row, y, row < BYTES)
     arrive(counter)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "length", "top_k"])
 def make_bytes(
     tokens, known, state, position_first, steps, length, temperature, top_k, top_p,
     token_table, place_table, places,
     norm_1, shift_1, qkv_weight, qkv_bias, project_weight, project_bias,
     norm_2, shift_2, inner_weight, inner_bias, outer_weight, outer_bias,
     norm_last, shift_last, output_weight,
-    key_cache, value_cache, key_starts, value_starts, slot_counts, pattern_of, seen, counts, own, most,
-    h, q, part_top, part_total, part_result, middle, inner, logits, chosen, counter, scale,
-    PROGRAMS: tl.constexpr, LAYERS: tl.constexpr, CYCLE: tl.constexpr, PATTERNS: tl.constexpr, B: tl.constexpr,
-    W: tl.constexpr, F: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, DIMENSIONS: tl.constexpr,
-    SPLITS: tl.constexpr, TURNS: tl.constexpr, TILE: tl.constexpr, WIDE_TILE: tl.constexpr, FILTERED: tl.constexpr,
-    BLOCK_W: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
-    QKV_ROWS: tl.constexpr, PROJECT_ROWS: tl.constexpr, INNER_ROWS: tl.constexpr, OUTER_ROWS: tl.constexpr,
-    LOGIT_ROWS: tl.constexpr,
+    key_cache, value_cache, starts, slot_counts, seen, counts, own, most,
+    h, first_h, qkv, part_weight, part_result, projected, inner, logits, chosen, counter, scale,
+    PROGRAMS: tl.constexpr, G: tl.constexpr, SPLITS: tl.constexpr, LAYERS: tl.constexpr, CYCLE: tl.constexpr,
+    B: tl.constexpr, W: tl.constexpr, F: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr,
+    DIMENSIONS: tl.constexpr, REST: tl.constexpr, TILE: tl.constexpr, FILTERED: tl.constexpr,
+    BLOCK_W: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr, QKV_ROWS: tl.constexpr,
+    PROJECT_ROWS: tl.constexpr, WIDTH_ROWS: tl.constexpr, INNER_ROWS: tl.constexpr, LOGIT_ROWS: tl.constexpr,
 ):  # fmt: skip
     """`steps` bytes of B streams from position `position_first` on; those below `known` are given.
 
-    seen, counts and own are what `list_seen` writes, of the patterns that `pattern_of` [CYCLE, H] numbers.
+    seen, counts and own are what `list_seen` writes, for the heads of a CYCLE of blocks. `counter`: one for all programs,
+    and one for each head's, all 0. `first_h` [PROGRAMS, B, W]: each program embeds bytes for itself.
     """
     program = tl.program_id(0)
     OUT: tl.constexpr = 2 * H * D_QK + W
+    GROUPS: tl.constexpr = PROGRAMS // G
+    HEAD_TURNS: tl.constexpr = (H + GROUPS - 1) // GROUPS
+    TURNS: tl.constexpr = (B * SPLITS + G - 1) // G
+    group, member = program // G, program % G
+    # What the program looks at first.
+    head, stream_here, split = tl.minimum(group, H - 1), tl.minimum(member // SPLITS, B - 1), member % SPLITS
+    looks_at = stream_here * H + head
     first = tl.load(position_first)
+    first_h += program * B * W
+    across = tl.arange(0, BLOCK_W)
     target = 0
+    head_target = 0
+    slot = first_slots(seen + wide(head) * most, most, split, TILE)
+    start, slots = tl.load(starts), tl.load(slot_counts)
     for step in range(steps):
         position = first + step
         for stream in tl.static_range(B):
             before = tl.load(chosen + program * B + stream)
-            embed(stream, position, before, token_table, place_table, places, h, W, DIMENSIONS, BLOCK_W)
+            x = embedded(across, across < W, position, before, token_table, place_table, places, W, DIMENSIONS)
+            tl.store(first_h + stream * W + across, x, across < W)
         tl.debug_barrier()
-        here = step * PATTERNS
         for layer in range(LAYERS):
-            keys, values = key_cache + tl.load(key_starts + layer), value_cache + tl.load(value_starts + layer)
-            slots = tl.load(slot_counts + layer)
-            numbers = pattern_of + layer % CYCLE * H
-            query_key_value(
-                program, counter, target, h, norm_1 + layer * W, shift_1 + layer * W, qkv_weight + wide(layer) * OUT * W,
-                qkv_bias + layer * OUT, q, keys, values, slots, numbers, own + here, scale, B, W, H, D_QK, D_V, QKV_ROWS,
-                BLOCK_W,
+            here = (step * CYCLE + layer % CYCLE) * H
+            keys, values = key_cache + start * D_QK, value_cache + start * D_V
+            h_in = first_h if layer == 0 else h
+            key, value = query_key_value(
+                group, member, counter, target, h_in, qkv_weight + wide(layer) * OUT * W, qkv_bias + layer * OUT,
+                norm_1 + layer * W, shift_1 + layer * W, qkv, keys, values, slots, own + here, scale, looks_at, slot,
+                GROUPS, G, HEAD_TURNS, B, W, H, D_QK, D_V, QKV_ROWS, BLOCK_W, BLOCK_QK, BLOCK_V,
             )  # fmt: skip
+            head_target += G
             look(
-                program, counter, target + PROGRAMS, q, keys, values, slots, numbers, seen + wide(here) * most,
-                counts + here, own + here, most, part_top, part_total, part_result, B, H, D_QK, D_V, SPLITS, TURNS, PROGRAMS,
-                TILE, WIDE_TILE, BLOCK_QK, BLOCK_V,
+                group, member, counter, head_target, slot, key, value, qkv, keys, values, slots, seen + wide(here) * most,
+                counts + here, most, part_weight, part_result, GROUPS, G, HEAD_TURNS, TURNS, SPLITS, B, W, H, D_QK, D_V,
+                REST, TILE, BLOCK_QK, BLOCK_V,
             )  # fmt: skip
-            join(
-                program, counter, target + 2 * PROGRAMS, numbers, counts + here, part_top, part_total, part_result,
-                project_weight + wide(layer) * W * W, project_bias + layer * W, h, middle, B, W, H, D_V, SPLITS, TILE,
-                PROJECT_ROWS, BLOCK_H, BLOCK_V,
+            head_target += B * SPLITS
+            put_together(
+                group, member, counter, head_target, qkv, own + here, part_weight, part_result,
+                project_weight + wide(layer) * W * W, projected, values, GROUPS, G, HEAD_TURNS, TURNS, SPLITS, B, W, H, D_QK,
+                D_V, PROJECT_ROWS, BLOCK_QK, BLOCK_V,
             )  # fmt: skip
+            # Where the next block has its keys, or the first one at the next byte: so early that nobody waits for it.
+            following = tl.where(layer + 1 < LAYERS, layer + 1, 0)
+            next_step = tl.minimum(tl.where(layer + 1 < LAYERS, step, step + 1), steps - 1)
+            slot = first_slots(seen + wide((next_step * CYCLE + following % CYCLE) * H + head) * most, most, split, TILE)
+            start, slots = tl.load(starts + following), tl.load(slot_counts + following)
             inner_layer(
-                program, counter, target + 3 * PROGRAMS, middle, norm_2 + layer * W, shift_2 + layer * W,
-                inner_weight + wide(layer) * F * W, inner_bias + layer * F, inner, B, W, F, INNER_ROWS, BLOCK_W,
+                program, counter, target + PROGRAMS, h_in, projected, project_bias + layer * W,
+                inner_weight + wide(layer) * F * W, inner_bias + layer * F, norm_2 + layer * W, shift_2 + layer * W, inner,
+                PROGRAMS, B, W, F, H, INNER_ROWS, BLOCK_W,
             )  # fmt: skip
             outer_layer(
-                program, counter, target + 4 * PROGRAMS, inner, outer_weight + wide(layer) * W * F, outer_bias + layer * W,
-                middle, h, B, W, F, OUTER_ROWS, BLOCK_F,
+                program, counter, target + 2 * PROGRAMS, inner, h_in, projected, project_bias + layer * W,
+                outer_weight + wide(layer) * W * F, outer_bias + layer * W, h, PROGRAMS, B, W, F, H, WIDTH_ROWS, BLOCK_F,
             )  # fmt: skip
-            target += 5 * PROGRAMS
-        score(program, counter, target, h, norm_last, shift_last, output_weight, logits, B, W, LOGIT_ROWS, BLOCK_W)
+            target += 3 * PROGRAMS
+        score(
+            program, counter, target, h, norm_last, shift_last, output_weight, logits, PROGRAMS, B, W, LOGIT_ROWS, BLOCK_W
+        )  # fmt: skip
         target += PROGRAMS
         wait(counter, target)
         for stream in tl.static_range(B):
-            byte = choose(
-                logits + stream * BYTES, tl.load(state + stream), position, temperature, top_k, top_p, FILTERED
-            )  # fmt: skip
+            logit = tl.load(logits + stream * BYTES + tl.arange(0, BYTES), cache_modifier=".cg")
+            byte = choose(logit, tl.load(state + stream), position, temperature, top_k, top_p, FILTERED)
             given = tl.load(tokens + stream * length + position).to(tl.int32)
             byte = tl.where(position < tl.load(known + stream), given, byte)
             tl.store(chosen + program * B + stream, byte)

@@ -1,4 +1,8 @@
-"""Programs of one kernel that meet: what one has written before it arrives, those find that have waited for it."""
+"""Programs of one kernel that meet: what one has written before it arrives, those find that have waited for it.
+
+There must be room for all of them on the GPU at once. In Triton's interpreter, where they run one after the other, there is
+one, and it has always arrived when it waits.
+"""
 
 import triton
 import triton.language as tl
@@ -13,14 +17,15 @@ def arrive(counter):
 
 @triton.jit
 def wait(counter, target):
+    """Until so many have arrived."""
     while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < target:
         pass
 
 
 @triton.jit
-def fresh(pointer, mask, other=0.0):
+def fresh(place, mask):
     """What another program has written, past this one's own cache."""
-    return tl.load(pointer, mask, other, cache_modifier=".cg")
+    return tl.load(place, mask, 0.0, cache_modifier=".cg")
 
 
 @triton.jit
