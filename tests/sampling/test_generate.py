@@ -100,3 +100,11 @@ def test_nothing_is_asked_for_nothing():
 def test_what_cannot_be_is_refused_before_anything_is_made(prompts, given, message):
     with pytest.raises(ValueError, match=message):
         generate(model(), prompts, **given)
+
+
+def test_logits_that_are_not_finite():
+    made = model(layers=1)
+    with torch.no_grad():
+        made.blocks[0].ff.outer.bias[0] = float("nan")
+    with pytest.raises(ValueError, match=r"logits at position 2 are not finite.*precision = float32"):
+        list(generate(made, [b"ab"], 3))

@@ -131,8 +131,8 @@ class Plain:
 
     def _make(self, first: int, steps: int, known: Tensor, state: Tensor, choice: Choice) -> None:
         for here in range(first, first + steps):
-            logits = self.decoder.step(self.tokens[:, here - 1] if here else None)
-            chosen = pick(probabilities(logits, choice), uniform(state, here))
+            self.logits = self.decoder.step(self.tokens[:, here - 1] if here else None)
+            chosen = pick(probabilities(self.logits, choice), uniform(state, here))
             self.tokens[:, here] = torch.where(here < known, self.tokens[:, here], chosen)
 
     @contextmanager

@@ -50,6 +50,11 @@ def _generate(
     while (here := streams.position) < max(ends):
         steps = min(piece, max(ends) - here)
         made = streams.make(steps, known, state, choice).cpu().numpy()
+        if not streams.logits.isfinite().all():
+            raise ValueError(
+                f"generate: the logits at position {streams.position - 1:,} are not finite: the model's weights are not, or "
+                f"are too large for precision = {model.config.precision}"
+            )
         yield [
             row[max(0, len(prompt) - here) : max(0, end - here)].tobytes()
             for row, prompt, end in zip(made, prompts, ends)

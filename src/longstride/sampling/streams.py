@@ -13,8 +13,8 @@ from longstride.sampling.decoder import Plain
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 FEW = 8
 """The most streams that one kernel makes together: it multiplies by one vector after the other."""
-PIECE = 64
-"""Bytes that a GPU makes before they are looked at."""
+PIECE = 256
+"""Bytes that a GPU makes before they are looked at: each time it waits for about a millisecond."""
 
 
 class Streams(Protocol):
@@ -26,6 +26,10 @@ class Streams(Protocol):
     @property
     def position(self) -> int:
         """Of the next byte."""
+
+    @property
+    def logits(self) -> Tensor:
+        """[batch, 256], from which the last byte was chosen."""
 
     def prefill(self, tokens: Tensor) -> None:
         """Takes in the first bytes of all, [batch, n]; n may be 0."""
