@@ -33,7 +33,10 @@ SIZE, LINE, KEY = 7.5, 0.155, 17
 SHEET, SOUND = (RIGHT - 0.15) / 2, 1.45
 """A sheet of images, and a wave with its axis."""
 TEXT_SIZE, TEXT_LINE, TEXT_LINES = 6.5, 0.13, 11
-SAMPLES = (("sample-data", "held-out data"), ("sample-model", "what the model thinks most likely, byte for byte"))
+SAMPLES = (
+    ("sample-data", "held-out data"), ("sample-model", "what the model thinks most likely, byte for byte"),
+    ("sample", "made by longstride sample"),
+)  # fmt: skip
 
 
 def plot_run(runs: Sequence[str | Path], path: str | Path | None = None) -> Path:
@@ -140,9 +143,9 @@ def _height(lines: Settings) -> float:
 
 
 def _samples_height(paths: Sequence[Path]) -> float:
-    """Enough for any: images stand beside each other."""
+    """Enough for any: two images stand beside each other."""
     if any(path.suffix == ".png" for path in paths):
-        return SHEET + 0.3
+        return -(-len(paths) // 2) * (SHEET + 0.3)
     return 0.1 + sum(SOUND if path.suffix == ".wav" else (TEXT_LINES + 2) * TEXT_LINE for path in paths)
 
 
@@ -151,11 +154,11 @@ def _sample(folder: Path, stem: str) -> Path | None:
 
 
 def _samples(figure: "Figure", files: Sequence[tuple[Path, str]], left: float, down: float) -> None:
-    """Images beside each other, text and sound below each other."""
+    """Two images beside each other, text and sound below each other."""
     for number, (path, name) in enumerate(files):
         try:
             if path.suffix == ".png":
-                _image(figure, path, name, left + number * (SHEET + 0.15), down)
+                _image(figure, path, name, left + number % 2 * (SHEET + 0.15), down + number // 2 * (SHEET + 0.3))
             elif path.suffix == ".wav":
                 down = _sound(figure, path, name, left, down)
             else:
