@@ -328,8 +328,8 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--temperature 0", "sample: temperature must be above 0, got 0.0; top_k = 1 takes the most likely byte"),
-        ("--temperature nan", "sample: temperature must be above 0, got nan"),
+        ("--temperature 0", "sample: temperature must be at least 0.001, got 0.0; top_k = 1 takes the most likely byte"),
+        ("--temperature nan", "sample: temperature must be at least 0.001, got nan"),
         ("--top-k 0", "sample: top_k must be at least 1, got 0"),
         ("--top-k 257", "sample: top_k must be at most 256, as there are no more bytes, got 257"),
         ("--top-p 0", "sample: top_p must be above 0 and at most 1, got 0.0"),

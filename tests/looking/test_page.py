@@ -10,7 +10,7 @@ from PIL import Image
 from longstride.data.audio import to_wav
 from longstride.data.images import sheet
 from longstride.looking.page import plain, plot_run, read_wav
-from longstride.looking.settings import duration, results, settings
+from longstride.looking.settings import in_words, results, settings
 from longstride.training.run import Run
 from tests.training.small import config
 
@@ -127,8 +127,8 @@ def test_results():
     assert results([{"step": 1}]) == {}
 
 
-def test_durations():
-    assert [duration(seconds) for seconds in (0.25, 59.6, 3600, 7325)] == ["0.2 s", "1 min", "1 h", "2 h 2 min"]
+def test_in_words():
+    assert [in_words(seconds) for seconds in (0.25, 59.6, 3600, 7325)] == ["0.2 s", "1 min", "1 h", "2 h 2 min"]
 
 
 def test_settings_of_data(tmp_path):

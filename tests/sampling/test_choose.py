@@ -36,9 +36,10 @@ def test_top_p_is_of_what_top_k_leaves():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temperature": 0.0}, "temperature must be above 0, got 0.0; top_k = 1 takes"),
-        ({"temperature": -1.0}, "temperature must be above 0, got -1.0"),
-        ({"temperature": float("nan")}, "temperature must be above 0, got nan"),
+        ({"temperature": 0.0}, "temperature must be at least 0.001, got 0.0; top_k = 1 takes"),
+        ({"temperature": 1e-310}, "temperature must be at least 0.001, got 1e-310"),
+        ({"temperature": -1.0}, "temperature must be at least 0.001, got -1.0"),
+        ({"temperature": float("nan")}, "temperature must be at least 0.001, got nan"),
         ({"top_k": 0}, "top_k"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from longstride.model import PRESETS, SparseTransformer, preset
+from longstride.sampling import decoder
 from longstride.sampling.decoder import Decoder, in_float32
 from tests.model.small import model, some_bytes
 
@@ -95,3 +96,15 @@ def test_what_is_given_is_not_changed():
     Decoder(made).step(None)
     assert made.training
     assert all(torch.equal(x, made.state_dict()[name]) for name, x in before.items())
+
+
+def test_lists_of_what_is_seen_are_short_where_much_is_seen(monkeypatch):
+    """In as little memory as there is, one position at a time; with the same result."""
+    made, tokens = model(pattern="dense()"), some_bytes()
+    found = []
+    for listed in (2**27, 1):
+        monkeypatch.setattr(decoder, "LISTED", listed)
+        streams = Decoder(made, 2)
+        found.append(torch.stack([streams.step(tokens[:, at - 1] if at else None) for at in range(6)]))
+        assert len(streams._ahead) == (24 if listed > 1 else 1)
+    torch.testing.assert_close(*found, atol=1e-5, rtol=0)

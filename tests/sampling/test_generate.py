@@ -93,7 +93,7 @@ def test_nothing_is_asked_for_nothing():
         ([b"abc"], {"length": 0}, "length"),
         (b"ab", {}, "prompts must be a list of bytes; prompt 0 is 97"),
         (["ab"], {}, "prompts must be a list of bytes; prompt 0 is 'ab'"),
-        ([b"abc"], {"temperature": 0}, "temperature must be above 0"),
+        ([b"abc"], {"temperature": 0}, "temperature must be at least 0.001"),
         ([b"abc"], {"top_p": 2.0}, "top_p"),
     ],
 )

@@ -36,7 +36,7 @@ def results(rows: Rows) -> Settings:
         found["training"] = f"{trained[-1]['bits_per_byte']:.4f} bits per byte, at step {trained[-1]['step']:,}"
     seconds = _seconds(rows)
     if seconds:
-        found["time in steps"] = duration(seconds)
+        found["time in steps"] = in_words(seconds)
     speeds = [row["bytes_per_second"] for row in rows if row.get("bytes_per_second")]
     if speeds:
         found["speed"] = f"{sorted(speeds)[len(speeds) // 2]:,.0f} bytes/s"
@@ -46,7 +46,7 @@ def results(rows: Rows) -> Settings:
     return found
 
 
-def duration(seconds: float) -> str:
+def in_words(seconds: float) -> str:
     whole = round(seconds)
     parts = [(whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
     shown = [f"{count} {unit}" for count, unit in parts if count][:2]

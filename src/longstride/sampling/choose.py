@@ -14,6 +14,8 @@ from longstride.checks import whole_number
 MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 BITS = 32
 """Of a random number: few enough that it stays below 1 when it is multiplied by a sum of probabilities."""
+COLDEST = 0.001
+"""Below this temperature, logits divided by it might no longer be finite."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,10 @@ class Choice:
     """Only the fewest bytes that together have this probability."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
+        if not COLDEST <= self.temperature < float("inf"):
             raise ValueError(
-                f"generate: temperature must be above 0, got {self.temperature}; top_k = 1 takes the most likely byte"
+                f"generate: temperature must be at least {COLDEST}, got {self.temperature}; "
+                "top_k = 1 takes the most likely byte"
             )
         if self.top_k is not None:
             whole_number("generate", "top_k", self.top_k, 1)

@@ -27,7 +27,9 @@ from longstride.model.layers import Linear
 from longstride.sampling.choose import Choice, pick, probabilities, uniform
 
 AHEAD = 64
-"""Positions for which is found out at a time what their queries see."""
+"""The most positions for which is found out at a time what their queries see."""
+LISTED = 2**27
+"""Bytes for that: fewer positions where they see much."""
 LITTLE = 2**20
 """Products in a step of the feed-forward network's layer, below which more threads take longer."""
 PREFILL = 2**17
@@ -64,8 +66,10 @@ class Decoder:
         position = torch.tensor([self.position], device=self.device)
         h = self.model.embedding.after(tokens, self.batch, position)
         if self.position not in self._ahead:
-            self._ahead = range(self.position, min(self.position + AHEAD, self.length))
-            self._lists = [self._list(entry) for entry in range(min(len(self.model.config.cycle), len(self.model.blocks)))]
+            entries = range(min(len(self.model.config.cycle), len(self.model.blocks)))
+            each = sum(8 * head.most for entry in entries for head in self.cache.heads[entry])
+            self._ahead = range(self.position, min(self.position + max(1, min(AHEAD, LISTED // each)), self.length))
+            self._lists = [self._list(entry) for entry in entries]
         here = self.position - self._ahead.start
         for number, block in enumerate(self.model.blocks):
             own, listed = self._lists[number % len(self._lists)]
