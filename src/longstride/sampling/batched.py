@@ -54,7 +54,8 @@ class Batched:
         self.position = 0
         heads = batch * config.heads
         programs = PROGRAMS if self.device.type == "cuda" else 1  # Interpreted, one after the other.
-        self.splits = power_above(-(-programs // heads))
+        # A part has at least a tile of keys, or nothing to do.
+        self.splits = min(power_above(-(-programs // heads)), power_above(-(-self.tables.most // TILE)))
         self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.device)
         lists = len(self.tables.heads)
         whole = {"chosen": batch, "known": batch, "position": 1, "top_k": 1, "counts": lists, "own": lists}
