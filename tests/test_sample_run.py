@@ -369,6 +369,12 @@ def test_what_is_refused(capfdbinary, tmp_path, monkeypatch, words, says):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Makefile.txt", "data", "run"]
 
 
+def test_many_processes_are_refused(capfdbinary, tmp_path, monkeypatch):
+    folder = a_run(tmp_path, "text")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(capfdbinary, "sample: 2 processes were started, and would all make and write the same", folder)
+
+
 def test_what_is_refused_with_images(capfdbinary, tmp_path, originals):
     folder = a_run(tmp_path, "images")
     (tmp_path / "broken.png").write_bytes((tmp_path / "originals/0.png").read_bytes()[:60])

@@ -5,6 +5,7 @@ longstride sample RUN --count 16
 longstride sample RUN --prompt-file image.png --keep-top 0.5
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,11 @@ def sample(folder: Path, request: Request) -> list[bytes]:
     An interruption leaves what there is by then: texts and sounds as far as they have come, and whole images.
     """
     request.check()
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ValueError(
+            f"{OWNER}: {processes} processes were started, and would all make and write the same; start one, without "
+            "torchrun, or one for each GPU with another --seed and --out"
+        )
     source = open_source(OWNER, folder, request.checkpoint)
     model = SparseTransformer.from_pretrained(source.weights)
     subject = find_subject(source, model.config, request.kind)
