@@ -27,8 +27,10 @@ def test_lists_what_several_queries_see(pattern, context, data):
     head = Slots(pattern, context)
     first = data.draw(st.integers(0, context - 1))
     queries = torch.arange(first, data.draw(st.integers(first + 1, context)))
+    most = head.most_between(first, int(queries[-1]))
     for query, row in zip(queries.tolist(), head.listed(queries)):
         assert sorted(row[row >= 0].tolist()) == sorted(head.seen(query).tolist())
+        assert len(head.seen(query)) <= most <= head.most
 
 
 @given(patterns(9), st.integers(1, 50), st.data())

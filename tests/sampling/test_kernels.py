@@ -21,8 +21,18 @@ UNCHANGED = Choice()
 MAKERS = {"resident": Resident, "batched": Batched}
 
 
+def stir(made):
+    """Biases begin as zeros, and norms as ones and zeros: forgotten ones would not show."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
 def compare(made, maker, prompt, steps, choice=UNCHANGED, batch=2, length=None, given=2, tolerance=1e-4, every=2):
     """All bytes are the same, and the last ones' logits near; every second stream, or all, are given some bytes more."""
+    stir(made)
     made = made.to(DEVICE)
     length = made.config.context if length is None else length
     tokens = some_bytes(batch, prompt + given).to(torch.uint8).to(DEVICE)
@@ -64,9 +74,9 @@ def test_activations_far_from_zero(maker):
     """Of which a norm leaves the differences: those of their squares would be lost in rounding."""
     made = model(layers=1, context=9, width=8)
     with torch.no_grad():
-        made.embedding.token.weight += 3000
-        made.embedding.start += 3000
-    # One stream is given all bytes: so that none depends on how 3000 is rounded.
+        made.embedding.token.weight += 1000
+        made.embedding.start += 1000
+    # One stream is given all bytes: so that none depends on how 1000 is rounded.
     compare(made, maker, 1, 5, batch=2, given=5, tolerance=0.01)
 
 
@@ -140,6 +150,18 @@ def test_the_same_bits_a_hundred_times():
         streams.make(50, known, state, Choice())
         found.add(streams.logits.cpu().numpy().tobytes())
     assert len(found) == 1
+
+
+def test_how_programs_share_the_work():
+    """enwik8: 8 heads of 64, W = 512, F = 2048."""
+    group, splits, rows, held = resident._shares(preset("enwik8"), 1, 128)
+    assert (group, splits, held) == (16, 16, 16 * 512)
+    wanted = {"QKV_ROWS": 16, "PROJECT_ROWS": 32, "INNER_ROWS": 16, "WIDTH_ROWS": 4, "LOGIT_ROWS": 2}
+    assert rows == wanted
+    # Eight streams: two programs look at a head of each, and project it.
+    assert resident._shares(preset("enwik8"), 8, 128)[:2] == (16, 2)
+    # Three heads: a group of the largest power of two, and each head has one.
+    assert resident._shares(config(width=12, heads=3), 1, 8)[:2] == (2, 2)
 
 
 def test_who_makes_the_bytes():
