@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.cached import attend_part, first_slots, load_tile, together
-from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized
-from longstride.sampling.kernels.meeting import wide
+from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized, wide
 
 
 @triton.jit

@@ -1,11 +1,10 @@
-"""What both ways to make bytes share: embedding, norm, and the choice of a byte."""
+"""What both ways to make bytes share: embedding, norm, the choice of a byte, and addresses."""
 
 import triton
 import triton.language as tl
 
 from longstride.model import embedding, layers
 from longstride.sampling.choose import BITS, MIX
-from longstride.sampling.kernels.meeting import wide
 
 EPSILON = tl.constexpr(layers.EPSILON)
 SLOPE = tl.constexpr(layers.SLOPE)
@@ -15,6 +14,12 @@ START = tl.constexpr(embedding.BYTES)
 FIRST_MIX, SECOND_MIX, THIRD_MIX = (tl.constexpr(number) for number in MIX)
 UNUSED_BITS = tl.constexpr(64 - BITS)
 UNIT = tl.constexpr(2.0**-BITS)
+
+
+@triton.jit
+def wide(number):
+    """64 bits, as an address needs."""
+    return tl.full([], 0, tl.int64) + number
 
 
 @triton.jit

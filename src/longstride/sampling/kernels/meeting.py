@@ -26,9 +26,3 @@ def wait(counter, target):
 def fresh(place, mask):
     """What another program has written, past this one's own cache."""
     return tl.load(place, mask, 0.0, cache_modifier=".cg")
-
-
-@triton.jit
-def wide(number):
-    """64 bits, as an address needs."""
-    return tl.full([], 0, tl.int64) + number

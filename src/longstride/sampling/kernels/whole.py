@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.cached import attend_part, first_slots, load_tile
-from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized
-from longstride.sampling.kernels.meeting import arrive, fresh, wait, wide
+from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized, wide
+from longstride.sampling.kernels.meeting import arrive, fresh, wait
 
 COUNTER = tl.constexpr(32)
 """Words from one counter to the next: they are not in the same line of memory."""
