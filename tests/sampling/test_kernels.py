@@ -65,7 +65,8 @@ def test_the_same_bytes(maker, pattern):
 @pytest.mark.parametrize("pattern", ["dense()", "merged(fixed(4, 2))"])
 def test_more_keys_than_a_tile_has(maker, pattern, monkeypatch):
     monkeypatch.setattr(batched, "TILE", 2)
-    monkeypatch.setattr(resident, "TILES", (2, 4))
+    monkeypatch.setattr(resident, "LONGEST_CHUNK", 1)
+    monkeypatch.setattr(resident, "CHUNKS", (1, 3))
     compare(model(pattern=pattern, layers=1, context=24, width=8), maker, 16, 6)
 
 
@@ -133,10 +134,10 @@ def test_far_into_a_text_on_a_gpu(maker, prompt):
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 def test_the_same_samples_whatever_the_batch_on_a_gpu():
-    """By one kernel or a graph of products."""
+    """By one kernel or a graph of products, in more pieces than one."""
     made = lively("text-small").to(DEVICE)
     prompts = [bytes([65 + number % 26]) for number in range(64)]
-    found = [[b"".join(pieces) for pieces in zip(*generate(made, prompts[:count], 100, seed=3))] for count in (1, 8, 9, 64)]
+    found = [[b"".join(pieces) for pieces in zip(*generate(made, prompts[:count], 300, seed=3))] for count in (1, 8, 9, 64)]
     assert all(samples == found[-1][: len(samples)] for samples in found)
 
 
@@ -162,6 +163,27 @@ def test_how_programs_share_the_work():
     assert resident._shares(preset("enwik8"), 8, 128)[:2] == (16, 2)
     # Three heads: a group of the largest power of two, and each head has one.
     assert resident._shares(config(width=12, heads=3), 1, 8)[:2] == (2, 2)
+
+
+def test_how_programs_look():
+    """enwik8: a chunk is 16 keys of 256 bytes and values of 128, for four warps."""
+    enwik8 = preset("enwik8")
+
+    def looks(each, workers=128, warps=4, config=enwik8):
+        shape = resident._look(config, workers, warps, each)
+        return shape["CHUNKS"], shape["CHUNK"], shape["LOOKERS"], shape["REST"]
+
+    assert looks(7) == (1, 16, False, False)
+    assert looks(64) == (4, 16, False, False)
+    assert looks(65) == (7, 16, True, False)
+    assert looks(194) == (13, 16, True, False)
+    assert looks(256) == (16, 16, True, False)
+    assert looks(257) == (16, 16, True, True)
+    # Eight warps for large matrices: chunks are of 32, and there is no room for others.
+    assert looks(194, warps=8) == (7, 32, False, False)
+    assert looks(194, workers=1) == (13, 16, False, False)
+    # Values of 256 bytes: not more than a program can have.
+    assert looks(194, config=preset("cifar10")) == (10, 16, True, True)
 
 
 def test_who_makes_the_bytes():

@@ -139,7 +139,7 @@ class Batched:
                 qkv, own["qkv_bias"], self.cache.keys[number], self.cache.values[number], self.cache.slots[number],
                 **by_entry[number % tables.cycle], most=tables.most, **parts, batch=batch, scale=log2(e) / sqrt(d_qk),
                 H=heads, D_QK=d_qk, D_V=d_v, PARTS=self.parts, REST=tables.most > self.splits * TILE, SPLITS=self.splits,
-                TILE=TILE, STAGES=STAGES, BLOCK_QK=power_above(d_qk), BLOCK_V=block_v,
+                TILE=TILE, STAGES=STAGES, BLOCK_QK=max(2, power_above(d_qk)), BLOCK_V=block_v,
             )  # fmt: skip
             x = torch.empty(self.parts * batch, width, dtype=self.dtype, device=self.device)
             join_parts[(batch * heads,)](

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from longstride.attention.kernels.cached import list_seen
 from longstride.model import ModelConfig, SparseTransformer
+from longstride.model.byte_cost import value_bytes
 from longstride.sampling.choose import Choice
 from longstride.sampling.decoder import in_float32, make_cache, prefill
 from longstride.sampling.kernels.common import BYTES, START
@@ -16,11 +17,19 @@ from longstride.sampling.kernels.whole import COUNTER, make_bytes
 from longstride.sampling.tables import LIST_BLOCK, Tables, Weights, power_above, power_below
 
 HELD = 2**14
-"""Numbers of a matrix, or of a tile of keys, that a program can have in its registers."""
+"""Numbers of a matrix that a program can have in its registers."""
 FOUR_WARPS = 3 * 2**14
 """Bytes of them for which four warps are enough: more would only wait for each other. Beyond that there are eight."""
-TILES = (16, 32, 64, 128, 256)
-"""Keys that a program looks at together: as many as let all programs see all keys at once, if one of these will do."""
+LOOKED_AT = 3 * 2**15
+"""Bytes of keys and values that a program can have."""
+LONGEST_CHUNK = 64
+"""Keys that are loaded together, at most."""
+CHUNKS = (1, 2, 4, 7, 10, 13, 16)
+"""How many chunks a program may have at once: as few as let all programs together have all keys, if one of these will do."""
+FEW_CHUNKS = 4
+"""Up to so many, workers look at keys, too; for more there are lookers."""
+PAUSE = 300
+"""Nanoseconds between the chunks that a looker loads: workers wait for loads of their own meanwhile."""
 LISTED = 2**26
 """Bytes for lists of what queries see: more bytes are made at a time where they see little."""
 AHEAD = 128
@@ -34,7 +43,7 @@ class Resident:
         config = model.config
         self.config, self.batch, self.length = config, batch, length
         self.device = next(model.parameters()).device
-        self.programs = programs or _programs(config, self.device)
+        self.workers = programs or _programs(config, self.device)
         self.model = in_float32(model)
         self.cache = make_cache(model, batch, length)
         self.position = 0
@@ -42,7 +51,8 @@ class Resident:
         self.weights = Weights(self.model, precision if precision.itemsize < 4 else torch.float32, self.device)
         self.tables = Tables(self.cache, self.device)
         heads = batch * config.heads
-        self.group, self.splits, self.rows, self.held = _shares(config, batch, self.programs)
+        self.group, self.splits, self.rows, held = _shares(config, batch, self.workers)
+        self.warps = 4 if held * value_bytes(config) <= FOUR_WARPS else 8
         self.ahead = max(1, min(AHEAD, LISTED // (4 * len(self.tables.heads) * self.tables.most)))
         lists = {"seen": self.tables.most, "counts": 1, "own": 1}
         self.lists = {
@@ -52,14 +62,14 @@ class Resident:
         self.first = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.device)
         self.counter = torch.zeros((1 + heads) * COUNTER.value, dtype=torch.int32, device=self.device)
-        self.chosen = torch.full((self.programs, batch), START.value, dtype=torch.int32, device=self.device)
+        self.chosen = torch.full((self.workers, batch), START.value, dtype=torch.int32, device=self.device)
         parts = heads * self.splits
         sizes = {
-            "h": config.width, "first_h": self.programs * config.width, "qkv": 2 * config.qk_width + config.width,
+            "h": config.width, "first_h": self.workers * config.width, "qkv": 2 * config.qk_width + config.width,
             "projected": config.heads * config.width, "inner": config.ff_width, "logits": BYTES.value,
         }  # fmt: skip
         sizes = {name: batch * size for name, size in sizes.items()}
-        sizes |= {"part_weight": parts, "part_result": parts * (config.width // config.heads)}
+        sizes |= {"part_top": parts, "part_total": parts, "part_result": parts * (config.width // config.heads)}
         self.room = {name: torch.zeros(size, device=self.device) for name, size in sizes.items()}
 
     @property
@@ -98,29 +108,36 @@ class Resident:
             BLOCK_SIZE=LIST_BLOCK,
         )  # fmt: skip
         each = -(-tables.most_between(self.position, self.position + steps - 1) // self.splits)
-        block_qk, block_v = power_above(d_qk), power_above(d_v)
-        tiles = [tile for tile in TILES if tile * max(block_qk, block_v) <= HELD] or [TILES[0]]
-        tile = next((tile for tile in tiles if tile >= each), tiles[-1])
-        options: dict[str, Any] = {"num_warps": self._warps(tile * block_qk, tile * block_v), "num_stages": 1}
+        shape = _look(config, self.workers, self.warps, each)
+        options: dict[str, Any] = {"num_warps": self.warps, "num_stages": 1}
         if self.device.type == "cuda":
             options["launch_cooperative_grid"] = True
-        make_bytes[(self.programs,)](
+        make_bytes[(self.workers * (2 if shape["LOOKERS"] else 1),)](
             self.tokens, known, state, self.first, steps, self.length, float(choice.temperature),
             choice.top_k or BYTES.value, float(choice.top_p or 1.0),
             **self.weights.tensors, **tables.tensors, **self.lists, **self.room, key_cache=self.cache.all_keys,
             value_cache=self.cache.all_values, chosen=self.chosen, counter=self.counter, most=tables.most,
-            scale=log2(e) / sqrt(d_qk), PROGRAMS=self.programs, G=self.group, SPLITS=self.splits, LAYERS=config.layers,
+            scale=log2(e) / sqrt(d_qk), WORKERS=self.workers, G=self.group, SPLITS=self.splits, LAYERS=config.layers,
             CYCLE=tables.cycle, B=self.batch, W=config.width, F=config.ff_width, H=heads, D_QK=d_qk, D_V=d_v,
-            DIMENSIONS=len(config.positions.sizes), REST=each > tile, TILE=tile, FILTERED=choice.filters,
-            BLOCK_W=power_above(config.width), BLOCK_F=power_above(config.ff_width), BLOCK_QK=block_qk, BLOCK_V=block_v,
-            **self.rows,
-            **options,
+            DIMENSIONS=len(config.positions.sizes), FILTERED=choice.filters, BLOCK_W=power_above(config.width),
+            BLOCK_F=power_above(config.ff_width), **shape, **self.rows, **options,
         )  # fmt: skip
 
-    def _warps(self, keys: int, values: int) -> int:
-        """For weights, and for so many numbers of keys and values."""
-        half = min(4, getattr(torch, self.config.precision).itemsize)
-        return 4 if max(self.held * half, keys * 4 + values * half) <= FOUR_WARPS else 8
+
+def _look(config: ModelConfig, workers: int, warps: int, each: int) -> dict[str, int]:
+    """How programs look at up to so many keys each: a chunk is 16 bytes of both halves of a key for every thread."""
+    d_qk, d_v = config.qk_width // config.heads, config.width // config.heads
+    block_qk, block_v = max(2, power_above(d_qk)), power_above(d_v)
+    chunk = min(LONGEST_CHUNK, max(1, warps * 256 // block_qk))
+    size = chunk * (4 * block_qk + value_bytes(config) * block_v)
+    possible = [count for count in CHUNKS if count * size <= LOOKED_AT] or [1]
+    chunks = next((count for count in possible if count * chunk >= each), possible[-1])
+    # Two programs of eight warps have no room beside each other; interpreted, there is one.
+    lookers = chunks > FEW_CHUNKS and warps == 4 and workers > 1
+    return {
+        "LOOKERS": lookers, "PAUSE": PAUSE if lookers else 0, "CHUNKS": chunks, "CHUNK": chunk, "TILE": 4 * chunk,
+        "REST": each > chunks * chunk, "BLOCK_QK": block_qk, "BLOCK_V": block_v,
+    }  # fmt: skip
 
 
 def _shares(config: ModelConfig, batch: int, programs: int) -> tuple[int, int, dict[str, int], int]:

@@ -142,19 +142,58 @@ def list_seen(
 
 
 @triton.jit
-def load_tile(base, slot, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[TILE, BLOCK_D]: keys or values at slots; zeros for those below 0. Past the first cache, which may have what lay in a
-    slot before."""
-    across = tl.arange(0, BLOCK_D)
-    there = (slot >= 0)[:, None] & (across < D)[None, :]
-    return tl.load(base + slot.to(tl.int64)[:, None] * D + across[None, :], there, 0.0, cache_modifier=".cg")
+def pause(NANOSECONDS: tl.constexpr):
+    """So long, or up to twice as long."""
+    tl.inline_asm_elementwise("nanosleep.u32 $1; mov.b32 $0, 0;", "=r,r", [NANOSECONDS], tl.int32, False, 1)
 
 
 @triton.jit
-def first_slots(listed, most, split, TILE: tl.constexpr):
-    """Of those `listed`, the first of part `split`."""
-    number = split * TILE + tl.arange(0, TILE)
-    return tl.load(listed + number, number < most, -1)
+def load_values(base, slot, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[slots, BLOCK_D]; zeros for slots below 0. Past the first cache, which may have what lay in a slot before."""
+    across = tl.arange(0, BLOCK_D)[None, :]
+    there = (slot >= 0)[:, None] & (across < D)
+    return tl.load(base + slot.to(tl.int64)[:, None] * D + across, there, 0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def load_keys(base, slot, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """As `load_values`, in two halves, [slots, BLOCK_D / 2] each. Values are as wide in half as many bytes, and what has one
+    shape gets one layout: in that of values, threads would read every second 16 bytes of keys, and all of them twice."""
+    HALF: tl.constexpr = BLOCK_D // 2
+    across = tl.arange(0, HALF)[None, :]
+    there = (slot >= 0)[:, None]
+    place = base + slot.to(tl.int64)[:, None] * D + across
+    low = tl.load(place, there & (across < D), 0.0, cache_modifier=".cg")
+    high = tl.load(place + HALF, there & (HALF + across < D), 0.0, cache_modifier=".cg")
+    return low, high
+
+
+@triton.jit
+def scores(query, slot, key):
+    """Of one query, in halves as keys are: [slots]."""
+    products = key[0] * query[0][None, :] + key[1] * query[1][None, :]
+    return tl.where(slot >= 0, tl.sum(products, 1), float("-inf"))
+
+
+@triton.jit
+def load_part(
+    listed, most, split, keys, values, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PAUSE: tl.constexpr, D_QK: tl.constexpr,
+    D_V: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """The first keys of part `split` of those listed: (slots, keys, values) for each of CHUNKS. Nanoseconds of PAUSE between
+    them leave room for others' loads."""
+    slots = ()
+    for chunk in tl.static_range(CHUNKS):
+        number = (split * CHUNKS + chunk) * CHUNK + tl.arange(0, CHUNK)
+        slots = slots + (tl.load(listed + number, number < most, -1),)
+    part = ()
+    for chunk in tl.static_range(CHUNKS):
+        slot = slots[chunk]
+        key = load_keys(keys, slot, D_QK, BLOCK_QK)
+        part = part + ((slot, key, load_values(values, slot, D_V, BLOCK_V)),)
+        if PAUSE > 0:
+            pause(PAUSE)
+    return part
 
 
 @triton.jit
@@ -172,9 +211,9 @@ def attend_rest(
     result = tl.zeros([TILE, BLOCK_V], tl.float32)
     for start in tl.range(begin, count, stride, num_stages=STAGES):
         slot = tl.load(listed + start + row, start + row < count, -1)
-        key = load_tile(keys, slot, D_QK, BLOCK_QK)
-        value = load_tile(values, slot, D_V, BLOCK_V).to(tl.float32)
-        score = tl.where(slot >= 0, tl.sum(key * query[None, :], 1), float("-inf"))
+        key = load_keys(keys, slot, D_QK, BLOCK_QK)
+        value = load_values(values, slot, D_V, BLOCK_V).to(tl.float32)
+        score = scores(query, slot, key)
         larger = tl.maximum(largest, score)
         safe = tl.where(larger == float("-inf"), 0.0, larger)
         fade = tl.exp2(largest - safe)
@@ -189,25 +228,37 @@ def attend_rest(
 
 @triton.jit
 def attend_part(
-    query, slot, key, value, listed, count, keys, values, split, REST: tl.constexpr, SPLITS: tl.constexpr,
-    TILE: tl.constexpr, STAGES: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    query, part, listed, count, keys, values, split, REST: tl.constexpr, SPLITS: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr,
+    BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """What part `split` of a query's keys gives: the largest score, the sum of weights, and of weighted values [BLOCK_V].
 
-    query [BLOCK_QK] is float32 and has the scale and log2(e) in it. `key` and `value` are those of its `first_slots`. Of
-    what is listed beyond those of all parts, if there is such a REST, each has a share.
+    query: halves [BLOCK_QK / 2], float32, with the scale and log2(e) in them. `part`: from `load_part`. Of what is listed
+    beyond those of all parts, if there is such a REST, each has a share.
     """
-    score = tl.where(slot >= 0, tl.sum(key * query[None, :], 1), float("-inf"))
-    top = tl.max(score, 0)
-    weight = tl.exp2(score - tl.where(top == float("-inf"), 0.0, top))
-    total = tl.sum(weight, 0)
-    result = tl.sum(weight[:, None] * value.to(tl.float32), 0)
+    found = ()
+    largest = tl.full([CHUNK], float("-inf"), tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        slot, key, value = part[chunk]
+        found = found + (scores(query, slot, key),)
+        largest = tl.maximum(largest, found[chunk])
+    top = tl.max(largest, 0)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    totals = tl.zeros([CHUNK], tl.float32)
+    results = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        slot, key, value = part[chunk]
+        weight = tl.exp2(found[chunk] - safe)
+        totals += weight
+        results += weight[:, None] * value.to(tl.float32)
+    total, result = tl.sum(totals, 0), tl.sum(results, 0)
     if REST:
-        if count > SPLITS * TILE:
+        FIRST: tl.constexpr = SPLITS * CHUNKS * CHUNK
+        if count > FIRST:
             rest_top, rest_total, rest = attend_rest(
-                query, listed, count, keys, values, (SPLITS + split) * TILE, SPLITS * TILE, TILE, STAGES, D_QK, D_V,
-                BLOCK_QK, BLOCK_V,
+                query, listed, count, keys, values, FIRST + split * TILE, SPLITS * TILE, TILE, STAGES, D_QK, D_V, BLOCK_QK,
+                BLOCK_V,
             )  # fmt: skip
             top, total, result = together(top, total, result, rest_top, rest_total, rest)
     return top, total, result

@@ -8,7 +8,7 @@ each bfloat16, together as precise as float32. So PARTS rows of a product's inpu
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.cached import attend_part, first_slots, load_tile, together
+from longstride.attention.kernels.cached import attend_part, load_part, together
 from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized, wide
 
 
@@ -69,34 +69,40 @@ def keep_and_look(
     """The newest key and value go to their slot; what each part of a head's keys gives."""
     QK: tl.constexpr = H * D_QK
     OUT: tl.constexpr = 2 * QK + H * D_V
+    HALF: tl.constexpr = BLOCK_QK // 2
     item = tl.program_id(0)
     split = item % SPLITS
     head = item // SPLITS  # Of all streams' heads.
     listed, count = seen + wide(head % H) * most, tl.load(counts + head % H)
-    slot = first_slots(listed, most, split, TILE)
     key_base = keys + wide(head) * slots * D_QK
     value_base = values + wide(head) * slots * D_V
-    old_key = load_tile(key_base, slot, D_QK, BLOCK_QK)
-    old_value = load_tile(value_base, slot, D_V, BLOCK_V)
+    part = load_part(listed, most, split, key_base, value_base, 1, TILE, 0, D_QK, D_V, BLOCK_QK, BLOCK_V)
     newest = tl.where(split == 0, tl.load(own + head % H), -1)
-    across, along = tl.arange(0, BLOCK_QK), tl.arange(0, BLOCK_V)
-    place = head % H * D_QK + across
+    across, along = tl.arange(0, HALF), tl.arange(0, BLOCK_V)
     row = head // H * OUT
-    query = read_parts(qkv, batch * OUT, row + place, across < D_QK, PARTS) + tl.load(bias + place, across < D_QK, 0.0)
-    here = (across < D_QK) & (newest >= 0)
-    key = read_parts(qkv, batch * OUT, row + QK + place, here, PARTS) + tl.load(bias + QK + place, here, 0.0)
+    query = ()
+    score = 0.0
+    for half in tl.static_range(2):
+        column = half * HALF + across
+        inside = column < D_QK
+        place = head % H * D_QK + column
+        query_half = read_parts(qkv, batch * OUT, row + place, inside, PARTS) + tl.load(bias + place, inside, 0.0)
+        query_half *= scale
+        query = query + (query_half,)
+        here = inside & (newest >= 0)
+        key = read_parts(qkv, batch * OUT, row + QK + place, here, PARTS) + tl.load(bias + QK + place, here, 0.0)
+        tl.store(key_base + wide(newest) * D_QK + column, key, here)
+        score += tl.sum(key * query_half, 0)
     place = 2 * QK + head % H * D_V + along
     there = (along < D_V) & (newest >= 0)
     value = read_parts(qkv, batch * OUT, row + place, there, PARTS) + tl.load(bias + place, there, 0.0)
     rounded = value.to(values.dtype.element_ty)
-    tl.store(key_base + wide(newest) * D_QK + across, key, here)
     tl.store(value_base + wide(newest) * D_V + along, rounded, there)
-    query *= scale
     top, total, result = attend_part(
-        query, slot, old_key, old_value, listed, count, key_base, value_base, split, REST, SPLITS, TILE, STAGES, D_QK, D_V,
-        BLOCK_QK, BLOCK_V,
+        query, part, listed, count, key_base, value_base, split, REST, SPLITS, 1, TILE, TILE, STAGES, D_QK, D_V, BLOCK_QK,
+        BLOCK_V,
     )  # fmt: skip
-    score = tl.where(newest >= 0, tl.sum(key * query, 0), float("-inf"))
+    score = tl.where(newest >= 0, score, float("-inf"))
     top, total, result = together(top, total, result, score, 1.0, rounded.to(tl.float32))
     tl.store(part_top + item, top)
     tl.store(part_total + item, total)

@@ -35,8 +35,8 @@ def normalized(x, near, inside, scale, shift, W: tl.constexpr):
     distance = tl.where(inside, x - near, 0.0)
     sum_1, sum_2 = tl.reduce((distance, distance * distance), 0, add_both)
     mean = sum_1 / W
-    deviation = tl.sqrt(tl.maximum(sum_2 / W - mean * mean, 0.0) + EPSILON)
-    return tl.where(inside, (distance - mean) / deviation * scale + shift, 0.0)
+    inverse = 1 / tl.sqrt(tl.maximum(sum_2 / W - mean * mean, 0.0) + EPSILON)
+    return tl.where(inside, (distance - mean) * inverse * scale + shift, 0.0)
 
 
 @triton.jit

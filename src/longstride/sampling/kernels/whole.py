@@ -1,17 +1,19 @@
 """Many bytes in one kernel: all programs stay on the GPU and go through the network together, byte after byte.
 
 What one stream waits for is not arithmetic but latency: of launches, of memory, of one program for another. Here nothing is
-launched between bytes; programs meet at a counter after each phase of a block, and load what the next one needs of weights,
-keys and values before they wait for each other. Until it has to be added to that of others, the work of a head is shared by
-a group of G programs that meet among themselves:
+launched between bytes; programs meet at a counter after each phase of a block, and load what the next one needs of weights
+before they wait for each other. Until it has to be added to that of others, the work of a head is shared by a group of G
+workers and as many lookers, which meet among themselves:
 
-    1 query, key and value of the new byte       rows of W_qkv that belong to the head
-    2 attention to a part of the head's keys     parts of the keys
-    3 the parts put together, and projected      rows of W_p, of which a head has some columns        then all meet
-    4 the feed-forward network's inner layer     rows of W_1, over all programs                       then all meet
-    5 its outer layer                            rows of W_2                                          then all meet
+    1 query, key and value of the new byte       workers    rows of W_qkv that belong to the head
+    2 attention to a part of the head's keys     lookers    parts of the keys
+    3 the parts put together, and projected      workers    rows of W_p, of which a head has some columns    then all meet
+    4 the feed-forward network's inner layer     workers    rows of W_1, over all of them                    then all meet
+    5 its outer layer                            workers    rows of W_2                                      then all meet
 
-then the logits, from which each program chooses the next byte for itself, as all choose the same, and embeds it.
+then the logits, from which each worker chooses the next byte for itself, as all choose the same, and embeds it. Lookers do
+nothing else, so that they load keys and values of the next block while workers go through phases 3 to 5. Where there are few
+keys there are no lookers: workers are as fast, and need not be told.
 
 Shapes: width W, inner F, streams B, heads H. Activations are float32 throughout, weights as the model's precision has them.
 """
@@ -19,7 +21,7 @@ Shapes: width W, inner F, streams B, heads H. Activations are float32 throughout
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.cached import attend_part, first_slots, load_tile
+from longstride.attention.kernels.cached import attend_part, load_part
 from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized, wide
 from longstride.sampling.kernels.meeting import arrive, fresh, wait
 
@@ -70,21 +72,17 @@ def after_attention(h, projected, bias, column, inside, H: tl.constexpr, W: tl.c
 
 @triton.jit
 def query_key_value(
-    group, member, counter, target, h, weight, bias, norm, shift, qkv, keys, values, slots, own, scale, looks_at, slot,
-    GROUPS: tl.constexpr, G: tl.constexpr, HEAD_TURNS: tl.constexpr, B: tl.constexpr, W: tl.constexpr, H: tl.constexpr,
-    D_QK: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_QK: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    group, member, counter, target, h, weight, bias, norm, shift, qkv, keys, values, slots, own, scale, GROUPS: tl.constexpr,
+    G: tl.constexpr, HEAD_TURNS: tl.constexpr, B: tl.constexpr, W: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr,
+    D_V: tl.constexpr, ROWS: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Phase 1. Keys and values go to their slots. Returns those that the program looks at next, at slots of `looks_at`, one
-    of all streams' heads: as the newest is not among them, they are loaded beforehand."""
+    """Phase 1. Keys and values go to their slots."""
     QK: tl.constexpr = H * D_QK
     OUT: tl.constexpr = 2 * QK + W
     across = tl.arange(0, BLOCK_W)
     number = own_rows(member, G, ROWS)  # Of the head's own queries, keys and values.
     is_key = (number >= D_QK) & (number < 2 * D_QK)
     is_value = (number >= 2 * D_QK) & (number < 2 * D_QK + D_V)
-    key = load_tile(keys + wide(looks_at) * slots * D_QK, slot, D_QK, BLOCK_QK)
-    value = load_tile(values + wide(looks_at) * slots * D_V, slot, D_V, BLOCK_V)
     norm_scale, norm_shift = load_norm(norm, shift, W, BLOCK_W)
     for turn in tl.static_range(HEAD_TURNS):
         head = group + turn * GROUPS
@@ -105,19 +103,20 @@ def query_key_value(
             tl.store(values + place * D_V + number - 2 * D_QK, rounded, is_value & inside & (kept >= 0))
         if head < H:
             arrive(counter + (1 + head) * COUNTER)
-    return key, value
 
 
 @triton.jit
 def look(
-    group, member, counter, target, slot, key, value, qkv, keys, values, slots, seen, counts, most, part_weight, part_result,
+    group, member, counter, target, qkv, keys, values, slots, seen, counts, most, part_top, part_total, part_result,
     GROUPS: tl.constexpr, G: tl.constexpr, HEAD_TURNS: tl.constexpr, TURNS: tl.constexpr, SPLITS: tl.constexpr,
-    B: tl.constexpr, W: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, REST: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+    PAUSE: tl.constexpr, B: tl.constexpr, W: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr,
+    REST: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, BLOCK_QK: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Phase 2: of a part of a head's keys, a mean of values, and the logarithm of its weight among the parts."""
+    """Phase 2. The newest key is not among those that are looked at, so they are loaded before there is a query."""
     OUT: tl.constexpr = 2 * H * D_QK + W
-    across, along = tl.arange(0, BLOCK_QK), tl.arange(0, BLOCK_V)
+    HALF: tl.constexpr = BLOCK_QK // 2
+    across, along = tl.arange(0, HALF), tl.arange(0, BLOCK_V)
     for head_turn in tl.static_range(HEAD_TURNS):
         for turn in tl.static_range(TURNS):
             head, item = group + head_turn * GROUPS, member + turn * G
@@ -126,75 +125,75 @@ def look(
                 listed = seen + wide(head) * most
                 place = wide(stream * H + head)
                 key_base, value_base = keys + place * slots * D_QK, values + place * slots * D_V
-                here_slot, here_key, here_value = slot, key, value
-                if head_turn + turn > 0:
-                    here_slot = first_slots(listed, most, split, TILE)
-                    here_key = load_tile(key_base, here_slot, D_QK, BLOCK_QK)
-                    here_value = load_tile(value_base, here_slot, D_V, BLOCK_V)
+                part = load_part(
+                    listed, most, split, key_base, value_base, CHUNKS, CHUNK, PAUSE, D_QK, D_V, BLOCK_QK, BLOCK_V
+                )  # fmt: skip
                 count = 0
                 if REST:
                     count = tl.load(counts + head)
                 wait(counter + (1 + head) * COUNTER, target)
-                query = fresh(qkv + stream * OUT + head * D_QK + across, across < D_QK)
+                place = qkv + stream * OUT + head * D_QK + across
+                query = (fresh(place, across < D_QK), fresh(place + HALF, HALF + across < D_QK))
                 top, total, result = attend_part(
-                    query, here_slot, here_key, here_value, listed, count, key_base, value_base, split, REST, SPLITS,
-                    TILE, 1, D_QK, D_V, BLOCK_QK, BLOCK_V,
+                    query, part, listed, count, key_base, value_base, split, REST, SPLITS, CHUNKS, CHUNK, TILE, 1, D_QK,
+                    D_V, BLOCK_QK, BLOCK_V,
                 )  # fmt: skip
-                safe = tl.where(total > 0, total, 1.0)
-                part = (stream * H + head) * SPLITS + split
-                tl.store(part_weight + part, tl.where(total > 0, top + tl.log2(safe), float("-inf")))
-                tl.store(part_result + part * D_V + along, result / safe, along < D_V)
+                number = (stream * H + head) * SPLITS + split
+                tl.store(part_top + number, top)
+                tl.store(part_total + number, total)
+                tl.store(part_result + number * D_V + along, result, along < D_V)
                 arrive(counter + (1 + head) * COUNTER)
 
 
 @triton.jit
 def put_together(
-    group, member, counter, target, qkv, own, part_weight, part_result, weight, projected, values, GROUPS: tl.constexpr,
-    G: tl.constexpr, HEAD_TURNS: tl.constexpr, TURNS: tl.constexpr, SPLITS: tl.constexpr, B: tl.constexpr, W: tl.constexpr,
-    H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr, BLOCK_QK: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    group, member, counter, target, qkv, own, part_top, part_total, part_result, weight, projected, values,
+    GROUPS: tl.constexpr, G: tl.constexpr, HEAD_TURNS: tl.constexpr, TURNS: tl.constexpr, SPLITS: tl.constexpr,
+    LOOKERS: tl.constexpr, B: tl.constexpr, W: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Phase 3. The newest key is one more part: it has been there for long, and is looked at while the others are on their
-    way."""
+    """Phase 3. The newest key is one more part, which is looked at while the others are on their way."""
     QK: tl.constexpr = H * D_QK
     OUT: tl.constexpr = 2 * QK + W
     across, along, number = tl.arange(0, BLOCK_QK), tl.arange(0, BLOCK_V), tl.arange(0, SPLITS)
     for head_turn in tl.static_range(HEAD_TURNS):
         for turn in tl.static_range(TURNS):
             head, item = group + head_turn * GROUPS, member + turn * G
-            stream, split = item // SPLITS, item % SPLITS
+            stream, share = item // SPLITS, item % SPLITS
             if (head < H) & (stream < B):
-                row = own_rows(split, SPLITS, ROWS)
+                row = own_rows(share, SPLITS, ROWS)
                 there = (row < W)[:, None] & (along < D_V)[None, :]
                 columns = tl.load(weight + row[:, None] * W + head * D_V + along[None, :], there, 0.0)
                 newest = tl.load(own + head)
+                if LOOKERS:  # Or else it has waited for phase 1 in phase 2.
+                    wait(counter + (1 + head) * COUNTER, target - B * SPLITS)
                 place = qkv + stream * OUT + head * D_QK + across
                 score = tl.sum(fresh(place, across < D_QK) * fresh(place + QK, across < D_QK), 0)
                 value = fresh(qkv + stream * OUT + 2 * QK + head * D_V + along, along < D_V)
                 value = value.to(values.dtype.element_ty).to(tl.float32)
                 part = (stream * H + head) * SPLITS + number
                 wait(counter + (1 + head) * COUNTER, target)
-                part_log = fresh(part_weight + part, number >= 0)
-                mean = fresh(
+                top, total = fresh(part_top + part, number >= 0), fresh(part_total + part, number >= 0)
+                result = fresh(
                     part_result + part[:, None] * D_V + along[None, :], (number >= 0)[:, None] & (along < D_V)[None, :]
                 )  # fmt: skip
                 score = tl.where(newest >= 0, score, float("-inf"))
-                highest = tl.maximum(tl.max(part_log, 0), score)
+                highest = tl.maximum(tl.max(top, 0), score)
                 highest = tl.where(highest == float("-inf"), 0.0, highest)
-                share, share_here = tl.exp2(part_log - highest), tl.exp2(score - highest)
-                whole = tl.sum(share, 0) + share_here
-                found = (tl.sum(share[:, None] * mean, 0) + share_here * value) / tl.where(whole > 0, whole, 1.0)
+                fade, weight_here = tl.exp2(top - highest), tl.exp2(score - highest)
+                whole = tl.sum(total * fade, 0) + weight_here
+                found = (tl.sum(result * fade[:, None], 0) + weight_here * value) / tl.where(whole > 0, whole, 1.0)
                 tl.store(projected + (stream * H + head) * W + row, product(columns, found), row < W)
     arrive(counter)
 
 
 @triton.jit
 def inner_layer(
-    program, counter, target, h, projected, project_bias, weight, bias, norm, shift, inner, PROGRAMS: tl.constexpr,
+    program, counter, target, h, projected, project_bias, weight, bias, norm, shift, inner, WORKERS: tl.constexpr,
     B: tl.constexpr, W: tl.constexpr, F: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Phase 4."""
-    row, across = own_rows(program, PROGRAMS, ROWS), tl.arange(0, BLOCK_W)
+    row, across = own_rows(program, WORKERS, ROWS), tl.arange(0, BLOCK_W)
     part, added = load_rows(weight, bias, row, F, W, BLOCK_W)
     norm_scale, norm_shift = load_norm(norm, shift, W, BLOCK_W)
     wait(counter, target)
@@ -207,11 +206,11 @@ def inner_layer(
 
 @triton.jit
 def outer_layer(
-    program, counter, target, inner, h, projected, project_bias, weight, bias, h_next, PROGRAMS: tl.constexpr,
+    program, counter, target, inner, h, projected, project_bias, weight, bias, h_next, WORKERS: tl.constexpr,
     B: tl.constexpr, W: tl.constexpr, F: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """Phase 5: the block's result. May overwrite h, of which the program needs its own rows alone now."""
-    row, across = own_rows(program, PROGRAMS, ROWS), tl.arange(0, BLOCK_F)
+    row, across = own_rows(program, WORKERS, ROWS), tl.arange(0, BLOCK_F)
     part, added = load_rows(weight, bias, row, W, F, BLOCK_F)
     wait(counter, target)
     for stream in tl.static_range(B):
@@ -223,11 +222,11 @@ def outer_layer(
 
 @triton.jit
 def score(
-    program, counter, target, h, norm, shift, weight, logits, PROGRAMS: tl.constexpr, B: tl.constexpr, W: tl.constexpr,
+    program, counter, target, h, norm, shift, weight, logits, WORKERS: tl.constexpr, B: tl.constexpr, W: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """The logits."""
-    row, across = own_rows(program, PROGRAMS, ROWS), tl.arange(0, BLOCK_W)
+    row, across = own_rows(program, WORKERS, ROWS), tl.arange(0, BLOCK_W)
     part = tl.load(weight + row[:, None] * W + across[None, :], (row < BYTES)[:, None] & (across < W)[None, :], 0.0)
     norm_scale, norm_shift = load_norm(norm, shift, W, BLOCK_W)
     wait(counter, target)
@@ -246,88 +245,88 @@ def make_bytes(
     norm_2, shift_2, inner_weight, inner_bias, outer_weight, outer_bias,
     norm_last, shift_last, output_weight,
     key_cache, value_cache, starts, slot_counts, seen, counts, own, most,
-    h, first_h, qkv, part_weight, part_result, projected, inner, logits, chosen, counter, scale,
-    PROGRAMS: tl.constexpr, G: tl.constexpr, SPLITS: tl.constexpr, LAYERS: tl.constexpr, CYCLE: tl.constexpr,
-    B: tl.constexpr, W: tl.constexpr, F: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr,
-    DIMENSIONS: tl.constexpr, REST: tl.constexpr, TILE: tl.constexpr, FILTERED: tl.constexpr,
-    BLOCK_W: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr, QKV_ROWS: tl.constexpr,
-    PROJECT_ROWS: tl.constexpr, WIDTH_ROWS: tl.constexpr, INNER_ROWS: tl.constexpr, LOGIT_ROWS: tl.constexpr,
+    h, first_h, qkv, part_top, part_total, part_result, projected, inner, logits, chosen, counter, scale,
+    WORKERS: tl.constexpr, LOOKERS: tl.constexpr, G: tl.constexpr, SPLITS: tl.constexpr, PAUSE: tl.constexpr,
+    LAYERS: tl.constexpr, CYCLE: tl.constexpr, B: tl.constexpr, W: tl.constexpr, F: tl.constexpr, H: tl.constexpr,
+    D_QK: tl.constexpr, D_V: tl.constexpr, DIMENSIONS: tl.constexpr, REST: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, FILTERED: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_F: tl.constexpr,
+    BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr, QKV_ROWS: tl.constexpr, PROJECT_ROWS: tl.constexpr,
+    WIDTH_ROWS: tl.constexpr, INNER_ROWS: tl.constexpr, LOGIT_ROWS: tl.constexpr,
 ):  # fmt: skip
     """`steps` bytes of B streams from position `position_first` on; those below `known` are given.
 
-    seen, counts and own are what `list_seen` writes, for the heads of a CYCLE of blocks. `counter`: one for all programs,
-    and one for each head's, all 0. `first_h` [PROGRAMS, B, W]: each program embeds bytes for itself.
+    seen, counts and own are what `list_seen` writes, for the heads of a CYCLE of blocks. `counter`: one for all workers,
+    and one for each head's programs, all 0. `first_h` [WORKERS, B, W]: each worker embeds bytes for itself. With LOOKERS
+    there are as many of them; without, workers look, too.
     """
-    program = tl.program_id(0)
     OUT: tl.constexpr = 2 * H * D_QK + W
-    GROUPS: tl.constexpr = PROGRAMS // G
+    GROUPS: tl.constexpr = WORKERS // G
     HEAD_TURNS: tl.constexpr = (H + GROUPS - 1) // GROUPS
     TURNS: tl.constexpr = (B * SPLITS + G - 1) // G
+    works = tl.program_id(0) < WORKERS
+    looks = tl.program_id(0) >= (WORKERS if LOOKERS else 0)
+    program = tl.program_id(0) % WORKERS
     group, member = program // G, program % G
-    # What the program looks at first.
-    head, stream_here, split = tl.minimum(group, H - 1), tl.minimum(member // SPLITS, B - 1), member % SPLITS
-    looks_at = stream_here * H + head
     first = tl.load(position_first)
     first_h += program * B * W
     across = tl.arange(0, BLOCK_W)
     target = 0
     head_target = 0
-    slot = first_slots(seen + wide(head) * most, most, split, TILE)
-    start, slots = tl.load(starts), tl.load(slot_counts)
     for step in range(steps):
         position = first + step
-        for stream in tl.static_range(B):
-            before = tl.load(chosen + program * B + stream)
-            x = embedded(across, across < W, position, before, token_table, place_table, places, W, DIMENSIONS)
-            tl.store(first_h + stream * W + across, x, across < W)
-        tl.debug_barrier()
+        if works:
+            for stream in tl.static_range(B):
+                before = tl.load(chosen + program * B + stream)
+                x = embedded(across, across < W, position, before, token_table, place_table, places, W, DIMENSIONS)
+                tl.store(first_h + stream * W + across, x, across < W)
+            tl.debug_barrier()
         for layer in range(LAYERS):
             here = (step * CYCLE + layer % CYCLE) * H
+            start, slots = tl.load(starts + layer), tl.load(slot_counts + layer)
             keys, values = key_cache + start * D_QK, value_cache + start * D_V
             h_in = first_h if layer == 0 else h
-            key, value = query_key_value(
-                group, member, counter, target, h_in, qkv_weight + wide(layer) * OUT * W, qkv_bias + layer * OUT,
-                norm_1 + layer * W, shift_1 + layer * W, qkv, keys, values, slots, own + here, scale, looks_at, slot,
-                GROUPS, G, HEAD_TURNS, B, W, H, D_QK, D_V, QKV_ROWS, BLOCK_W, BLOCK_QK, BLOCK_V,
-            )  # fmt: skip
+            if works:
+                query_key_value(
+                    group, member, counter, target, h_in, qkv_weight + wide(layer) * OUT * W, qkv_bias + layer * OUT,
+                    norm_1 + layer * W, shift_1 + layer * W, qkv, keys, values, slots, own + here, scale, GROUPS, G,
+                    HEAD_TURNS, B, W, H, D_QK, D_V, QKV_ROWS, BLOCK_W,
+                )  # fmt: skip
             head_target += G
-            look(
-                group, member, counter, head_target, slot, key, value, qkv, keys, values, slots, seen + wide(here) * most,
-                counts + here, most, part_weight, part_result, GROUPS, G, HEAD_TURNS, TURNS, SPLITS, B, W, H, D_QK, D_V,
-                REST, TILE, BLOCK_QK, BLOCK_V,
-            )  # fmt: skip
+            if looks:
+                look(
+                    group, member, counter, head_target, qkv, keys, values, slots, seen + wide(here) * most, counts + here,
+                    most, part_top, part_total, part_result, GROUPS, G, HEAD_TURNS, TURNS, SPLITS, PAUSE, B, W, H, D_QK, D_V,
+                    REST, CHUNKS, CHUNK, TILE, BLOCK_QK, BLOCK_V,
+                )  # fmt: skip
             head_target += B * SPLITS
-            put_together(
-                group, member, counter, head_target, qkv, own + here, part_weight, part_result,
-                project_weight + wide(layer) * W * W, projected, values, GROUPS, G, HEAD_TURNS, TURNS, SPLITS, B, W, H, D_QK,
-                D_V, PROJECT_ROWS, BLOCK_QK, BLOCK_V,
+            if works:
+                put_together(
+                    group, member, counter, head_target, qkv, own + here, part_top, part_total, part_result,
+                    project_weight + wide(layer) * W * W, projected, values, GROUPS, G, HEAD_TURNS, TURNS, SPLITS, LOOKERS,
+                    B, W, H, D_QK, D_V, PROJECT_ROWS, BLOCK_QK, BLOCK_V,
+                )  # fmt: skip
+                inner_layer(
+                    program, counter, target + WORKERS, h_in, projected, project_bias + layer * W,
+                    inner_weight + wide(layer) * F * W, inner_bias + layer * F, norm_2 + layer * W, shift_2 + layer * W,
+                    inner, WORKERS, B, W, F, H, INNER_ROWS, BLOCK_W,
+                )  # fmt: skip
+                outer_layer(
+                    program, counter, target + 2 * WORKERS, inner, h_in, projected, project_bias + layer * W,
+                    outer_weight + wide(layer) * W * F, outer_bias + layer * W, h, WORKERS, B, W, F, H, WIDTH_ROWS, BLOCK_F,
+                )  # fmt: skip
+            target += 3 * WORKERS
+        if works:
+            score(
+                program, counter, target, h, norm_last, shift_last, output_weight, logits, WORKERS, B, W, LOGIT_ROWS, BLOCK_W
             )  # fmt: skip
-            # Where the next block has its keys, or the first one at the next byte: so early that nobody waits for it.
-            following = tl.where(layer + 1 < LAYERS, layer + 1, 0)
-            next_step = tl.minimum(tl.where(layer + 1 < LAYERS, step, step + 1), steps - 1)
-            slot = first_slots(seen + wide((next_step * CYCLE + following % CYCLE) * H + head) * most, most, split, TILE)
-            start, slots = tl.load(starts + following), tl.load(slot_counts + following)
-            inner_layer(
-                program, counter, target + PROGRAMS, h_in, projected, project_bias + layer * W,
-                inner_weight + wide(layer) * F * W, inner_bias + layer * F, norm_2 + layer * W, shift_2 + layer * W, inner,
-                PROGRAMS, B, W, F, H, INNER_ROWS, BLOCK_W,
-            )  # fmt: skip
-            outer_layer(
-                program, counter, target + 2 * PROGRAMS, inner, h_in, projected, project_bias + layer * W,
-                outer_weight + wide(layer) * W * F, outer_bias + layer * W, h, PROGRAMS, B, W, F, H, WIDTH_ROWS, BLOCK_F,
-            )  # fmt: skip
-            target += 3 * PROGRAMS
-        score(
-            program, counter, target, h, norm_last, shift_last, output_weight, logits, PROGRAMS, B, W, LOGIT_ROWS, BLOCK_W
-        )  # fmt: skip
-        target += PROGRAMS
-        wait(counter, target)
-        for stream in tl.static_range(B):
-            logit = tl.load(logits + stream * BYTES + tl.arange(0, BYTES), cache_modifier=".cg")
-            byte = choose(logit, tl.load(state + stream), position, temperature, top_k, top_p, FILTERED)
-            given = tl.load(tokens + stream * length + position).to(tl.int32)
-            byte = tl.where(position < tl.load(known + stream), given, byte)
-            tl.store(chosen + program * B + stream, byte)
-            if program == 0:
-                tl.store(tokens + stream * length + position, byte.to(tl.uint8))
-        tl.debug_barrier()
+            wait(counter, target + WORKERS)
+            for stream in tl.static_range(B):
+                logit = tl.load(logits + stream * BYTES + tl.arange(0, BYTES), cache_modifier=".cg")
+                byte = choose(logit, tl.load(state + stream), position, temperature, top_k, top_p, FILTERED)
+                given = tl.load(tokens + stream * length + position).to(tl.int32)
+                byte = tl.where(position < tl.load(known + stream), given, byte)
+                tl.store(chosen + program * B + stream, byte)
+                if program == 0:
+                    tl.store(tokens + stream * length + position, byte.to(tl.uint8))
+            tl.debug_barrier()
+        target += WORKERS

@@ -54,9 +54,9 @@ def replaced(values, INDEX: gl.constexpr, new):
     result = ()
     for number in gl.static_range(len(values)):
         if number == INDEX:
-            result = result + (new,)  # noqa: RUF005 (Triton knows no other way)
+            result = result + (new,)
         else:
-            result = result + (values[number],)  # noqa: RUF005
+            result = result + (values[number],)
     return result
 
 
@@ -170,7 +170,7 @@ def lane_backward(
 
         dq_sums = ()
         for _ in gl.static_range(TILES):
-            dq_sums = dq_sums + (gl.zeros([64, D], gl.float32, sum_layout),)  # noqa: RUF005
+            dq_sums = dq_sums + (gl.zeros([64, D], gl.float32, sum_layout),)
         for key in gl.static_range(TILES):
             dk_sum = gl.zeros([64, D], gl.float32, sum_layout)
             dv_sum = gl.zeros([64, D], gl.float32, sum_layout)
