@@ -36,10 +36,9 @@ from longstride.model.byte_cost import step_bytes, value_bytes
 from longstride.model.cache import cache_bytes
 from longstride.model.presets import preset
 from longstride.sampling import generate
+from longstride.sampling.streams import PIECE
 
 OURS, UNCACHED, TRANSFORMERS = "longstride", "no cache", "transformers"
-FIRST_PIECE = 256
-"""Bytes that may come before the clock starts: `generate` may hand them out many at a time."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class Ours:
     def time(self, prompts: Tensor, steps: int) -> Timing:
         """Prompts are computed all at once and not timed: the clock starts when the first bytes are there."""
         position, streams = prompts.shape[1], [bytes(row) for row in prompts.tolist()]
-        length = min(self.model.config.context - position, FIRST_PIECE + steps)
+        length = min(self.model.config.context - position, PIECE + steps)
         pieces = generate(self.model, streams, length)
         first, timed = len(next(pieces)[0]), 0
         begun = perf_counter()

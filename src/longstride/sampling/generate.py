@@ -4,14 +4,16 @@ for new in generate(model, [b"The ", b"Once upon a time"], length=200):
     print(new)                       # for each prompt the bytes that have come since: one, some, or none
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from longstride.checks import whole_number
 from longstride.model import SparseTransformer
 from longstride.sampling.choose import Choice, stream_state
-from longstride.sampling.streams import PIECE, open_streams
+from longstride.sampling.streams import PIECE, Streams, open_streams
 
 
 def generate(
@@ -46,18 +48,38 @@ def _generate(
     # Who has a longer prompt is given its bytes, while the others' are made.
     known = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32, device=device)
     state = stream_state(seed, torch.arange(first, first + len(prompts), device=device))
-    piece = PIECE if device.type == "cuda" else 1
-    while (here := streams.position) < max(ends):
-        steps = min(piece, max(ends) - here)
-        made = streams.make(steps, known, state, choice).cpu().numpy()
-        if not streams.logits.isfinite().all():
+    size, ahead = (PIECE, 1) if device.type == "cuda" else (1, 0)  # A GPU makes the next piece while one is handed out.
+    waiting: deque[_Piece] = deque()
+    for here in range(shared, max(ends), size):
+        waiting.append(_Piece(streams, min(size, max(ends) - here), known, state, choice))
+        if len(waiting) > ahead:
+            yield waiting.popleft().of_each(prompts, ends, model.config.precision)
+    while waiting:
+        yield waiting.popleft().of_each(prompts, ends, model.config.precision)
+
+
+class _Piece:
+    """Some bytes of all streams, which a GPU may still be making."""
+
+    def __init__(self, streams: Streams, steps: int, known: Tensor, state: Tensor, choice: Choice) -> None:
+        self.first, self.last = streams.position, streams.position + steps - 1
+        made = streams.make(steps, known, state, choice)
+        self.made = made.to("cpu", non_blocking=True)
+        self.finite = streams.logits.isfinite().all().to("cpu", non_blocking=True)
+        self.there = torch.cuda.current_stream(made.device).record_event() if made.is_cuda else None
+
+    def of_each(self, prompts: Sequence[bytes], ends: Sequence[int], precision: str) -> list[bytes]:
+        """Without what was given, and without what is past a stream's end."""
+        if self.there is not None:
+            self.there.synchronize()
+        if not self.finite:
             raise ValueError(
-                f"generate: the logits at position {streams.position - 1:,} are not finite: the model's weights are not, or "
-                f"are too large for precision = {model.config.precision}"
+                f"generate: the logits at position {self.last:,} are not finite: the model's weights are not, or are too "
+                f"large for precision = {precision}"
             )
-        yield [
-            row[max(0, len(prompt) - here) : max(0, end - here)].tobytes()
-            for row, prompt, end in zip(made, prompts, ends)
+        return [
+            row[max(0, len(prompt) - self.first) : max(0, end - self.first)].tobytes()
+            for row, prompt, end in zip(self.made.numpy(), prompts, ends)
         ]  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from longstride.sampling.decoder import Plain
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 FEW = 8
 """The most streams that one kernel makes together: it multiplies by one vector after the other."""
-PIECE = 256
-"""Bytes that a GPU makes before they are looked at: each time it waits for about a millisecond."""
+PIECE = 128
+"""Bytes that a GPU makes before they are looked at, while it makes the next ones."""
 
 
 class Streams(Protocol):
