@@ -1,3 +1,4 @@
+from importlib import import_module
 from math import log
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 
 from longstride.sampling import generate
 from longstride.sampling.choose import Choice, probabilities
-from longstride.sampling.decoder import Decoder
+from longstride.sampling.decoder import Decoder, Plain
 from tests.model.small import model, some_bytes
 
 
@@ -34,6 +35,29 @@ def test_prompts_of_different_lengths_are_continued_as_if_alone(precision):
     assert [len(sample) for sample in together] == [20, 20, 20]
     for number, prompt in enumerate(prompts):
         assert whole(generate(made, [prompt], 20, seed=1, first=number)) == [together[number]]
+
+
+@pytest.mark.parametrize("size", [1, 5, 128])
+def test_pieces_that_are_asked_for_ahead(size, monkeypatch):
+    """As on a GPU: each once, in order, until the end."""
+    made = model(context=40)
+    prompts = [b"", b"abcdefg", b"xyz"]
+    one_by_one = whole(generate(made, prompts, 23, seed=1))
+    asked = []
+    make = Plain.make
+
+    def noted(self, steps, *rest):
+        asked.append(self.position)
+        return make(self, steps, *rest)
+
+    monkeypatch.setattr(Plain, "make", noted)
+    monkeypatch.setattr(Plain, "returns_early", True)
+    monkeypatch.setattr(import_module("longstride.sampling.generate"), "piece_size", lambda device: size)
+    pieces = generate(made, prompts, 23, seed=1)
+    first = next(pieces)
+    assert asked == [0, size][: -(-30 // size)]
+    assert whole([first, *pieces]) == one_by_one
+    assert asked == list(range(0, 30, size))
 
 
 def test_goes_as_far_as_the_context():
@@ -106,5 +130,5 @@ def test_logits_that_are_not_finite():
     made = model(layers=1)
     with torch.no_grad():
         made.blocks[0].ff.outer.bias[0] = float("nan")
-    with pytest.raises(ValueError, match=r"logits at position 2 are not finite.*precision = float32"):
+    with pytest.raises(ValueError, match=r"logits are not finite, at position 2 at the latest.*precision = float32"):
         list(generate(made, [b"ab"], 3))

@@ -65,9 +65,22 @@ def test_the_same_bytes(maker, pattern):
 @pytest.mark.parametrize("pattern", ["dense()", "merged(fixed(4, 2))"])
 def test_more_keys_than_a_tile_has(maker, pattern, monkeypatch):
     monkeypatch.setattr(batched, "TILE", 2)
-    monkeypatch.setattr(resident, "LONGEST_CHUNK", 1)
+    monkeypatch.setattr(batched, "PROGRAMS", 8)  # Two for each of two streams' heads.
+    monkeypatch.setattr(resident, "LONGEST_CHUNK", 2)
     monkeypatch.setattr(resident, "CHUNKS", (1, 3))
     compare(model(pattern=pattern, layers=1, context=24, width=8), maker, 16, 6)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_scores_far_apart(maker, monkeypatch):
+    """Weights that are not taken beside the largest would overflow."""
+    monkeypatch.setattr(batched, "TILE", 2)
+    monkeypatch.setattr(resident, "LONGEST_CHUNK", 2)
+    monkeypatch.setattr(resident, "CHUNKS", (3,))
+    made = model(pattern="dense()", layers=1, context=24, width=8)
+    with torch.no_grad():
+        made.blocks[0].attention.query_key_value.weight[:16] *= 300
+    compare(made, maker, 16, 6)
 
 
 @pytest.mark.parametrize("maker", MAKERS)
@@ -125,11 +138,28 @@ def test_presets_in_half_precision_on_a_gpu(name, maker, batch):
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
-@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize(("maker", "batch"), [("resident", 1), ("resident", 3), ("resident", 8), ("batched", 1)])
 @pytest.mark.parametrize("prompt", [1_000, 5_000, 12_150])
-def test_far_into_a_text_on_a_gpu(maker, prompt):
-    """Where a program looks at more keys, and at the end of the context."""
-    compare(lively("enwik8"), maker, prompt, 138, batch=1, length=12_288)
+def test_far_into_a_text_on_a_gpu(maker, batch, prompt):
+    """Where there are lookers, or eight warps (for eight streams), where there are more keys than are loaded beforehand, and
+    at the end of the context."""
+    compare(lively("enwik8"), maker, prompt, 138, batch=batch, length=12_288)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize(("maker", "batch"), [("resident", 1), ("resident", 2), ("batched", 9)])
+def test_far_into_a_text_in_half_precision_on_a_gpu(maker, batch):
+    compare(
+        lively("enwik8", "bfloat16"), maker, 12_100, 30, batch=batch, length=12_288, given=30, tolerance=0.03, every=1
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_heads_that_take_turns_on_a_gpu():
+    """Of five streams' heads, each of a group of four programs has some."""
+    made = model(width=320, heads=20, layers=2, context=300, pattern="dense()")
+    assert resident._shares(made.config, 5, 128)[:2] == (4, 1)
+    compare(made, "resident", 250, 20, batch=5)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

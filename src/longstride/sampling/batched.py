@@ -39,6 +39,8 @@ ACTIVATE_BLOCK = 1024
 class Batched:
     """Streams from the beginning on, all at the same position."""
 
+    returns_early = False  # A step may take as long to launch as to run.
+
     def __init__(self, model: SparseTransformer, batch: int, length: int) -> None:
         config = model.config
         self.config, self.batch, self.length = config, batch, length
@@ -53,9 +55,8 @@ class Batched:
         self.tables = Tables(self.cache, self.device)
         self.position = 0
         heads = batch * config.heads
-        programs = PROGRAMS if self.device.type == "cuda" else 1  # Interpreted, one after the other.
         # A part has at least a tile of keys, or nothing to do.
-        self.splits = min(power_above(-(-programs // heads)), power_above(-(-self.tables.most // TILE)))
+        self.splits = min(power_above(-(-PROGRAMS // heads)), power_above(-(-self.tables.most // TILE)))
         self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.device)
         lists = len(self.tables.heads)
         whole = {"chosen": batch, "known": batch, "position": 1, "top_k": 1, "counts": lists, "own": lists}
@@ -68,6 +69,7 @@ class Batched:
         self.room = {name: torch.zeros(size * self.splits, device=self.device) for name, size in room.items()}
         self.room |= {name: torch.ones(1, device=self.device) for name in ("temperature", "top_p")}
         self.h = torch.zeros(batch, config.width, device=self.device)
+        self.logits = torch.zeros(batch, BYTES.value, device=self.device)
         self.graphs: dict[bool, Any] = {}
 
     def prefill(self, tokens: Tensor) -> None:
@@ -154,12 +156,11 @@ class Batched:
             )  # fmt: skip
             added, bias = self._product(x, own["outer_weight"]), own["outer_bias"]
         x = normalize(added, bias, weights["norm_last"], weights["shift_last"], True, 1, torch.float32)
-        logits = F.linear(x, weights["output_weight"])
+        torch.mm(x, weights["output_weight"].T, out=self.logits)
         end_step[(batch,)](
-            logits, self.tokens, whole["known"], self.state, whole["position"], self.length, self.room["temperature"],
+            self.logits, self.tokens, whole["known"], self.state, whole["position"], self.length, self.room["temperature"],
             whole["top_k"], self.room["top_p"], whole["chosen"], FILTERED=filters,
         )  # fmt: skip
-        self.logits = logits
         whole["position"] += 1
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:

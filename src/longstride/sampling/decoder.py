@@ -114,6 +114,8 @@ def _attend_and_keep(block: Any, cache: Cache, number: int, rows: slice, q: Tens
 class Plain:
     """Streams from the beginning on, all at the same position, by a `Decoder`."""
 
+    returns_early = False
+
     def __init__(self, model: SparseTransformer, batch: int, length: int) -> None:
         self.decoder = Decoder(model, batch, length)
         self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.decoder.device)

@@ -13,7 +13,7 @@ from torch import Tensor
 from longstride.checks import whole_number
 from longstride.model import SparseTransformer
 from longstride.sampling.choose import Choice, stream_state
-from longstride.sampling.streams import PIECE, Streams, open_streams
+from longstride.sampling.streams import Streams, open_streams, piece_size
 
 
 def generate(
@@ -48,11 +48,15 @@ def _generate(
     # Who has a longer prompt is given its bytes, while the others' are made.
     known = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32, device=device)
     state = stream_state(seed, torch.arange(first, first + len(prompts), device=device))
-    size, ahead = (PIECE, 1) if device.type == "cuda" else (1, 0)  # A GPU makes the next piece while one is handed out.
+    size = piece_size(device)
+    # Of one generator all pieces are made on one stream of the GPU, whichever is current when the next is asked for.
+    queue = torch.cuda.current_stream(device) if device.type == "cuda" else None
     waiting: deque[_Piece] = deque()
     for here in range(shared, max(ends), size):
-        waiting.append(_Piece(streams, min(size, max(ends) - here), known, state, choice))
-        if len(waiting) > ahead:
+        with torch.cuda.stream(queue):
+            waiting.append(_Piece(streams, min(size, max(ends) - here), known, state, choice))
+        # One is being made while the one before it is handed out.
+        if len(waiting) > streams.returns_early:
             yield waiting.popleft().of_each(prompts, ends, model.config.precision)
     while waiting:
         yield waiting.popleft().of_each(prompts, ends, model.config.precision)
@@ -74,8 +78,8 @@ class _Piece:
             self.there.synchronize()
         if not self.finite:
             raise ValueError(
-                f"generate: the logits at position {self.last:,} are not finite: the model's weights are not, or are too "
-                f"large for precision = {precision}"
+                f"generate: the logits are not finite, at position {self.last:,} at the latest: the model's weights are "
+                f"not, or are too large for precision = {precision}"
             )
         return [
             row[max(0, len(prompt) - self.first) : max(0, end - self.first)].tobytes()

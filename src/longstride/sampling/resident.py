@@ -17,7 +17,7 @@ from longstride.sampling.kernels.whole import COUNTER, make_bytes
 from longstride.sampling.tables import LIST_BLOCK, Tables, Weights, power_above, power_below
 
 HELD = 2**14
-"""Numbers of a matrix that a program can have in its registers."""
+"""Numbers of a matrix, or of values, that a program can have in its registers."""
 FOUR_WARPS = 3 * 2**14
 """Bytes of them for which four warps are enough: more would only wait for each other. Beyond that there are eight."""
 LOOKED_AT = 3 * 2**15
@@ -38,6 +38,8 @@ AHEAD = 128
 
 class Resident:
     """B streams from the beginning on."""
+
+    returns_early = True
 
     def __init__(self, model: SparseTransformer, batch: int, length: int, programs: int | None = None) -> None:
         config = model.config
@@ -61,7 +63,7 @@ class Resident:
         }
         self.first = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.device)
-        self.counter = torch.zeros((1 + heads) * COUNTER.value, dtype=torch.int32, device=self.device)
+        self.counter = torch.zeros((1 + config.heads) * COUNTER.value, dtype=torch.int32, device=self.device)
         self.chosen = torch.full((self.workers, batch), START.value, dtype=torch.int32, device=self.device)
         parts = heads * self.splits
         sizes = {
@@ -124,19 +126,20 @@ class Resident:
         )  # fmt: skip
 
 
-def _look(config: ModelConfig, workers: int, warps: int, each: int) -> dict[str, int]:
+def _look(config: ModelConfig, workers: int, warps: int, each: int) -> dict[str, Any]:
     """How programs look at up to so many keys each: a chunk is 16 bytes of both halves of a key for every thread."""
     d_qk, d_v = config.qk_width // config.heads, config.width // config.heads
     block_qk, block_v = max(2, power_above(d_qk)), power_above(d_v)
-    chunk = min(LONGEST_CHUNK, max(1, warps * 256 // block_qk))
+    longest = max(1, HELD // block_v)
+    chunk = min(LONGEST_CHUNK, longest, max(1, warps * 256 // block_qk))
     size = chunk * (4 * block_qk + value_bytes(config) * block_v)
     possible = [count for count in CHUNKS if count * size <= LOOKED_AT] or [1]
     chunks = next((count for count in possible if count * chunk >= each), possible[-1])
     # Two programs of eight warps have no room beside each other; interpreted, there is one.
     lookers = chunks > FEW_CHUNKS and warps == 4 and workers > 1
     return {
-        "LOOKERS": lookers, "PAUSE": PAUSE if lookers else 0, "CHUNKS": chunks, "CHUNK": chunk, "TILE": 4 * chunk,
-        "REST": each > chunks * chunk, "BLOCK_QK": block_qk, "BLOCK_V": block_v,
+        "LOOKERS": lookers, "PAUSE": PAUSE if lookers else 0, "CHUNKS": chunks, "CHUNK": chunk,
+        "TILE": min(longest, 4 * chunk), "REST": each > chunks * chunk, "BLOCK_QK": block_qk, "BLOCK_V": block_v,
     }  # fmt: skip
 
 

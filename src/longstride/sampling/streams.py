@@ -14,7 +14,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 FEW = 8
 """The most streams that one kernel makes together: it multiplies by one vector after the other."""
 PIECE = 128
-"""Bytes that a GPU makes before they are looked at, while it makes the next ones."""
+"""Bytes that a GPU makes before they are looked at."""
 
 
 class Streams(Protocol):
@@ -22,6 +22,8 @@ class Streams(Protocol):
 
     tokens: Tensor
     """uint8 [batch, length]"""
+    returns_early: bool
+    """Whether `make` returns long before a GPU has made the bytes."""
 
     @property
     def position(self) -> int:
@@ -51,6 +53,11 @@ def choose(config: ModelConfig, batch: int, device: torch.device) -> tuple[str, 
     if not fits(config, batch, device):
         return "batched", "a graph of products, since a matrix is too large for one kernel"
     return "resident", "one kernel, for few streams"
+
+
+def piece_size(device: torch.device) -> int:
+    """Bytes to ask for at a time: on a CPU they are handed out one by one."""
+    return PIECE if device.type == "cuda" else 1
 
 
 def open_streams(model: SparseTransformer, batch: int, length: int, implementation: str | None = None) -> Streams:

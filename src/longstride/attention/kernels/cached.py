@@ -143,7 +143,7 @@ def list_seen(
 
 @triton.jit
 def pause(NANOSECONDS: tl.constexpr):
-    """So long, or up to twice as long."""
+    """About so long, and not more than twice."""
     tl.inline_asm_elementwise("nanosleep.u32 $1; mov.b32 $0, 0;", "=r,r", [NANOSECONDS], tl.int32, False, 1)
 
 
@@ -182,7 +182,7 @@ def load_part(
 ):  # fmt: skip
     """The first keys of part `split` of those listed: (slots, keys, values) for each of CHUNKS. Nanoseconds of PAUSE between
     them leave room for others' loads."""
-    slots = ()
+    slots = ()  # All of them before any key, which would wait for its own.
     for chunk in tl.static_range(CHUNKS):
         number = (split * CHUNKS + chunk) * CHUNK + tl.arange(0, CHUNK)
         slots = slots + (tl.load(listed + number, number < most, -1),)
@@ -191,7 +191,7 @@ def load_part(
         slot = slots[chunk]
         key = load_keys(keys, slot, D_QK, BLOCK_QK)
         part = part + ((slot, key, load_values(values, slot, D_V, BLOCK_V)),)
-        if PAUSE > 0:
+        if PAUSE > 0 and chunk + 1 < CHUNKS:
             pause(PAUSE)
     return part
 
@@ -240,18 +240,16 @@ def attend_part(
     found = ()
     largest = tl.full([CHUNK], float("-inf"), tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        slot, key, value = part[chunk]
-        found = found + (scores(query, slot, key),)
+        found = found + (scores(query, part[chunk][0], part[chunk][1]),)
         largest = tl.maximum(largest, found[chunk])
     top = tl.max(largest, 0)
     safe = tl.where(top == float("-inf"), 0.0, top)
     totals = tl.zeros([CHUNK], tl.float32)
     results = tl.zeros([CHUNK, BLOCK_V], tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        slot, key, value = part[chunk]
         weight = tl.exp2(found[chunk] - safe)
         totals += weight
-        results += weight[:, None] * value.to(tl.float32)
+        results += weight[:, None] * part[chunk][2].to(tl.float32)
     total, result = tl.sum(totals, 0), tl.sum(results, 0)
     if REST:
         FIRST: tl.constexpr = SPLITS * CHUNKS * CHUNK

@@ -123,8 +123,8 @@ def look(
             stream, split = item // SPLITS, item % SPLITS
             if (head < H) & (stream < B):
                 listed = seen + wide(head) * most
-                place = wide(stream * H + head)
-                key_base, value_base = keys + place * slots * D_QK, values + place * slots * D_V
+                first_slot = wide(stream * H + head) * slots
+                key_base, value_base = keys + first_slot * D_QK, values + first_slot * D_V
                 part = load_part(
                     listed, most, split, key_base, value_base, CHUNKS, CHUNK, PAUSE, D_QK, D_V, BLOCK_QK, BLOCK_V
                 )  # fmt: skip
