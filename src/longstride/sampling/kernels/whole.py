@@ -62,12 +62,12 @@ def product(part, x):
 
 
 @triton.jit
-def after_attention(h, projected, bias, column, inside, H: tl.constexpr, W: tl.constexpr):
-    """Columns of h and what attention adds to it: of a stream, [W] and for each head [H, W]."""
-    added = tl.load(bias + column, inside, 0.0)
-    for head in tl.static_range(H):
-        added += fresh(projected + head * W + column, inside)
-    return fresh(h + column, inside) + added
+def seen_by_heads(projected, column, inside, H: tl.constexpr, W: tl.constexpr):
+    """Columns of what attention adds to h, without its bias: of a stream, for each head [H, W]."""
+    seen = fresh(projected + column, inside)
+    for head in tl.static_range(1, H):
+        seen += fresh(projected + head * W + column, inside)
+    return seen
 
 
 @triton.jit
@@ -196,9 +196,13 @@ def inner_layer(
     row, across = own_rows(program, WORKERS, ROWS), tl.arange(0, BLOCK_W)
     part, added = load_rows(weight, bias, row, F, W, BLOCK_W)
     norm_scale, norm_shift = load_norm(norm, shift, W, BLOCK_W)
+    moved = tl.load(project_bias + across, across < W, 0.0)
+    before = ()
+    for stream in tl.static_range(B):
+        before = before + (fresh(h + stream * W + across, across < W) + moved,)
     wait(counter, target)
     for stream in tl.static_range(B):
-        x = after_attention(h + stream * W, projected + stream * H * W, project_bias, across, across < W, H, W)
+        x = before[stream] + seen_by_heads(projected + stream * H * W, across, across < W, H, W)
         y = product(part, normalized(x, first_of(h + stream * W), across < W, norm_scale, norm_shift, W)) + added
         tl.store(inner + stream * F + row, y * tl.sigmoid(y * SLOPE), row < F)
     arrive(counter)
@@ -212,11 +216,15 @@ def outer_layer(
     """Phase 5: the block's result. May overwrite h, of which the program needs its own rows alone now."""
     row, across = own_rows(program, WORKERS, ROWS), tl.arange(0, BLOCK_F)
     part, added = load_rows(weight, bias, row, W, F, BLOCK_F)
+    added += tl.load(project_bias + row, row < W, 0.0)
+    before = ()
+    for stream in tl.static_range(B):
+        seen = seen_by_heads(projected + stream * H * W, row, row < W, H, W)
+        before = before + (fresh(h + stream * W + row, row < W) + seen + added,)
     wait(counter, target)
     for stream in tl.static_range(B):
-        before = after_attention(h + stream * W, projected + stream * H * W, project_bias, row, row < W, H, W)
         y = product(part, fresh(inner + stream * F + across, across < F))
-        tl.store(h_next + stream * W + row, before + y + added, row < W)
+        tl.store(h_next + stream * W + row, before[stream] + y, row < W)
     arrive(counter)
 
 
@@ -263,43 +271,39 @@ def make_bytes(
     GROUPS: tl.constexpr = WORKERS // G
     HEAD_TURNS: tl.constexpr = (H + GROUPS - 1) // GROUPS
     TURNS: tl.constexpr = (B * SPLITS + G - 1) // G
-    works = tl.program_id(0) < WORKERS
-    looks = tl.program_id(0) >= (WORKERS if LOOKERS else 0)
+    first = tl.load(position_first)
     program = tl.program_id(0) % WORKERS
     group, member = program // G, program % G
-    first = tl.load(position_first)
-    first_h += program * B * W
-    across = tl.arange(0, BLOCK_W)
-    target = 0
-    head_target = 0
-    for step in range(steps):
-        position = first + step
-        if works:
+    if tl.program_id(0) < WORKERS:
+        first_h += program * B * W
+        across = tl.arange(0, BLOCK_W)
+        target = 0
+        head_target = 0
+        for step in range(steps):
+            position = first + step
             for stream in tl.static_range(B):
                 before = tl.load(chosen + program * B + stream)
                 x = embedded(across, across < W, position, before, token_table, place_table, places, W, DIMENSIONS)
                 tl.store(first_h + stream * W + across, x, across < W)
             tl.debug_barrier()
-        for layer in range(LAYERS):
-            here = (step * CYCLE + layer % CYCLE) * H
-            start, slots = tl.load(starts + layer), tl.load(slot_counts + layer)
-            keys, values = key_cache + start * D_QK, value_cache + start * D_V
-            h_in = first_h if layer == 0 else h
-            if works:
+            for layer in range(LAYERS):
+                here = (step * CYCLE + layer % CYCLE) * H
+                start, slots = tl.load(starts + layer), tl.load(slot_counts + layer)
+                keys, values = key_cache + start * D_QK, value_cache + start * D_V
+                h_in = first_h if layer == 0 else h
                 query_key_value(
                     group, member, counter, target, h_in, qkv_weight + wide(layer) * OUT * W, qkv_bias + layer * OUT,
                     norm_1 + layer * W, shift_1 + layer * W, qkv, keys, values, slots, own + here, scale, GROUPS, G,
                     HEAD_TURNS, B, W, H, D_QK, D_V, QKV_ROWS, BLOCK_W,
                 )  # fmt: skip
-            head_target += G
-            if looks:
-                look(
-                    group, member, counter, head_target, qkv, keys, values, slots, seen + wide(here) * most, counts + here,
-                    most, part_top, part_total, part_result, GROUPS, G, HEAD_TURNS, TURNS, SPLITS, PAUSE, B, W, H, D_QK, D_V,
-                    REST, CHUNKS, CHUNK, TILE, BLOCK_QK, BLOCK_V,
-                )  # fmt: skip
-            head_target += B * SPLITS
-            if works:
+                head_target += G
+                if not LOOKERS:
+                    look(
+                        group, member, counter, head_target, qkv, keys, values, slots, seen + wide(here) * most,
+                        counts + here, most, part_top, part_total, part_result, GROUPS, G, HEAD_TURNS, TURNS, SPLITS, PAUSE,
+                        B, W, H, D_QK, D_V, REST, CHUNKS, CHUNK, TILE, BLOCK_QK, BLOCK_V,
+                    )  # fmt: skip
+                head_target += B * SPLITS
                 put_together(
                     group, member, counter, head_target, qkv, own + here, part_top, part_total, part_result,
                     project_weight + wide(layer) * W * W, projected, values, GROUPS, G, HEAD_TURNS, TURNS, SPLITS, LOOKERS,
@@ -314,12 +318,12 @@ def make_bytes(
                     program, counter, target + 2 * WORKERS, inner, h_in, projected, project_bias + layer * W,
                     outer_weight + wide(layer) * W * F, outer_bias + layer * W, h, WORKERS, B, W, F, H, WIDTH_ROWS, BLOCK_F,
                 )  # fmt: skip
-            target += 3 * WORKERS
-        if works:
+                target += 3 * WORKERS
             score(
                 program, counter, target, h, norm_last, shift_last, output_weight, logits, WORKERS, B, W, LOGIT_ROWS, BLOCK_W
             )  # fmt: skip
-            wait(counter, target + WORKERS)
+            target += WORKERS
+            wait(counter, target)
             for stream in tl.static_range(B):
                 logit = tl.load(logits + stream * BYTES + tl.arange(0, BYTES), cache_modifier=".cg")
                 byte = choose(logit, tl.load(state + stream), position, temperature, top_k, top_p, FILTERED)
@@ -329,4 +333,17 @@ def make_bytes(
                 if program == 0:
                     tl.store(tokens + stream * length + position, byte.to(tl.uint8))
             tl.debug_barrier()
-        target += WORKERS
+    else:
+        if LOOKERS:  # The others: all that they do.
+            head_target = G
+            for step in range(steps):
+                for layer in range(LAYERS):
+                    here = (step * CYCLE + layer % CYCLE) * H
+                    start, slots = tl.load(starts + layer), tl.load(slot_counts + layer)
+                    keys, values = key_cache + start * D_QK, value_cache + start * D_V
+                    look(
+                        group, member, counter, head_target, qkv, keys, values, slots, seen + wide(here) * most,
+                        counts + here, most, part_top, part_total, part_result, GROUPS, G, HEAD_TURNS, TURNS, SPLITS, PAUSE,
+                        B, W, H, D_QK, D_V, REST, CHUNKS, CHUNK, TILE, BLOCK_QK, BLOCK_V,
+                    )  # fmt: skip
+                    head_target += G + B * SPLITS
