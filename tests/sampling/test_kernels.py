@@ -105,6 +105,60 @@ def test_the_same_choice(maker, choice):
     compare(model(layers=1, context=9, width=8), maker, 1, 5, choice)
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("activate", [False, True])
+@pytest.mark.parametrize(("rows", "columns", "share"), [(16, 16, 96), (16, 32, 32), (32, 16, 64)])
+def test_a_product(rows, columns, share, activate, parts):
+    """Of sizes that are no multiples of a program's: 35 streams, 75 numbers each, to 41."""
+    if parts > 1 and not GPU:
+        pytest.skip("the interpreter is silently wrong for bfloat16")
+    torch.manual_seed(0)
+    dtype = torch.float32 if parts == 1 else torch.bfloat16
+    x, weight, bias = torch.randn(35, 75), torch.randn(41, 75).to(dtype), torch.randn(41)
+    split, rest = [], x
+    for _ in range(parts):
+        split.append(rest.to(dtype))
+        rest = rest - split[-1].float()
+    share = max(share, 96) if activate else share
+    shares = -(-75 // share)
+    # What is there before is not added to, and nothing past the end is written.
+    out = torch.full((parts if activate else shares, 35, 41), 7.0, device=DEVICE, dtype=dtype if activate else None)
+    guard = torch.cat([out.flatten(), torch.full((64,), 5.0, device=DEVICE, dtype=out.dtype)])
+    batched.multiply[(-(-35 // rows), -(-41 // columns), shares)](
+        torch.stack(split).to(DEVICE), weight.to(DEVICE), bias.to(DEVICE), guard, 35, ACTIVATE=activate, PARTS=parts, IN=75,
+        OUT=41, ROWS=rows, COLUMNS=columns, SHARE=share, BLOCK_IN=16,
+    )  # fmt: skip
+    wanted = x.double() @ weight.double().T
+    if activate:
+        wanted = wanted + bias
+        wanted *= torch.sigmoid(1.702 * wanted)
+    found = guard[: out.numel()].view_as(out).cpu().double()
+    torch.testing.assert_close(found.sum(0), wanted, atol=1e-4, rtol=1e-6)
+    assert (guard[out.numel() :] == 5).all()
+    if not activate:
+        torch.testing.assert_close(found[0], x[:, :share].double() @ weight[:, :share].double().T, atol=1e-4, rtol=1e-6)
+
+
+def test_products_that_programs_share(monkeypatch):
+    monkeypatch.setattr(batched, "BLOCK_IN", 16)
+    monkeypatch.setattr(batched, "SHARE", 16)
+    assert batched.product_tile(2, 32, 32, whole=False)[2] == 16
+    compare(model(layers=2, context=9, width=32), "batched", 1, 5)
+
+
+def test_how_programs_share_products():
+    """enwik8's: queries, keys and values; the projection; the inner and the outer layer."""
+
+    def tiles(batch):
+        sizes = ((512, 1536, False), (512, 512, False), (512, 2048, True), (2048, 512, False))
+        return [batched.product_tile(batch, *size) for size in sizes]
+
+    assert tiles(9) == [(16, 64, 128), (16, 16, 128), (16, 16, 512), (16, 32, 256)]
+    assert tiles(64) == [(64, 64, 128), (64, 16, 128), (64, 16, 512), (64, 32, 256)]
+    assert tiles(256) == [(64, 64, 512), (64, 64, 128), (64, 64, 512), (64, 64, 512)]
+    assert batched.product_tile(9, 12, 32, whole=False) == (16, 16, 64)
+
+
 def test_products_in_three_parts_are_as_good_as_float32():
     """bfloat16 weights; interpreted, all but the kernels is plain PyTorch."""
     if not GPU:

@@ -8,7 +8,6 @@ from math import e, log2, sqrt
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from longstride.attention.kernels.cached import list_seen
@@ -16,24 +15,27 @@ from longstride.model import SparseTransformer
 from longstride.sampling.choose import Choice
 from longstride.sampling.decoder import in_float32, make_cache, prefill
 from longstride.sampling.kernels.batched import (
-    activate,
     add_and_normalize,
     begin_step,
     end_step,
     join_parts,
     keep_and_look,
+    multiply,
 )
 from longstride.sampling.kernels.common import BYTES, START
 from longstride.sampling.tables import LIST_BLOCK, Tables, Weights, power_above
 
 PARTS = 3
-TILE = 32
-"""Keys that a program looks at together."""
-STAGES = 3
-"""Of them, whose keys and values are on their way at once."""
+TILE, STAGES, LOOK_WARPS = 16, 4, 2
+"""Keys that a program looks at together, tiles of them that are on their way at once, and its warps."""
 PROGRAMS = 512
 """Into as many the heads of all streams are split, if there are fewer."""
-ACTIVATE_BLOCK = 1024
+ROWS, COLUMNS, BLOCK_IN = (16, 64), (64, 32, 16), 64
+"""Streams, at least and at most, and columns of a product's result that a program has; numbers of its input at a time."""
+ENOUGH = 96
+"""Programs of a product; else they have fewer columns, or of its input only shares."""
+SHARES, SHARE = 8, 128
+"""Of these at most so many, and each at least so long."""
 
 
 class Batched:
@@ -69,6 +71,10 @@ class Batched:
         self.room = {name: torch.zeros(size * self.splits, device=self.device) for name, size in room.items()}
         self.room |= {name: torch.ones(1, device=self.device) for name in ("temperature", "top_p")}
         self.h = torch.zeros(batch, config.width, device=self.device)
+        self.x, self.inner = (
+            torch.zeros(self.parts, batch, size, dtype=self.dtype, device=self.device)
+            for size in (config.width, config.ff_width)
+        )  # fmt: skip
         self.logits = torch.zeros(batch, BYTES.value, device=self.device)
         self.graphs: dict[bool, Any] = {}
 
@@ -109,9 +115,7 @@ class Batched:
 
     def _step(self, filters: bool) -> None:
         config, tables, weights, whole, batch = self.config, self.tables, self.weights, self.whole, self.batch
-        width, heads = config.width, config.heads
-        d_qk, d_v = config.qk_width // heads, width // heads
-        block_w, block_v = power_above(width), power_above(d_v)
+        d_qk, d_v = config.qk_width // config.heads, config.width // config.heads
         lists = {name: whole[name] for name in ("seen", "counts", "own")}
         by_entry = [{name: x.view(tables.cycle, -1)[entry] for name, x in lists.items()} for entry in range(tables.cycle)]
         parts = {name: self.room[name] for name in ("part_top", "part_total", "part_result")}
@@ -121,41 +125,31 @@ class Batched:
         )  # fmt: skip
         begin_step[(batch,)](
             whole["chosen"], whole["position"], weights["token_table"], weights["place_table"], weights["places"], self.h,
-            W=width, DIMENSIONS=len(config.positions.sizes), BLOCK_W=block_w,
+            W=config.width, DIMENSIONS=len(config.positions.sizes), BLOCK_W=power_above(config.width),
         )  # fmt: skip
-
-        def normalize(added: Tensor, bias: Tensor, norm: Tensor, shift: Tensor, add: bool, out: int, dtype: Any) -> Tensor:
-            x = torch.empty(out * batch, width, dtype=dtype, device=self.device)
-            add_and_normalize[(batch,)](
-                self.h, added, bias, norm, shift, x, batch, ADD=add, W=width, PARTS_IN=self.parts, PARTS_OUT=out,
-                BLOCK_W=block_w,
-            )  # fmt: skip
-            return x
-
-        added, bias = self.h, weights["outer_bias"][0]
+        added, bias = self.h[None], weights["outer_bias"][0]
         for number in range(config.layers):
             own = {name: x[number] for name, x in weights.items() if name in BLOCK_WEIGHTS}
-            x = normalize(added, bias, own["norm_1"], own["shift_1"], number > 0, self.parts, self.dtype)
-            qkv = self._product(x, own["qkv_weight"])
-            keep_and_look[(batch * heads * self.splits,)](
+            self._normalize(added, bias, own["norm_1"], own["shift_1"], self.x, number > 0)
+            qkv = self._product(self.x, own["qkv_weight"])
+            keep_and_look[(batch * config.heads * self.splits,)](
                 qkv, own["qkv_bias"], self.cache.keys[number], self.cache.values[number], self.cache.slots[number],
-                **by_entry[number % tables.cycle], most=tables.most, **parts, batch=batch, scale=log2(e) / sqrt(d_qk),
-                H=heads, D_QK=d_qk, D_V=d_v, PARTS=self.parts, REST=tables.most > self.splits * TILE, SPLITS=self.splits,
-                TILE=TILE, STAGES=STAGES, BLOCK_QK=max(2, power_above(d_qk)), BLOCK_V=block_v,
+                **by_entry[number % tables.cycle], most=tables.most, **parts, x=self.x, batch=batch,
+                scale=log2(e) / sqrt(d_qk), H=config.heads, D_QK=d_qk, D_V=d_v, SHARES=len(qkv), PARTS=self.parts,
+                SPLITS=self.splits, TILE=TILE, STAGES=STAGES,
+                BLOCK_QK=max(2, power_above(d_qk)), BLOCK_V=power_above(d_v), num_warps=LOOK_WARPS,
             )  # fmt: skip
-            x = torch.empty(self.parts * batch, width, dtype=self.dtype, device=self.device)
-            join_parts[(batch * heads,)](
-                **parts, x=x, batch=batch, H=heads, D_V=d_v, SPLITS=self.splits, PARTS=self.parts, BLOCK_V=block_v
-            )  # fmt: skip
-            added = self._product(x, own["project_weight"])
-            x = normalize(added, own["project_bias"], own["norm_2"], own["shift_2"], True, self.parts, self.dtype)
-            inner = self._product(x, own["inner_weight"])
-            x = torch.empty(self.parts * batch, config.ff_width, dtype=self.dtype, device=self.device)
-            activate[(batch, -(-config.ff_width // ACTIVATE_BLOCK))](
-                inner, own["inner_bias"], x, batch, F=config.ff_width, PARTS=self.parts, BLOCK_F=ACTIVATE_BLOCK
-            )  # fmt: skip
-            added, bias = self._product(x, own["outer_weight"]), own["outer_bias"]
-        x = normalize(added, bias, weights["norm_last"], weights["shift_last"], True, 1, torch.float32)
+            if self.splits > 1:
+                join_parts[(batch * config.heads,)](
+                    **parts, x=self.x, batch=batch, H=config.heads, D_V=d_v, SPLITS=self.splits, PARTS=self.parts,
+                    BLOCK_V=power_above(d_v),
+                )  # fmt: skip
+            added = self._product(self.x, own["project_weight"])
+            self._normalize(added, own["project_bias"], own["norm_2"], own["shift_2"], self.x, True)
+            self._product(self.x, own["inner_weight"], own["inner_bias"], self.inner)
+            added, bias = self._product(self.inner, own["outer_weight"]), own["outer_bias"]
+        x = torch.empty_like(self.h)
+        self._normalize(added, bias, weights["norm_last"], weights["shift_last"], x[None], True)
         torch.mm(x, weights["output_weight"].T, out=self.logits)
         end_step[(batch,)](
             self.logits, self.tokens, whole["known"], self.state, whole["position"], self.length, self.room["temperature"],
@@ -163,13 +157,39 @@ class Batched:
         )  # fmt: skip
         whole["position"] += 1
 
-    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """float32, whatever the two are."""
-        if self.parts == 1:
-            return F.linear(x, weight)
-        if self.device.type == "cuda":
-            return torch.mm(x, weight.T, out_dtype=torch.float32)
-        return F.linear(x.float(), weight.float())
+    def _normalize(self, added: Tensor, bias: Tensor, norm: Tensor, shift: Tensor, x: Tensor, add: bool) -> None:
+        """h += added + bias, if there is something to add; x = norm(h)."""
+        width = self.config.width
+        add_and_normalize[(self.batch,)](
+            self.h, added, bias, norm, shift, x, self.batch, ADD=add, W=width, SHARES=len(added), PARTS=len(x),
+            BLOCK_W=power_above(width),
+        )  # fmt: skip
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """x weight^T as shares of a sum; or with a bias gelu(x weight^T + bias), to `out`."""
+        size_out, size_in = weight.shape
+        rows, columns, share = product_tile(self.batch, size_in, size_out, whole=out is not None)
+        shares = -(-size_in // share)
+        if out is None:
+            out = torch.empty(shares, self.batch, size_out, device=self.device)
+        multiply[(-(-self.batch // rows), -(-size_out // columns), shares)](
+            x, weight, weight if bias is None else bias, out, self.batch, ACTIVATE=bias is not None, PARTS=self.parts,
+            IN=size_in, OUT=size_out, ROWS=rows, COLUMNS=columns, SHARE=share, BLOCK_IN=BLOCK_IN,
+        )  # fmt: skip
+        return out
+
+
+def product_tile(batch: int, size_in: int, size_out: int, whole: bool) -> tuple[int, int, int]:
+    """Of a product's result the streams and columns that a program has, and of its input the share; all, if `whole`."""
+    rows = min(max(power_above(batch), ROWS[0]), ROWS[1])
+    down = -(-batch // rows)
+    for columns in COLUMNS:
+        shares, tiles = 1, down * -(-size_out // columns)
+        while not whole and shares * tiles < ENOUGH and shares < SHARES and size_in >= 2 * shares * SHARE:
+            shares *= 2
+        if shares * tiles >= ENOUGH:
+            break
+    return rows, columns, -(-size_in // (shares * BLOCK_IN)) * BLOCK_IN
 
 
 BLOCK_WEIGHTS = {

@@ -1,14 +1,14 @@
-"""Between the products of a step of many streams: kernels that read a product's result and write what the next one takes.
+"""A step of many streams: for each block a kernel for each of its four products, one for attention, and two for norms.
 
 Activations are float32. A product with bfloat16 weights is made of three, one for each part of its input, x_0 + x_1 + x_2,
-each bfloat16, together as precise as float32. So PARTS rows of a product's input stand for one, and its result is their sum:
-[PARTS, B, IN] -> [PARTS, B, OUT]. With float32 weights PARTS is 1.
+each bfloat16, together as precise as float32: [PARTS, B, IN]. With float32 weights PARTS is 1. Its result may be left as
+SHARES sums, each over a part of IN, so that there are enough programs; who reads it adds them up: [SHARES, B, OUT].
 """
 
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.cached import attend_part, load_part, together
+from longstride.attention.kernels.cached import attend_rest, together
 from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized, wide
 
 
@@ -29,6 +29,39 @@ def read_parts(parts, stride, offset, inside, PARTS: tl.constexpr):
 
 
 @triton.jit
+def read_biased(shares, bias, row, stride, column, inside, SHARES: tl.constexpr):
+    """Columns of a product's result, [SHARES, batch, OUT], with its bias."""
+    return read_parts(shares, stride, row + column, inside, SHARES) + tl.load(bias + column, inside, 0.0)
+
+
+@triton.jit
+def multiply(
+    x, weight, bias, out, batch, ACTIVATE: tl.constexpr, PARTS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHARE: tl.constexpr, BLOCK_IN: tl.constexpr,
+):  # fmt: skip
+    """x [PARTS, batch, IN] weight^T: the sums over each SHARE of IN; or gelu of that and a bias, in PARTS."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(2) * SHARE
+    y = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, SHARE, BLOCK_IN):
+        across = first + start + tl.arange(0, BLOCK_IN)
+        there = (across < IN)[:, None] & (column < OUT)[None, :]
+        matrix = tl.load(weight + column[None, :] * IN + across[:, None], there, 0.0)
+        inside = (row < batch)[:, None] & (across < IN)[None, :]
+        for part in tl.static_range(PARTS):
+            rows = tl.load(x + part * batch * IN + row[:, None] * IN + across[None, :], inside, 0.0)
+            y = tl.dot(rows, matrix, y, input_precision="ieee")
+    inside = (row < batch)[:, None] & (column < OUT)[None, :]
+    place = row[:, None] * OUT + column[None, :]
+    if ACTIVATE:
+        y += tl.load(bias + column, column < OUT, 0.0)[None, :]
+        write_parts(y * tl.sigmoid(y * SLOPE), out, batch * OUT, place, inside, PARTS)
+    else:
+        tl.store(out + tl.program_id(2) * batch * OUT + place, y, inside)
+
+
+@triton.jit
 def begin_step(
     chosen, position, token_table, place_table, places, h, W: tl.constexpr, DIMENSIONS: tl.constexpr, BLOCK_W: tl.constexpr
 ):  # fmt: skip
@@ -44,29 +77,29 @@ def begin_step(
 
 @triton.jit
 def add_and_normalize(
-    h, added, bias, norm, shift, x, batch, ADD: tl.constexpr, W: tl.constexpr, PARTS_IN: tl.constexpr,
-    PARTS_OUT: tl.constexpr, BLOCK_W: tl.constexpr,
+    h, added, bias, norm, shift, x, batch, ADD: tl.constexpr, W: tl.constexpr, SHARES: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """h += a product's result and its bias, unless there is none yet; x = norm(h)."""
     stream = tl.program_id(0)
     across = tl.arange(0, BLOCK_W)
     inside = across < W
     row = tl.load(h + stream * W + across, inside, 0.0)
-    if ADD:
-        row += read_parts(added, batch * W, stream * W + across, inside, PARTS_IN) + tl.load(bias + across, inside, 0.0)
-        tl.store(h + stream * W + across, row, inside)
     scale, moved = tl.load(norm + across, inside, 0.0), tl.load(shift + across, inside, 0.0)
+    if ADD:
+        row += read_parts(added, batch * W, stream * W + across, inside, SHARES) + tl.load(bias + across, inside, 0.0)
+        tl.store(h + stream * W + across, row, inside)
     result = normalized(row, tl.sum(tl.where(across == 0, row, 0.0), 0), inside, scale, moved, W)
-    write_parts(result, x, batch * W, stream * W + across, inside, PARTS_OUT)
+    write_parts(result, x, batch * W, stream * W + across, inside, PARTS)
 
 
 @triton.jit
 def keep_and_look(
-    qkv, bias, keys, values, slots, seen, counts, own, most, part_top, part_total, part_result, batch, scale,
-    H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, PARTS: tl.constexpr, REST: tl.constexpr, SPLITS: tl.constexpr,
+    qkv, bias, keys, values, slots, seen, counts, own, most, part_top, part_total, part_result, x, batch, scale,
+    H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, SHARES: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
     TILE: tl.constexpr, STAGES: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """The newest key and value go to their slot; what each part of a head's keys gives."""
+    """The newest key and value go to their slot; what a head has seen in x, or what each part of its keys gives."""
     QK: tl.constexpr = H * D_QK
     OUT: tl.constexpr = 2 * QK + H * D_V
     HALF: tl.constexpr = BLOCK_QK // 2
@@ -74,39 +107,37 @@ def keep_and_look(
     split = item % SPLITS
     head = item // SPLITS  # Of all streams' heads.
     listed, count = seen + wide(head % H) * most, tl.load(counts + head % H)
+    newest = tl.where(split == 0, tl.load(own + head % H), -1)
     key_base = keys + wide(head) * slots * D_QK
     value_base = values + wide(head) * slots * D_V
-    part = load_part(listed, most, split, key_base, value_base, 1, TILE, 0, D_QK, D_V, BLOCK_QK, BLOCK_V)
-    newest = tl.where(split == 0, tl.load(own + head % H), -1)
     across, along = tl.arange(0, HALF), tl.arange(0, BLOCK_V)
-    row = head // H * OUT
-    query = ()
-    score = 0.0
+    row, first = head // H * OUT, head % H * D_QK
+    query, key = (), ()
     for half in tl.static_range(2):
         column = half * HALF + across
         inside = column < D_QK
-        place = head % H * D_QK + column
-        query_half = read_parts(qkv, batch * OUT, row + place, inside, PARTS) + tl.load(bias + place, inside, 0.0)
-        query_half *= scale
-        query = query + (query_half,)
-        here = inside & (newest >= 0)
-        key = read_parts(qkv, batch * OUT, row + QK + place, here, PARTS) + tl.load(bias + QK + place, here, 0.0)
-        tl.store(key_base + wide(newest) * D_QK + column, key, here)
-        score += tl.sum(key * query_half, 0)
-    place = 2 * QK + head % H * D_V + along
-    there = (along < D_V) & (newest >= 0)
-    value = read_parts(qkv, batch * OUT, row + place, there, PARTS) + tl.load(bias + place, there, 0.0)
+        query = query + (read_biased(qkv, bias, row, batch * OUT, first + column, inside, SHARES) * scale,)
+        key = key + (read_biased(qkv, bias, row, batch * OUT, QK + first + column, inside, SHARES),)
+    value = read_biased(qkv, bias, row, batch * OUT, 2 * QK + head % H * D_V + along, along < D_V, SHARES)
     rounded = value.to(values.dtype.element_ty)
-    tl.store(value_base + wide(newest) * D_V + along, rounded, there)
-    top, total, result = attend_part(
-        query, part, listed, count, key_base, value_base, split, REST, SPLITS, 1, TILE, TILE, STAGES, D_QK, D_V, BLOCK_QK,
-        BLOCK_V,
+    top, total, result = attend_rest(
+        query, listed, count, key_base, value_base, split * TILE, SPLITS * TILE, TILE, STAGES, D_QK, D_V, BLOCK_QK, BLOCK_V
     )  # fmt: skip
+    score = tl.sum(query[0] * key[0] + query[1] * key[1], 0)
+    if newest >= 0:
+        for half in tl.static_range(2):
+            column = half * HALF + across
+            tl.store(key_base + wide(newest) * D_QK + column, key[half], column < D_QK)
+        tl.store(value_base + wide(newest) * D_V + along, rounded, along < D_V)
     score = tl.where(newest >= 0, score, float("-inf"))
     top, total, result = together(top, total, result, score, 1.0, rounded.to(tl.float32))
-    tl.store(part_top + item, top)
-    tl.store(part_total + item, total)
-    tl.store(part_result + item * D_V + along, result, along < D_V)
+    if SPLITS == 1:
+        result /= tl.where(total > 0, total, 1.0)
+        write_parts(result, x, batch * H * D_V, head * D_V + along, along < D_V, PARTS)
+    else:
+        tl.store(part_top + item, top)
+        tl.store(part_total + item, total)
+        tl.store(part_result + item * D_V + along, result, along < D_V)
 
 
 @triton.jit
@@ -125,18 +156,6 @@ def join_parts(
     result = tl.load(part_result + item[:, None] * D_V + along[None, :], (item >= 0)[:, None] & (along < D_V)[None, :], 0.0)
     seen = tl.sum(result * share[:, None], 0) / tl.where(whole > 0, whole, 1.0)
     write_parts(seen, x, batch * H * D_V, head * D_V + along, along < D_V, PARTS)
-
-
-@triton.jit
-def activate(
-    inner, bias, x, batch, F: tl.constexpr, PARTS: tl.constexpr, BLOCK_F: tl.constexpr
-):  # fmt: skip
-    """gelu, for the outer layer."""
-    stream = tl.program_id(0)
-    across = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
-    inside = across < F
-    y = read_parts(inner, batch * F, stream * F + across, inside, PARTS) + tl.load(bias + across, inside, 0.0)
-    write_parts(y * tl.sigmoid(y * SLOPE), x, batch * F, stream * F + across, inside, PARTS)
 
 
 @triton.jit
