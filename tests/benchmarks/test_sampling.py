@@ -95,7 +95,7 @@ def test_all_positions_take_turns_and_the_median_counts_but_not_the_first_round(
     assert [sampling._row(task, Ceilings(1e6, 1e9)).step_us for task in tasks] == [2e6, 5e6]
 
 
-@pytest.mark.parametrize("sizes", [[1] * 20, [8, 8, 8], [2, 5, 1, 4]])
+@pytest.mark.parametrize("sizes", [[1] * 20, [8, 8, 8], [2, 5, 1, 4], [9, 3, 2]])
 def test_only_what_comes_after_the_first_piece_is_timed(monkeypatch, sizes):
     clock = SimpleNamespace(now=100.0)
 
@@ -105,12 +105,13 @@ def test_only_what_comes_after_the_first_piece_is_timed(monkeypatch, sizes):
         for size in sizes:
             clock.now += size
             yield [bytes(size)] * 2
+        clock.now += 70  # what it has is let go
 
     monkeypatch.setattr(sampling, "generate", pieces)
     monkeypatch.setattr(sampling, "perf_counter", lambda: clock.now)
     found = Ours(random_model(small.config(), CPU)).time(torch.zeros(2, 3, dtype=torch.uint8), 6)
     assert (found.seconds, found.first) == (1.0, 3 + sizes[0])
-    assert 6 <= found.steps < 6 + max(sizes)
+    assert min(6, sum(sizes[1:])) <= found.steps < 6 + max(sizes)
 
 
 def test_bytes_that_all_come_at_once_are_no_measurement(monkeypatch):

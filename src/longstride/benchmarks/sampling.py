@@ -126,15 +126,15 @@ class Ours:
         length = min(self.model.config.context - position, PIECE + steps)
         pieces = generate(self.model, streams, length)
         first, timed = len(next(pieces)[0]), 0
-        begun = perf_counter()
+        begun = ended = perf_counter()
         for piece in pieces:
+            ended = perf_counter()  # Not after the last one, when a generator's end lets go of a whole network.
             timed += len(piece[0])
             if timed >= steps:
                 break
-        seconds = perf_counter() - begun
         if not timed:
             raise NothingTimedError(f"all {length} bytes came at once; give an earlier position, or more --bytes")
-        return Timing(seconds / timed, position + first, timed)
+        return Timing((ended - begun) / timed, position + first, timed)
 
     def floor_bytes(self, batch: int, first: int, steps: int) -> float:
         return step_bytes(self.model.config, batch, first, steps)
