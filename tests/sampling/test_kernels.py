@@ -83,6 +83,17 @@ def test_scores_far_apart(maker, monkeypatch):
     compare(made, maker, 16, 6)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_value_that_is_not_kept_does_not_count(maker):
+    """Even if it is too large for the precision: 0 times infinity is not 0."""
+    made = model(pattern="heads(local(2), summary(4, 1))", layers=1, context=9, width=8, precision="float16")
+    with torch.no_grad():
+        weight = made.blocks[0].attention.query_key_value.weight
+        weight[-4:] = 5e4 * weight[-4:].sign()  # Of values of the second head, which keeps every fourth.
+    compare(made, maker, 0, 3)
+
+
 @pytest.mark.parametrize("maker", MAKERS)
 def test_activations_far_from_zero(maker):
     """Of which a norm leaves the differences: those of their squares would be lost in rounding."""
@@ -107,26 +118,29 @@ def test_the_same_choice(maker, choice):
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("activate", [False, True])
-@pytest.mark.parametrize(("rows", "columns", "share"), [(16, 16, 96), (16, 32, 32), (32, 16, 64)])
-def test_a_product(rows, columns, share, activate, parts):
-    """Of sizes that are no multiples of a program's: 35 streams, 75 numbers each, to 41."""
+@pytest.mark.parametrize(
+    ("rows", "columns", "share", "block"),
+    [(16, 16, 256, 16), (16, 32, 32, 16), (32, 16, 64, 32), (64, 64, 256, 64), (64, 32, 128, 64)],
+)
+def test_a_product(rows, columns, share, block, activate, parts):
+    """Of sizes that are no multiples of a program's: 70 streams, 200 numbers each, to 41."""
     if parts > 1 and not GPU:
         pytest.skip("the interpreter is silently wrong for bfloat16")
     torch.manual_seed(0)
     dtype = torch.float32 if parts == 1 else torch.bfloat16
-    x, weight, bias = torch.randn(35, 75), torch.randn(41, 75).to(dtype), torch.randn(41)
+    x, weight, bias = torch.randn(70, 200), torch.randn(41, 200).to(dtype), torch.randn(41)
     split, rest = [], x
     for _ in range(parts):
         split.append(rest.to(dtype))
         rest = rest - split[-1].float()
-    share = max(share, 96) if activate else share
-    shares = -(-75 // share)
+    share = 256 if activate else share
+    shares = -(-200 // share)
     # What is there before is not added to, and nothing past the end is written.
-    out = torch.full((parts if activate else shares, 35, 41), 7.0, device=DEVICE, dtype=dtype if activate else None)
+    out = torch.full((parts if activate else shares, 70, 41), 7.0, device=DEVICE, dtype=dtype if activate else None)
     guard = torch.cat([out.flatten(), torch.full((64,), 5.0, device=DEVICE, dtype=out.dtype)])
-    batched.multiply[(-(-35 // rows), -(-41 // columns), shares)](
-        torch.stack(split).to(DEVICE), weight.to(DEVICE), bias.to(DEVICE), guard, 35, ACTIVATE=activate, PARTS=parts, IN=75,
-        OUT=41, ROWS=rows, COLUMNS=columns, SHARE=share, BLOCK_IN=16,
+    batched.multiply[(-(-70 // rows), -(-41 // columns), shares)](
+        torch.stack(split).to(DEVICE), weight.to(DEVICE), bias.to(DEVICE), guard, 70, ACTIVATE=activate, PARTS=parts, IN=200,
+        OUT=41, ROWS=rows, COLUMNS=columns, SHARE=share, BLOCK_IN=block,
     )  # fmt: skip
     wanted = x.double() @ weight.double().T
     if activate:
@@ -160,7 +174,7 @@ def test_how_programs_share_products():
 
 
 def test_products_in_three_parts_are_as_good_as_float32():
-    """bfloat16 weights; interpreted, all but the kernels is plain PyTorch."""
+    """bfloat16 weights."""
     if not GPU:
         pytest.skip("the interpreter is silently wrong for bfloat16")
     compare(model(layers=2, context=40, precision="bfloat16"), "batched", 5, 30, given=30, tolerance=0.01, every=1)
@@ -183,7 +197,7 @@ def test_presets_on_a_gpu(name, maker, batch):
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
-@pytest.mark.parametrize(("maker", "batch"), [("resident", 1), ("batched", 12)])
+@pytest.mark.parametrize(("maker", "batch"), [("resident", 1), ("batched", 12), ("batched", 40), ("batched", 70)])
 @pytest.mark.parametrize("name", ["enwik8", "cifar10", "music-65536"])
 def test_presets_in_half_precision_on_a_gpu(name, maker, batch):
     """The last bit of a number decides to which side a value is rounded when it is kept: on a CPU, another last bit of the
@@ -234,6 +248,24 @@ def test_the_same_bits_a_hundred_times():
         streams = Resident(made, 2, 600)
         streams.make(50, known, state, Choice())
         found.add(streams.logits.cpu().numpy().tobytes())
+    assert len(found) == 1
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_the_same_bits_with_programs_that_only_look():
+    """Within one block of 128, so that what is made again does not overwrite what it looks at."""
+    made = lively("enwik8", "bfloat16").to(DEVICE)
+    known, state = torch.zeros(1, dtype=torch.int32, device=DEVICE), stream_state(1, torch.arange(1, device=DEVICE))
+    streams = Resident(made, 1, 12_288)
+    each = streams.tables.most_between(12_050, 12_069) // streams.splits
+    assert resident._look(made.config, streams.workers, streams.warps, each)["LOOKERS"]
+    streams.prefill(some_bytes(1, 12_050).to(torch.uint8).to(DEVICE))
+    chosen, found = streams.chosen.clone(), set()
+    for _ in range(100):
+        streams.position = 12_050
+        streams.chosen.copy_(chosen)
+        made_bytes = streams.make(20, known, state, Choice()).cpu()
+        found.add(streams.logits.cpu().numpy().tobytes() + made_bytes.numpy().tobytes())
     assert len(found) == 1
 
 

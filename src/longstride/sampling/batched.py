@@ -33,9 +33,9 @@ PROGRAMS = 512
 ROWS, COLUMNS, BLOCK_IN = (16, 64), (64, 32, 16), 64
 """Streams, at least and at most, and columns of a product's result that a program has; numbers of its input at a time."""
 ENOUGH = 96
-"""Programs of a product; else they have fewer columns, or of its input only shares."""
+"""Programs of a product; else each has only a share of its input, and then fewer columns."""
 SHARES, SHARE = 8, 128
-"""Of these at most so many, and each at least so long."""
+"""Shares of an input, at most, if that leaves each of them so long."""
 
 
 class Batched:
@@ -71,10 +71,7 @@ class Batched:
         self.room = {name: torch.zeros(size * self.splits, device=self.device) for name, size in room.items()}
         self.room |= {name: torch.ones(1, device=self.device) for name in ("temperature", "top_p")}
         self.h = torch.zeros(batch, config.width, device=self.device)
-        self.x, self.inner = (
-            torch.zeros(self.parts, batch, size, dtype=self.dtype, device=self.device)
-            for size in (config.width, config.ff_width)
-        )  # fmt: skip
+        self.x = torch.zeros(self.parts, batch, config.width, dtype=self.dtype, device=self.device)
         self.logits = torch.zeros(batch, BYTES.value, device=self.device)
         self.graphs: dict[bool, Any] = {}
 
@@ -146,8 +143,8 @@ class Batched:
                 )  # fmt: skip
             added = self._product(self.x, own["project_weight"])
             self._normalize(added, own["project_bias"], own["norm_2"], own["shift_2"], self.x, True)
-            self._product(self.x, own["inner_weight"], own["inner_bias"], self.inner)
-            added, bias = self._product(self.inner, own["outer_weight"]), own["outer_bias"]
+            inner = self._product(self.x, own["inner_weight"], own["inner_bias"])
+            added, bias = self._product(inner, own["outer_weight"]), own["outer_bias"]
         x = torch.empty_like(self.h)
         self._normalize(added, bias, weights["norm_last"], weights["shift_last"], x[None], True)
         torch.mm(x, weights["output_weight"].T, out=self.logits)
@@ -165,16 +162,19 @@ class Batched:
             BLOCK_W=power_above(width),
         )  # fmt: skip
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """x weight^T as shares of a sum; or with a bias gelu(x weight^T + bias), to `out`."""
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x weight^T as shares of a sum, float32; or with a bias gelu(x weight^T + bias), in parts as x is."""
         size_out, size_in = weight.shape
-        rows, columns, share = product_tile(self.batch, size_in, size_out, whole=out is not None)
+        activate = bias is not None
+        rows, columns, share = product_tile(self.batch, size_in, size_out, whole=activate)
         shares = -(-size_in // share)
-        if out is None:
-            out = torch.empty(shares, self.batch, size_out, device=self.device)
+        out = torch.empty(
+            self.parts if activate else shares, self.batch, size_out, dtype=x.dtype if activate else torch.float32,
+            device=self.device,
+        )  # fmt: skip
         multiply[(-(-self.batch // rows), -(-size_out // columns), shares)](
-            x, weight, weight if bias is None else bias, out, self.batch, ACTIVATE=bias is not None, PARTS=self.parts,
-            IN=size_in, OUT=size_out, ROWS=rows, COLUMNS=columns, SHARE=share, BLOCK_IN=BLOCK_IN,
+            x, weight, bias if activate else weight, out, self.batch, ACTIVATE=activate, PARTS=self.parts, IN=size_in,
+            OUT=size_out, ROWS=rows, COLUMNS=columns, SHARE=share, BLOCK_IN=BLOCK_IN,
         )  # fmt: skip
         return out
 

@@ -197,11 +197,11 @@ def load_part(
 
 
 @triton.jit
-def attend_rest(
+def attend_listed(
     query, listed, count, keys, values, begin, stride, TILE: tl.constexpr, STAGES: tl.constexpr, D_QK: tl.constexpr,
     D_V: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """As `attend_part`, of the keys listed from `begin` on, TILE at a time, `stride` apart.
+    """What the keys listed from `begin` on give, as `attend_part`: TILE at a time, `stride` apart, STAGES loaded at once.
 
     Each row of a tile has a softmax of its own until the end: so rows meet once, not in every tile.
     """
@@ -229,8 +229,8 @@ def attend_rest(
 @triton.jit
 def attend_part(
     query, part, listed, count, keys, values, split, REST: tl.constexpr, SPLITS: tl.constexpr, CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr,
-    BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, BLOCK_QK: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """What part `split` of a query's keys gives: the largest score, the sum of weights, and of weighted values [BLOCK_V].
 
@@ -254,8 +254,8 @@ def attend_part(
     if REST:
         FIRST: tl.constexpr = SPLITS * CHUNKS * CHUNK
         if count > FIRST:
-            rest_top, rest_total, rest = attend_rest(
-                query, listed, count, keys, values, FIRST + split * TILE, SPLITS * TILE, TILE, STAGES, D_QK, D_V, BLOCK_QK,
+            rest_top, rest_total, rest = attend_listed(
+                query, listed, count, keys, values, FIRST + split * TILE, SPLITS * TILE, TILE, 1, D_QK, D_V, BLOCK_QK,
                 BLOCK_V,
             )  # fmt: skip
             top, total, result = together(top, total, result, rest_top, rest_total, rest)

@@ -1,4 +1,4 @@
-"""A step of many streams: for each block a kernel for each of its four products, one for attention, and two for norms.
+"""A step of many streams: for each block four kernels for its products, one or two for attention, and two for norms.
 
 Activations are float32. A product with bfloat16 weights is made of three, one for each part of its input, x_0 + x_1 + x_2,
 each bfloat16, together as precise as float32: [PARTS, B, IN]. With float32 weights PARTS is 1. Its result may be left as
@@ -8,7 +8,7 @@ SHARES sums, each over a part of IN, so that there are enough programs; who read
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.cached import attend_rest, together
+from longstride.attention.kernels.cached import attend_listed, together
 from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized, wide
 
 
@@ -21,17 +21,13 @@ def write_parts(x, parts, stride, offset, inside, PARTS: tl.constexpr):
 
 
 @triton.jit
-def read_parts(parts, stride, offset, inside, PARTS: tl.constexpr):
-    x = tl.load(parts + offset, inside, 0.0)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(parts + part * stride + offset, inside, 0.0)
-    return x
-
-
-@triton.jit
-def read_biased(shares, bias, row, stride, column, inside, SHARES: tl.constexpr):
+def read_product(shares, bias, row, column, inside, batch, OUT: tl.constexpr, SHARES: tl.constexpr):
     """Columns of a product's result, [SHARES, batch, OUT], with its bias."""
-    return read_parts(shares, stride, row + column, inside, SHARES) + tl.load(bias + column, inside, 0.0)
+    place = row * OUT + column
+    x = tl.load(shares + place, inside, 0.0)
+    for share in tl.static_range(1, SHARES):
+        x += tl.load(shares + share * batch * OUT + place, inside, 0.0)
+    return x + tl.load(bias + column, inside, 0.0)
 
 
 @triton.jit
@@ -87,7 +83,7 @@ def add_and_normalize(
     row = tl.load(h + stream * W + across, inside, 0.0)
     scale, moved = tl.load(norm + across, inside, 0.0), tl.load(shift + across, inside, 0.0)
     if ADD:
-        row += read_parts(added, batch * W, stream * W + across, inside, SHARES) + tl.load(bias + across, inside, 0.0)
+        row += read_product(added, bias, stream, across, inside, batch, W, SHARES)
         tl.store(h + stream * W + across, row, inside)
     result = normalized(row, tl.sum(tl.where(across == 0, row, 0.0), 0), inside, scale, moved, W)
     write_parts(result, x, batch * W, stream * W + across, inside, PARTS)
@@ -111,16 +107,16 @@ def keep_and_look(
     key_base = keys + wide(head) * slots * D_QK
     value_base = values + wide(head) * slots * D_V
     across, along = tl.arange(0, HALF), tl.arange(0, BLOCK_V)
-    row, first = head // H * OUT, head % H * D_QK
+    stream, first = head // H, head % H * D_QK
     query, key = (), ()
     for half in tl.static_range(2):
         column = half * HALF + across
         inside = column < D_QK
-        query = query + (read_biased(qkv, bias, row, batch * OUT, first + column, inside, SHARES) * scale,)
-        key = key + (read_biased(qkv, bias, row, batch * OUT, QK + first + column, inside, SHARES),)
-    value = read_biased(qkv, bias, row, batch * OUT, 2 * QK + head % H * D_V + along, along < D_V, SHARES)
-    rounded = value.to(values.dtype.element_ty)
-    top, total, result = attend_rest(
+        query = query + (read_product(qkv, bias, stream, first + column, inside, batch, OUT, SHARES) * scale,)
+        key = key + (read_product(qkv, bias, stream, QK + first + column, inside, batch, OUT, SHARES),)
+    value = read_product(qkv, bias, stream, 2 * QK + head % H * D_V + along, along < D_V, batch, OUT, SHARES)
+    rounded = tl.where(newest >= 0, value, 0.0).to(values.dtype.element_ty)  # Or else it is not to count, even if infinite.
+    top, total, result = attend_listed(
         query, listed, count, key_base, value_base, split * TILE, SPLITS * TILE, TILE, STAGES, D_QK, D_V, BLOCK_QK, BLOCK_V
     )  # fmt: skip
     score = tl.sum(query[0] * key[0] + query[1] * key[1], 0)

@@ -1,9 +1,9 @@
 """Many bytes in one kernel: all programs stay on the GPU and go through the network together, byte after byte.
 
 What one stream waits for is not arithmetic but latency: of launches, of memory, of one program for another. Here nothing is
-launched between bytes; programs meet at a counter after each phase of a block, and load what the next one needs of weights
-before they wait for each other. Until it has to be added to that of others, the work of a head is shared by a group of G
-workers and as many lookers, which meet among themselves:
+launched between bytes; programs meet at a counter after each phase of a block, and before they wait for each other load what
+is there already: weights, and what an earlier phase has left. Until it has to be added to that of others, the work of a head
+is shared by a group of G workers and as many lookers, which meet among themselves:
 
     1 query, key and value of the new byte       workers    rows of W_qkv that belong to the head
     2 attention to a part of the head's keys     lookers    parts of the keys
@@ -71,6 +71,11 @@ def seen_by_heads(projected, column, inside, H: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
+def after_attention(h, projected, column, inside, H: tl.constexpr, W: tl.constexpr):
+    return fresh(h + column, inside) + seen_by_heads(projected, column, inside, H, W)
+
+
+@triton.jit
 def query_key_value(
     group, member, counter, target, h, weight, bias, norm, shift, qkv, keys, values, slots, own, scale, GROUPS: tl.constexpr,
     G: tl.constexpr, HEAD_TURNS: tl.constexpr, B: tl.constexpr, W: tl.constexpr, H: tl.constexpr, D_QK: tl.constexpr,
@@ -135,8 +140,8 @@ def look(
                 place = qkv + stream * OUT + head * D_QK + across
                 query = (fresh(place, across < D_QK), fresh(place + HALF, HALF + across < D_QK))
                 top, total, result = attend_part(
-                    query, part, listed, count, key_base, value_base, split, REST, SPLITS, CHUNKS, CHUNK, TILE, 1, D_QK,
-                    D_V, BLOCK_QK, BLOCK_V,
+                    query, part, listed, count, key_base, value_base, split, REST, SPLITS, CHUNKS, CHUNK, TILE, D_QK, D_V,
+                    BLOCK_QK, BLOCK_V,
                 )  # fmt: skip
                 number = (stream * H + head) * SPLITS + split
                 tl.store(part_top + number, top)
@@ -170,7 +175,7 @@ def put_together(
                 place = qkv + stream * OUT + head * D_QK + across
                 score = tl.sum(fresh(place, across < D_QK) * fresh(place + QK, across < D_QK), 0)
                 value = fresh(qkv + stream * OUT + 2 * QK + head * D_V + along, along < D_V)
-                value = value.to(values.dtype.element_ty).to(tl.float32)
+                value = tl.where(newest >= 0, value, 0.0).to(values.dtype.element_ty).to(tl.float32)
                 part = (stream * H + head) * SPLITS + number
                 wait(counter + (1 + head) * COUNTER, target)
                 top, total = fresh(part_top + part, number >= 0), fresh(part_total + part, number >= 0)
@@ -197,12 +202,12 @@ def inner_layer(
     part, added = load_rows(weight, bias, row, F, W, BLOCK_W)
     norm_scale, norm_shift = load_norm(norm, shift, W, BLOCK_W)
     moved = tl.load(project_bias + across, across < W, 0.0)
-    before = ()
-    for stream in tl.static_range(B):
-        before = before + (fresh(h + stream * W + across, across < W) + moved,)
+    before = fresh(h + across, across < W) if B == 1 else 0.0  # Of more, there are not the registers to have it that early.
     wait(counter, target)
     for stream in tl.static_range(B):
-        x = before[stream] + seen_by_heads(projected + stream * H * W, across, across < W, H, W)
+        if B > 1:
+            before = fresh(h + stream * W + across, across < W)
+        x = before + moved + seen_by_heads(projected + stream * H * W, across, across < W, H, W)
         y = product(part, normalized(x, first_of(h + stream * W), across < W, norm_scale, norm_shift, W)) + added
         tl.store(inner + stream * F + row, y * tl.sigmoid(y * SLOPE), row < F)
     arrive(counter)
@@ -217,14 +222,13 @@ def outer_layer(
     row, across = own_rows(program, WORKERS, ROWS), tl.arange(0, BLOCK_F)
     part, added = load_rows(weight, bias, row, W, F, BLOCK_F)
     added += tl.load(project_bias + row, row < W, 0.0)
-    before = ()
-    for stream in tl.static_range(B):
-        seen = seen_by_heads(projected + stream * H * W, row, row < W, H, W)
-        before = before + (fresh(h + stream * W + row, row < W) + seen + added,)
+    before = after_attention(h, projected, row, row < W, H, W) if B == 1 else 0.0
     wait(counter, target)
     for stream in tl.static_range(B):
+        if B > 1:
+            before = after_attention(h + stream * W, projected + stream * H * W, row, row < W, H, W)
         y = product(part, fresh(inner + stream * F + across, across < F))
-        tl.store(h_next + stream * W + row, before[stream] + y, row < W)
+        tl.store(h_next + stream * W + row, before + added + y, row < W)
     arrive(counter)
 
 
