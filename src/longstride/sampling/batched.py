@@ -3,8 +3,6 @@
 The same interface as `Resident` has. Streams are computed together, so a step reads the weights once for all of them.
 """
 
-from contextlib import nullcontext
-from math import e, log2, sqrt
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from longstride.attention.kernels.cached import list_seen
 from longstride.model import SparseTransformer
 from longstride.sampling.choose import Choice
-from longstride.sampling.decoder import in_float32, make_cache, prefill
+from longstride.sampling.kernel_streams import KernelStreams
 from longstride.sampling.kernels.batched import (
     add_and_normalize,
     begin_step,
@@ -22,8 +20,8 @@ from longstride.sampling.kernels.batched import (
     keep_and_look,
     multiply,
 )
-from longstride.sampling.kernels.common import BYTES, START
-from longstride.sampling.tables import LIST_BLOCK, Tables, Weights, power_above
+from longstride.sampling.kernels.common import BYTES
+from longstride.sampling.tables import LIST_BLOCK, power_above
 
 PARTS = 3
 TILE, STAGES, LOOK_WARPS = 16, 4, 2
@@ -38,51 +36,32 @@ SHARES, SHARE = 8, 128
 """Shares of an input, at most, if that leaves each of them so long."""
 
 
-class Batched:
-    """Streams from the beginning on, all at the same position."""
+class Batched(KernelStreams):
+    """Many of them."""
 
     returns_early = False  # A step may take as long to launch as to run.
 
     def __init__(self, model: SparseTransformer, batch: int, length: int) -> None:
         config = model.config
-        self.config, self.batch, self.length = config, batch, length
-        self.device = next(model.parameters()).device
-        self.model = in_float32(model)
-        self.cache = make_cache(model, batch, length)
-        precision = getattr(torch, config.precision)
         # The parts of a float16 number would be too small for it.
-        self.parts = PARTS if precision == torch.bfloat16 else 1
-        self.dtype = precision if self.parts > 1 else torch.float32
-        self.weights = Weights(self.model, self.dtype, self.device).tensors
-        self.tables = Tables(self.cache, self.device)
-        self.position = 0
+        self.parts = PARTS if config.precision == "bfloat16" else 1
+        self.dtype = torch.bfloat16 if self.parts > 1 else torch.float32
+        super().__init__(model, batch, length, self.dtype)
         heads = batch * config.heads
         # A part has at least a tile of keys, or nothing to do.
         self.splits = min(power_above(-(-PROGRAMS // heads)), power_above(-(-self.tables.most // TILE)))
-        self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.device)
         lists = len(self.tables.heads)
-        whole = {"chosen": batch, "known": batch, "position": 1, "top_k": 1, "counts": lists, "own": lists}
+        whole = {"known": batch, "position": 1, "top_k": 1, "counts": lists, "own": lists}
         whole["seen"] = lists * self.tables.most
         self.whole = {name: torch.zeros(size, dtype=torch.int32, device=self.device) for name, size in whole.items()}
-        self.whole["chosen"].fill_(START.value)
         self.state = torch.zeros(batch, dtype=torch.int64, device=self.device)
-        width = config.width // config.heads
-        room = {"part_top": heads, "part_total": heads, "part_result": heads * width}
+        room = {"part_top": heads, "part_total": heads, "part_result": heads * self.d_v}
         self.room = {name: torch.zeros(size * self.splits, device=self.device) for name, size in room.items()}
         self.room |= {name: torch.ones(1, device=self.device) for name in ("temperature", "top_p")}
         self.h = torch.zeros(batch, config.width, device=self.device)
         self.x = torch.zeros(self.parts, batch, config.width, dtype=self.dtype, device=self.device)
         self.logits = torch.zeros(batch, BYTES.value, device=self.device)
         self.graphs: dict[bool, Any] = {}
-
-    def prefill(self, tokens: Tensor) -> None:
-        """Takes in the first n bytes."""
-        n = tokens.shape[1]
-        if n:
-            prefill(self.model, self.cache, tokens)
-            self.tokens[:, :n] = tokens
-            self.whole["chosen"].copy_(tokens[:, -1])
-        self.position = n
 
     @torch.inference_mode()
     def make(self, steps: int, known: Tensor, state: Tensor, choice: Choice) -> Tensor:
@@ -93,7 +72,7 @@ class Batched:
         self.whole["top_k"].fill_(choice.top_k or BYTES.value)
         self.room["temperature"].fill_(choice.temperature)
         self.room["top_p"].fill_(choice.top_p or 1.0)
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+        with self.on_its_device():
             for _ in range(steps):
                 self._replay(choice.filters)
         self.position += steps
@@ -112,7 +91,6 @@ class Batched:
 
     def _step(self, filters: bool) -> None:
         config, tables, weights, whole, batch = self.config, self.tables, self.weights, self.whole, self.batch
-        d_qk, d_v = config.qk_width // config.heads, config.width // config.heads
         lists = {name: whole[name] for name in ("seen", "counts", "own")}
         by_entry = [{name: x.view(tables.cycle, -1)[entry] for name, x in lists.items()} for entry in range(tables.cycle)]
         parts = {name: self.room[name] for name in ("part_top", "part_total", "part_result")}
@@ -121,7 +99,7 @@ class Batched:
             BLOCK_SIZE=LIST_BLOCK,
         )  # fmt: skip
         begin_step[(batch,)](
-            whole["chosen"], whole["position"], weights["token_table"], weights["place_table"], weights["places"], self.h,
+            self.chosen, whole["position"], weights["token_table"], weights["place_table"], weights["places"], self.h,
             W=config.width, DIMENSIONS=len(config.positions.sizes), BLOCK_W=power_above(config.width),
         )  # fmt: skip
         added, bias = self.h[None], weights["outer_bias"][0]
@@ -132,14 +110,14 @@ class Batched:
             keep_and_look[(batch * config.heads * self.splits,)](
                 qkv, own["qkv_bias"], self.cache.keys[number], self.cache.values[number], self.cache.slots[number],
                 **by_entry[number % tables.cycle], most=tables.most, **parts, x=self.x, batch=batch,
-                scale=log2(e) / sqrt(d_qk), H=config.heads, D_QK=d_qk, D_V=d_v, SHARES=len(qkv), PARTS=self.parts,
-                SPLITS=self.splits, TILE=TILE, STAGES=STAGES,
-                BLOCK_QK=max(2, power_above(d_qk)), BLOCK_V=power_above(d_v), num_warps=LOOK_WARPS,
+                scale=self.scale, H=config.heads, D_QK=self.d_qk, D_V=self.d_v, SHARES=len(qkv), PARTS=self.parts,
+                SPLITS=self.splits, TILE=TILE, STAGES=STAGES, BLOCK_QK=self.block_qk, BLOCK_V=self.block_v,
+                num_warps=LOOK_WARPS,
             )  # fmt: skip
             if self.splits > 1:
                 join_parts[(batch * config.heads,)](
-                    **parts, x=self.x, batch=batch, H=config.heads, D_V=d_v, SPLITS=self.splits, PARTS=self.parts,
-                    BLOCK_V=power_above(d_v),
+                    **parts, x=self.x, batch=batch, H=config.heads, D_V=self.d_v, SPLITS=self.splits, PARTS=self.parts,
+                    BLOCK_V=self.block_v,
                 )  # fmt: skip
             added = self._product(self.x, own["project_weight"])
             self._normalize(added, own["project_bias"], own["norm_2"], own["shift_2"], self.x, True)
@@ -150,7 +128,7 @@ class Batched:
         torch.mm(x, weights["output_weight"].T, out=self.logits)
         end_step[(batch,)](
             self.logits, self.tokens, whole["known"], self.state, whole["position"], self.length, self.room["temperature"],
-            whole["top_k"], self.room["top_p"], whole["chosen"], FILTERED=filters,
+            whole["top_k"], self.room["top_p"], self.chosen, FILTERED=filters,
         )  # fmt: skip
         whole["position"] += 1
 

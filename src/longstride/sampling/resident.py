@@ -1,7 +1,5 @@
 """Few streams on a GPU: `kernels/whole.py` with a model's weights, its cache, and room for what programs tell each other."""
 
-from contextlib import nullcontext
-from math import e, log2, sqrt
 from typing import Any
 
 import torch
@@ -11,10 +9,10 @@ from longstride.attention.kernels.cached import list_seen
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import value_bytes
 from longstride.sampling.choose import Choice
-from longstride.sampling.decoder import in_float32, make_cache, prefill
-from longstride.sampling.kernels.common import BYTES, START
+from longstride.sampling.kernel_streams import KernelStreams
+from longstride.sampling.kernels.common import BYTES
 from longstride.sampling.kernels.whole import COUNTER, make_bytes
-from longstride.sampling.tables import LIST_BLOCK, Tables, Weights, power_above, power_below
+from longstride.sampling.tables import LIST_BLOCK, power_above, power_below
 
 HELD = 2**14
 """Numbers of a matrix, or of values, that a program can have in its registers."""
@@ -36,22 +34,16 @@ AHEAD = 128
 """The most positions whose lists are made at a time, and so bytes in a launch."""
 
 
-class Resident:
-    """B streams from the beginning on."""
+class Resident(KernelStreams):
+    """Few of them."""
 
     returns_early = True
 
     def __init__(self, model: SparseTransformer, batch: int, length: int, programs: int | None = None) -> None:
         config = model.config
-        self.config, self.batch, self.length = config, batch, length
-        self.device = next(model.parameters()).device
-        self.workers = programs or _programs(config, self.device)
-        self.model = in_float32(model)
-        self.cache = make_cache(model, batch, length)
-        self.position = 0
+        self.workers = programs or _programs(config, next(model.parameters()).device)
         precision = getattr(torch, config.precision)
-        self.weights = Weights(self.model, precision if precision.itemsize < 4 else torch.float32, self.device)
-        self.tables = Tables(self.cache, self.device)
+        super().__init__(model, batch, length, precision if precision.itemsize < 4 else torch.float32, self.workers)
         heads = batch * config.heads
         self.group, self.splits, self.rows, held = _shares(config, batch, self.workers)
         self.warps = 4 if held * value_bytes(config) <= FOUR_WARPS else 8
@@ -62,16 +54,14 @@ class Resident:
             for name, size in lists.items()
         }
         self.first = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.device)
         self.counter = torch.zeros((1 + config.heads) * COUNTER.value, dtype=torch.int32, device=self.device)
-        self.chosen = torch.full((self.workers, batch), START.value, dtype=torch.int32, device=self.device)
         parts = heads * self.splits
         sizes = {
             "h": config.width, "first_h": self.workers * config.width, "qkv": 2 * config.qk_width + config.width,
             "projected": config.heads * config.width, "inner": config.ff_width, "logits": BYTES.value,
         }  # fmt: skip
         sizes = {name: batch * size for name, size in sizes.items()}
-        sizes |= {"part_top": parts, "part_total": parts, "part_result": parts * (config.width // config.heads)}
+        sizes |= {"part_top": parts, "part_total": parts, "part_result": parts * self.d_v}
         self.room = {name: torch.zeros(size, device=self.device) for name, size in sizes.items()}
 
     @property
@@ -79,20 +69,11 @@ class Resident:
         """[batch, 256] of the last byte."""
         return self.room["logits"].view(self.batch, -1)
 
-    def prefill(self, tokens: Tensor) -> None:
-        """Takes in the first n bytes."""
-        n = tokens.shape[1]
-        if n:
-            prefill(self.model, self.cache, tokens)
-            self.tokens[:, :n] = tokens
-            self.chosen[:] = tokens[:, -1].int()
-        self.position = n
-
     @torch.inference_mode()
     def make(self, steps: int, known: Tensor, state: Tensor, choice: Choice) -> Tensor:
         """The next bytes, [batch, steps] on the GPU. Of a stream those below `known` [batch] are what `tokens` has."""
         made = self.tokens[:, self.position : self.position + steps]
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+        with self.on_its_device():
             while steps:
                 some = min(steps, self.ahead)
                 self._make(some, known, state, choice)
@@ -102,7 +83,6 @@ class Resident:
 
     def _make(self, steps: int, known: Tensor, state: Tensor, choice: Choice) -> None:
         config, tables = self.config, self.tables
-        heads, d_qk, d_v = config.heads, config.qk_width // config.heads, config.width // config.heads
         self.counter.zero_()
         self.first.fill_(self.position)
         list_seen[(steps * len(tables.heads), -(-tables.most // LIST_BLOCK))](
@@ -117,12 +97,12 @@ class Resident:
         make_bytes[(self.workers * (2 if shape["LOOKERS"] else 1),)](
             self.tokens, known, state, self.first, steps, self.length, float(choice.temperature),
             choice.top_k or BYTES.value, float(choice.top_p or 1.0),
-            **self.weights.tensors, **tables.tensors, **self.lists, **self.room, key_cache=self.cache.all_keys,
+            **self.weights, **tables.tensors, **self.lists, **self.room, key_cache=self.cache.all_keys,
             value_cache=self.cache.all_values, chosen=self.chosen, counter=self.counter, most=tables.most,
-            scale=log2(e) / sqrt(d_qk), WORKERS=self.workers, G=self.group, SPLITS=self.splits, LAYERS=config.layers,
-            CYCLE=tables.cycle, B=self.batch, W=config.width, F=config.ff_width, H=heads, D_QK=d_qk, D_V=d_v,
-            DIMENSIONS=len(config.positions.sizes), FILTERED=choice.filters, BLOCK_W=power_above(config.width),
-            BLOCK_F=power_above(config.ff_width), **shape, **self.rows, **options,
+            scale=self.scale, WORKERS=self.workers, G=self.group, SPLITS=self.splits, LAYERS=config.layers,
+            CYCLE=tables.cycle, B=self.batch, W=config.width, F=config.ff_width, H=config.heads, D_QK=self.d_qk,
+            D_V=self.d_v, DIMENSIONS=len(config.positions.sizes), FILTERED=choice.filters,
+            BLOCK_W=power_above(config.width), BLOCK_F=power_above(config.ff_width), **shape, **self.rows, **options,
         )  # fmt: skip
 
 
