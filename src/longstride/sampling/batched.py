@@ -1,6 +1,6 @@
 """Many streams on a GPU: a step is products and the kernels between them, launched as one CUDA graph.
 
-The same interface as `Resident` has. Streams are computed together, so a step reads the weights once for all of them.
+Streams are computed together, so a step reads the weights once for all of them.
 """
 
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.cached import list_seen
 from longstride.model import SparseTransformer
 from longstride.sampling.choose import Choice
 from longstride.sampling.kernel_streams import KernelStreams
@@ -21,7 +20,7 @@ from longstride.sampling.kernels.batched import (
     multiply,
 )
 from longstride.sampling.kernels.common import BYTES
-from longstride.sampling.tables import LIST_BLOCK, power_above
+from longstride.sampling.tables import power_above
 
 PARTS = 3
 TILE, STAGES, LOOK_WARPS = 16, 4, 2
@@ -94,10 +93,7 @@ class Batched(KernelStreams):
         lists = {name: whole[name] for name in ("seen", "counts", "own")}
         by_entry = [{name: x.view(tables.cycle, -1)[entry] for name, x in lists.items()} for entry in range(tables.cycle)]
         parts = {name: self.room[name] for name in ("part_top", "part_total", "part_result")}
-        list_seen[(len(tables.heads), -(-tables.most // LIST_BLOCK))](
-            tables.table, whole["position"], **lists, most=tables.most, HEADS=len(tables.heads), LEAVES=tables.leaves,
-            BLOCK_SIZE=LIST_BLOCK,
-        )  # fmt: skip
+        self.list_seen(whole["position"], 1, lists)
         begin_step[(batch,)](
             self.chosen, whole["position"], weights["token_table"], weights["place_table"], weights["places"], self.h,
             W=config.width, DIMENSIONS=len(config.positions.sizes), BLOCK_W=power_above(config.width),

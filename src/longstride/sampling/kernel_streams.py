@@ -6,10 +6,14 @@ from math import e, log2, sqrt
 import torch
 from torch import Tensor
 
+from longstride.attention.kernels.cached import list_seen
 from longstride.model import SparseTransformer
 from longstride.sampling.decoder import in_float32, make_cache, prefill
 from longstride.sampling.kernels.common import START
-from longstride.sampling.tables import Tables, Weights, power_above
+from longstride.sampling.tables import Tables, Weights, head_blocks
+
+LIST_BLOCK = 256
+"""Keys of a leaf that a program of `list_seen` writes."""
 
 
 class KernelStreams:
@@ -25,8 +29,7 @@ class KernelStreams:
         self.weights = Weights(self.model, dtype, self.device).tensors
         self.tables = Tables(self.cache, self.device)
         self.d_qk, self.d_v = config.qk_width // config.heads, config.width // config.heads
-        # Keys are loaded in two halves.
-        self.block_qk, self.block_v = max(2, power_above(self.d_qk)), power_above(self.d_v)
+        self.block_qk, self.block_v = head_blocks(config)
         self.scale = log2(e) / sqrt(self.d_qk)
         self.position = 0
         self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.device)
@@ -40,6 +43,14 @@ class KernelStreams:
             self.tokens[:, :n] = tokens
             self.chosen[:] = tokens[:, -1]
         self.position = n
+
+    def list_seen(self, first: Tensor, positions: int, lists: dict[str, Tensor]) -> None:
+        """Fills lists of what queries see, seen, counts and own, from position `first` on."""
+        tables = self.tables
+        list_seen[(positions * len(tables.heads), -(-tables.most // LIST_BLOCK))](
+            tables.table, first, **lists, most=tables.most, HEADS=len(tables.heads), LEAVES=tables.leaves,
+            BLOCK_SIZE=LIST_BLOCK,
+        )  # fmt: skip
 
     def on_its_device(self) -> AbstractContextManager[object]:
         """Where kernels are launched."""

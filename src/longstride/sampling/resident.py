@@ -5,14 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.cached import list_seen
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import value_bytes
 from longstride.sampling.choose import Choice
 from longstride.sampling.kernel_streams import KernelStreams
 from longstride.sampling.kernels.common import BYTES
 from longstride.sampling.kernels.whole import COUNTER, make_bytes
-from longstride.sampling.tables import LIST_BLOCK, power_above, power_below
+from longstride.sampling.tables import head_blocks, power_above, power_below
 
 HELD = 2**14
 """Numbers of a matrix, or of values, that a program can have in its registers."""
@@ -85,10 +84,7 @@ class Resident(KernelStreams):
         config, tables = self.config, self.tables
         self.counter.zero_()
         self.first.fill_(self.position)
-        list_seen[(steps * len(tables.heads), -(-tables.most // LIST_BLOCK))](
-            tables.table, self.first, **self.lists, most=tables.most, HEADS=len(tables.heads), LEAVES=tables.leaves,
-            BLOCK_SIZE=LIST_BLOCK,
-        )  # fmt: skip
+        self.list_seen(self.first, steps, self.lists)
         each = -(-tables.most_between(self.position, self.position + steps - 1) // self.splits)
         shape = _look(config, self.workers, self.warps, each)
         options: dict[str, Any] = {"num_warps": self.warps, "num_stages": 1}
@@ -102,14 +98,14 @@ class Resident(KernelStreams):
             scale=self.scale, WORKERS=self.workers, G=self.group, SPLITS=self.splits, LAYERS=config.layers,
             CYCLE=tables.cycle, B=self.batch, W=config.width, F=config.ff_width, H=config.heads, D_QK=self.d_qk,
             D_V=self.d_v, DIMENSIONS=len(config.positions.sizes), FILTERED=choice.filters,
-            BLOCK_W=power_above(config.width), BLOCK_F=power_above(config.ff_width), **shape, **self.rows, **options,
+            BLOCK_W=power_above(config.width), BLOCK_F=power_above(config.ff_width), BLOCK_QK=self.block_qk,
+            BLOCK_V=self.block_v, **shape, **self.rows, **options,
         )  # fmt: skip
 
 
 def _look(config: ModelConfig, workers: int, warps: int, each: int) -> dict[str, Any]:
     """How programs look at up to so many keys each: a chunk is 16 bytes of both halves of a key for every thread."""
-    d_qk, d_v = config.qk_width // config.heads, config.width // config.heads
-    block_qk, block_v = max(2, power_above(d_qk)), power_above(d_v)
+    block_qk, block_v = head_blocks(config)
     longest = max(1, HELD // block_v)
     chunk = min(LONGEST_CHUNK, longest, max(1, warps * 256 // block_qk))
     size = chunk * (4 * block_qk + value_bytes(config) * block_v)
@@ -119,7 +115,7 @@ def _look(config: ModelConfig, workers: int, warps: int, each: int) -> dict[str,
     lookers = chunks > FEW_CHUNKS and warps == 4 and workers > 1
     return {
         "LOOKERS": lookers, "PAUSE": PAUSE if lookers else 0, "CHUNKS": chunks, "CHUNK": chunk,
-        "TILE": min(longest, 4 * chunk), "REST": each > chunks * chunk, "BLOCK_QK": block_qk, "BLOCK_V": block_v,
+        "TILE": min(longest, 4 * chunk), "REST": each > chunks * chunk,
     }  # fmt: skip
 
 

@@ -6,11 +6,8 @@ import torch
 from torch import Tensor
 
 from longstride.attention.kernels.cached import table
-from longstride.model import SparseTransformer
+from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.cache import Cache
-
-LIST_BLOCK = 256
-"""Keys of a leaf that a program of `list_seen` writes."""
 
 
 class Weights:
@@ -70,6 +67,11 @@ class Tables:
     def most_between(self, first: int, last: int) -> int:
         """Keys that a query from position `first` to `last` may see."""
         return max(head.most_between(first, last) for head in self.heads)
+
+
+def head_blocks(config: ModelConfig) -> tuple[int, int]:
+    """Of a head's queries and keys, which are loaded in two halves, and of its values: the powers of two that hold them."""
+    return max(2, power_above(config.qk_width // config.heads)), power_above(config.width // config.heads)
 
 
 def power_below(number: int) -> int:
