@@ -54,11 +54,13 @@ def compare(made, maker, prompt, steps, choice=UNCHANGED, batch=2, length=None, 
 
 
 @pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(
     "pattern", ["interleave(strided(3))", "distinct(merged(fixed(4, 1)))", "heads(local(2), summary(4, 2))", "dense()"]
 )
-def test_the_same_bytes(maker, pattern):
-    compare(model(pattern=pattern, layers=2, context=14, width=8), maker, 3, 8)
+def test_the_same_bytes(maker, batch, pattern):
+    """One stream has some numbers earlier than several have."""
+    compare(model(pattern=pattern, layers=2, context=14, width=8), maker, 3, 8, batch=batch)
 
 
 @pytest.mark.parametrize("maker", MAKERS)
