@@ -20,9 +20,11 @@ from longstride.sampling.kernels.batched import (
     multiply,
 )
 from longstride.sampling.kernels.common import BYTES
-from longstride.sampling.tables import power_above
+from longstride.sampling.tables import PRODUCTS, power_above
 
 PARTS = 3
+"""bfloat16 numbers that have the 24 bits of a float32 one; fewer are enough for a weight in half precision."""
+WEIGHT_PARTS = {"bfloat16": 1, "float16": 2}
 TILE, STAGES, LOOK_WARPS = 16, 4, 2
 """Keys that a program looks at together, tiles of them that are on their way at once, and its warps."""
 PROGRAMS = 512
@@ -42,10 +44,11 @@ class Batched(KernelStreams):
 
     def __init__(self, model: SparseTransformer, batch: int, length: int) -> None:
         config = model.config
-        # The parts of a float16 number would be too small for it.
-        self.parts = PARTS if config.precision == "bfloat16" else 1
-        self.dtype = torch.bfloat16 if self.parts > 1 else torch.float32
-        super().__init__(model, batch, length, self.dtype)
+        super().__init__(model, batch, length, torch.float32)
+        # Triton's interpreter is silently wrong for bfloat16.
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        for name in PRODUCTS:
+            self.weights[name] = in_parts(self.weights[name], WEIGHT_PARTS.get(config.precision, PARTS), self.dtype)
         heads = batch * config.heads
         # A part has at least a tile of keys, or nothing to do.
         self.splits = min(power_above(-(-PROGRAMS // heads)), power_above(-(-self.tables.most // TILE)))
@@ -58,7 +61,7 @@ class Batched(KernelStreams):
         self.room = {name: torch.zeros(size * self.splits, device=self.device) for name, size in room.items()}
         self.room |= {name: torch.ones(1, device=self.device) for name in ("temperature", "top_p")}
         self.h = torch.zeros(batch, config.width, device=self.device)
-        self.x = torch.zeros(self.parts, batch, config.width, dtype=self.dtype, device=self.device)
+        self.x = torch.zeros(PARTS, batch, config.width, dtype=self.dtype, device=self.device)
         self.logits = torch.zeros(batch, BYTES.value, device=self.device)
         self.graphs: dict[bool, Any] = {}
 
@@ -106,13 +109,13 @@ class Batched(KernelStreams):
             keep_and_look[(batch * config.heads * self.splits,)](
                 qkv, own["qkv_bias"], self.cache.keys[number], self.cache.values[number], self.cache.slots[number],
                 **by_entry[number % tables.cycle], most=tables.most, **parts, x=self.x, batch=batch,
-                scale=self.scale, H=config.heads, D_QK=self.d_qk, D_V=self.d_v, SHARES=len(qkv), PARTS=self.parts,
+                scale=self.scale, H=config.heads, D_QK=self.d_qk, D_V=self.d_v, SHARES=len(qkv), PARTS=PARTS,
                 SPLITS=self.splits, TILE=TILE, STAGES=STAGES, BLOCK_QK=self.block_qk, BLOCK_V=self.block_v,
                 num_warps=LOOK_WARPS,
             )  # fmt: skip
             if self.splits > 1:
                 join_parts[(batch * config.heads,)](
-                    **parts, x=self.x, batch=batch, H=config.heads, D_V=self.d_v, SPLITS=self.splits, PARTS=self.parts,
+                    **parts, x=self.x, batch=batch, H=config.heads, D_V=self.d_v, SPLITS=self.splits, PARTS=PARTS,
                     BLOCK_V=self.block_v,
                 )  # fmt: skip
             added = self._product(self.x, own["project_weight"])
@@ -138,17 +141,17 @@ class Batched(KernelStreams):
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x weight^T as shares of a sum, float32; or with a bias gelu(x weight^T + bias), in parts as x is."""
-        size_out, size_in = weight.shape
+        of, size_out, size_in = weight.shape
         activate = bias is not None
         rows, columns, share = product_tile(self.batch, size_in, size_out, whole=activate)
         shares = -(-size_in // share)
         out = torch.empty(
-            self.parts if activate else shares, self.batch, size_out, dtype=x.dtype if activate else torch.float32,
+            PARTS if activate else shares, self.batch, size_out, dtype=x.dtype if activate else torch.float32,
             device=self.device,
         )  # fmt: skip
         multiply[(-(-self.batch // rows), -(-size_out // columns), shares)](
-            x, weight, bias if activate else weight, out, self.batch, ACTIVATE=activate, PARTS=self.parts, IN=size_in,
-            OUT=size_out, ROWS=rows, COLUMNS=columns, SHARE=share, BLOCK_IN=BLOCK_IN,
+            x, weight, bias if activate else weight, out, self.batch, ACTIVATE=activate, PARTS=PARTS, OF=of,
+            IN=size_in, OUT=size_out, ROWS=rows, COLUMNS=columns, SHARE=share, BLOCK_IN=BLOCK_IN,
         )  # fmt: skip
         return out
 
@@ -164,6 +167,15 @@ def product_tile(batch: int, size_in: int, size_out: int, whole: bool) -> tuple[
         if shares * tiles >= ENOUGH:
             break
     return rows, columns, -(-size_in // (shares * BLOCK_IN)) * BLOCK_IN
+
+
+def in_parts(x: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
+    """Numbers of x, [layers, ...], as sums of `parts` of a smaller type: [layers, parts, ...]."""
+    found = []
+    for _ in range(parts):
+        found.append(x.to(dtype))
+        x = x - found[-1]
+    return torch.stack(found, 1)
 
 
 BLOCK_WEIGHTS = {

@@ -9,6 +9,8 @@ from longstride.attention.kernels.cached import table
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.cache import Cache
 
+PRODUCTS = ("qkv_weight", "project_weight", "inner_weight", "outer_weight")
+
 
 class Weights:
     """A model's, by the kernel's names: those of all blocks in one tensor each."""
@@ -28,7 +30,7 @@ class Weights:
             }.items():  # fmt: skip
                 stacks.setdefault(name, []).append(x.detach())
         self.tensors = {name: torch.stack(parts) for name, parts in stacks.items()}
-        for name in ("qkv_weight", "project_weight", "inner_weight", "outer_weight"):
+        for name in PRODUCTS:
             self.tensors[name] = self.tensors[name].to(dtype)  # They are so rounded already.
         embedding: Any = model.embedding
         tables = [embedding.position[name].weight.detach() for name in embedding.positions.names]

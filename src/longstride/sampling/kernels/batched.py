@@ -1,8 +1,9 @@
 """A step of many streams: for each block four kernels for its products, one or two for attention, and two for norms.
 
-Activations are float32. A product with bfloat16 weights is made of three, one for each part of its input, x_0 + x_1 + x_2,
-each bfloat16, together as precise as float32: [PARTS, B, IN]. With float32 weights PARTS is 1. Its result may be left as
-SHARES sums, each over a part of IN, so that there are enough programs; who reads it adds them up: [SHARES, B, OUT].
+Activations are float32. Products are of bfloat16 numbers, which is what is fast: an input is the sum of three of them,
+x_0 + x_1 + x_2, together as precise as float32: [PARTS, B, IN]; and so is a weight, [OF, OUT, IN], where it needs more
+than one. Its result may be left as SHARES sums, each over a part of IN, so that there are enough programs; who reads it
+adds them up: [SHARES, B, OUT].
 """
 
 import triton
@@ -32,8 +33,8 @@ def read_product(shares, bias, row, column, inside, batch, OUT: tl.constexpr, SH
 
 @triton.jit
 def multiply(
-    x, weight, bias, out, batch, ACTIVATE: tl.constexpr, PARTS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHARE: tl.constexpr, BLOCK_IN: tl.constexpr,
+    x, weight, bias, out, batch, ACTIVATE: tl.constexpr, PARTS: tl.constexpr, OF: tl.constexpr, IN: tl.constexpr,
+    OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHARE: tl.constexpr, BLOCK_IN: tl.constexpr,
 ):  # fmt: skip
     """x [PARTS, batch, IN] weight^T: the sums over each SHARE of IN; or gelu of that and a bias, in PARTS."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -42,12 +43,16 @@ def multiply(
     y = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, SHARE, BLOCK_IN):
         across = first + start + tl.arange(0, BLOCK_IN)
-        there = (across < IN)[:, None] & (column < OUT)[None, :]
-        matrix = tl.load(weight + column[None, :] * IN + across[:, None], there, 0.0)
         inside = (row < batch)[:, None] & (across < IN)[None, :]
+        there = (across < IN)[:, None] & (column < OUT)[None, :]
+        rows = ()
         for part in tl.static_range(PARTS):
-            rows = tl.load(x + part * batch * IN + row[:, None] * IN + across[None, :], inside, 0.0)
-            y = tl.dot(rows, matrix, y, input_precision="ieee")
+            rows = rows + (tl.load(x + part * batch * IN + row[:, None] * IN + across[None, :], inside, 0.0),)
+        for of in tl.static_range(OF):
+            matrix = tl.load(weight + of * OUT * IN + column[None, :] * IN + across[:, None], there, 0.0)
+            # Each part is about 2^-8 of the one before: the products that are left out are less than float32 rounds off.
+            for part in tl.static_range(PARTS - of):
+                y = tl.dot(rows[part], matrix, y, input_precision="ieee")
     inside = (row < batch)[:, None] & (column < OUT)[None, :]
     place = row[:, None] * OUT + column[None, :]
     if ACTIVATE:
