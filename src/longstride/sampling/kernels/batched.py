@@ -41,18 +41,23 @@ def multiply(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(2) * SHARE
     y = tl.zeros([ROWS, COLUMNS], tl.float32)
+    small = tl.zeros([ROWS, COLUMNS], tl.float32)  # Of the smaller parts, whose last bits a larger sum would round off.
     for start in range(0, SHARE, BLOCK_IN):
         across = first + start + tl.arange(0, BLOCK_IN)
-        inside = (row < batch)[:, None] & (across < IN)[None, :]
         there = (across < IN)[:, None] & (column < OUT)[None, :]
-        rows = ()
-        for part in tl.static_range(PARTS):
-            rows = rows + (tl.load(x + part * batch * IN + row[:, None] * IN + across[None, :], inside, 0.0),)
+        matrices = ()
         for of in tl.static_range(OF):
-            matrix = tl.load(weight + of * OUT * IN + column[None, :] * IN + across[:, None], there, 0.0)
+            matrices = matrices + (tl.load(weight + of * OUT * IN + column[None, :] * IN + across[:, None], there, 0.0),)
+        inside = (row < batch)[:, None] & (across < IN)[None, :]
+        for part in tl.static_range(PARTS):
+            rows = tl.load(x + part * batch * IN + row[:, None] * IN + across[None, :], inside, 0.0)
             # Each part is about 2^-8 of the one before: the products that are left out are less than float32 rounds off.
-            for part in tl.static_range(PARTS - of):
-                y = tl.dot(rows[part], matrix, y, input_precision="ieee")
+            for of in tl.static_range(OF):
+                if part + of == 0:
+                    y = tl.dot(rows, matrices[of], y, input_precision="ieee")
+                elif part + of < PARTS:
+                    small = tl.dot(rows, matrices[of], small, input_precision="ieee")
+    y += small
     inside = (row < batch)[:, None] & (column < OUT)[None, :]
     place = row[:, None] * OUT + column[None, :]
     if ACTIVATE:
