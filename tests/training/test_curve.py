@@ -6,7 +6,7 @@ pytest.importorskip("matplotlib")
 
 from PIL import Image
 
-from longstride.training.curve import plot_curve
+from longstride.training.curve import draw_bits, plot_curve
 from longstride.training.run import Run
 
 ROWS = [
@@ -41,7 +41,15 @@ def test_svg_where_it_is_asked_for(tmp_path, monkeypatch):
     assert plot_curve(str(run(tmp_path / "run", ROWS)), str(path)) == path
     text = path.read_text()
     assert "<svg" in text
-    assert all(f">{word}</text>" in text for word in ("run", "training", "validation", "6.123", "learning rate", "step"))
+    assert all(f">{word}</text>" in text for word in ("run", "training", "validation", "learning rate", "step"))
+
+
+def test_the_last_validation_has_its_number():
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    draw_bits(axes, ROWS[:2])
+    assert [text.get_text() for text in axes.texts] == ["6.123"]
 
 
 @pytest.mark.parametrize("rows", [ROWS[:1], ROWS[1:2]], ids=["no validation", "one row"])

@@ -44,6 +44,8 @@ def plot_run(runs: Sequence[str | Path], path: str | Path | None = None) -> Path
     folders = [Path(run) for run in runs]
     if not folders:
         raise ValueError(f"{OWNER}: which run comes next, as in: longstride plot run RUN")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError(f"{OWNER}: runs must be different ones, got {', '.join(map(str, folders))}")
     if len(folders) > len(COLOURS):
         raise ValueError(f"{OWNER}: {len(folders)} runs are given, and there are colours for {len(COLOURS)}; give fewer")
     path = picture_path(OWNER, path or (folders[0] / "page.png" if len(folders) == 1 else "runs.png"))
@@ -112,7 +114,7 @@ def _curves(
         axes.set_ylabel(title, fontsize=8)
         if name == "bytes_per_second":
             axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
         if name == "gradient_norm":  # One that is far off would make a flat line of all others.
             values = sorted(row[name] for rows in runs for row in rows if row.get(name) is not None)
             axes.set_ylim(0, max(1e-9, min(values[-1], OFF * values[len(values) // 2])) * 1.1)
@@ -175,6 +177,7 @@ def _image(figure: "Figure", path: Path, name: str, left: float, down: float) ->
     add_text(figure, left, down, name.split(",")[0], 8, QUIET)
     axes = add_axes(figure, left, down + 0.08, SHEET, SHEET)
     axes.imshow(imread(path), interpolation="nearest", cmap="gray")
+    axes.set_anchor("NW")  # Below its name, whatever its shape.
     axes.set_axis_off()
 
 

@@ -42,14 +42,17 @@ def draw_bits(
     axes: "Axes", rows: Rows, light: str = LIGHT, dark: str = DARK, labels: tuple[str, str] = ("training", "validation")
 ) -> None:  # fmt: skip
     """Training as a light line, validation as a dark one with its last number."""
+    from matplotlib.patheffects import withStroke
+
     draw_line(axes, rows, "bits_per_byte", light, label=labels[0])
     validated = [row for row in rows if row.get("valid_bits_per_byte") is not None]
     if validated:
         draw_line(axes, rows, "valid_bits_per_byte", dark, marker="o", markersize=4, label=labels[1])
         last = validated[-1]["valid_bits_per_byte"]
-        axes.annotate(
-            f"{last:.3f}", (validated[-1]["step"], last), xytext=(-4, 8), textcoords="offset points", ha="right", color=dark
+        number = axes.annotate(
+            f"{last:.3f}", (validated[-1]["step"], last), xytext=(-4, 9), textcoords="offset points", ha="right", color=dark
         )
+        number.set_path_effects([withStroke(linewidth=3, foreground="white")])  # It may lie on a line.
     axes.set_ylabel("bits per byte")
 
 
