@@ -20,7 +20,10 @@ def shown(name, config):
 def test_says_what_sampling_from_a_preset_costs(monkeypatch):
     monkeypatch.setattr("longstride.doctor.choose_device", lambda owner, name: torch.device("cpu"))
     found = dict(sampling_report("enwik8", preset("enwik8")))
-    assert found["sampling"] == "enwik8: 94,949,888 parameters, 182 MiB of weights in bfloat16"
+    assert (
+        found["sampling"]
+        == "enwik8: 94,949,888 parameters, 182 MiB of weights in bfloat16, 362 MiB in float32, as a CPU has them"
+    )
     assert found["1 stream"] == found["64 streams"] == "plain: PyTorch, on a CPU"
     # 30 blocks of 128 + 12,288 / 128 * 32 slots, each 512 numbers in float32 and 512 in bfloat16.
     assert found["cache"] == "281 MiB a stream, 26.0% of the 1,080 MiB that dense attention would keep"

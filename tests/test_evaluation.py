@@ -177,8 +177,31 @@ def test_what_is_not_finite_is_an_error():
         network.embedding.token.weight[7] = float("nan")
     data = np.zeros(100, np.uint8)
     data[50] = 7
-    with pytest.raises(FloatingPointError, match="bytes 48 to 71 have nan nats; the model's precision is float32"):
+    with pytest.raises(FloatingPointError, match="bytes 48 to 71 have nan nats; the model has weights that are not finite"):
         bits_per_byte(network, data, batch=1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "says"),
+    [("float16", "the model's precision is float16, and float32 may do"), ("float32", "too large for float32")],
+)
+def test_weights_that_are_too_large_for_a_precision(precision, says):
+    network = model(precision=precision)
+    with torch.no_grad():
+        network.blocks[0].ff.outer.weight *= 1e30
+        network.norm.weight *= 1e30
+    with pytest.raises(FloatingPointError, match=says):
+        bits_per_byte(network, np.arange(100, dtype=np.uint8))
+
+
+def test_an_image_alone_is_not_taken_for_items():
+    """Its rows would be scored as items, each from nothing."""
+    network = model(context=24, embedding="image(4, 2, 3)")
+    images = np.arange(48, dtype=np.uint8).reshape(2, 4, 2, 3)
+    wanted = bits_per_byte(network, images[:1])
+    assert bits_per_byte(network, images[:1].reshape(1, 24)).nats == wanted.nats
+    with pytest.raises(ValueError, match=r"images of 4 x 2 x 3, .* got \[4, 2, 3\]; one alone is image\[None\]"):
+        bits_per_byte(network, images[0])
 
 
 def shared(lengths):

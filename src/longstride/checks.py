@@ -5,6 +5,8 @@ import json
 import operator
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 MOST = 2**62  # Positions are 64-bit integers on a device.
@@ -23,6 +25,12 @@ def whole_number(owner: str, name: str, value: object, least: int) -> int:
     if number > MOST:
         raise ValueError(f"{owner}: {name} must be at most 2 ** 62, got {number}")
     return number
+
+
+def finite_number(owner: str, name: str, value: object) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value):
+        raise ValueError(f"{owner}: {name} must be a finite number, got {value!r}")
+    return float(value)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

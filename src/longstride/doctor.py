@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -74,8 +75,11 @@ def find_config(name: str) -> ModelConfig:
 def sampling_report(name: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Lines of (what, finding): what one more byte costs."""
     parameters = parameter_count(config)
-    yield "sampling", f"{name}: {parameters:,} parameters, {_mib(weight_bytes(config))} of weights in {config.precision}"
     device = choose_device("doctor", "auto")
+    weights = f"{_mib(weight_bytes(config))} of weights in {config.precision}"
+    if device.type == "cpu" and config.precision in ("bfloat16", "float16"):
+        weights += f", {_mib(weight_bytes(replace(config, precision='float32')))} in float32, as a CPU has them"
+    yield "sampling", f"{name}: {parameters:,} parameters, {weights}"
     for streams in (1, 64):
         made_by, why = choose_maker(config, streams, device)
         yield f"{streams} stream{'s' if streams > 1 else ''}", f"{made_by}: {why}"

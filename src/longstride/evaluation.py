@@ -85,6 +85,12 @@ def bits_per_byte(
     begun = perf_counter()
     found = _array(data)
     items = found.ndim > 1
+    sizes = model.config.positions.sizes
+    if items and len(sizes) == 3 and found.shape[1:] not in (sizes, (model.config.context,)):
+        raise ValueError(
+            f"bits_per_byte: data must be images of {' x '.join(map(str, sizes))}, [images, {', '.join(map(str, sizes))}], "
+            f"got {list(found.shape)}; one alone is image[None]"
+        )
     length = found[0].size if items else model.config.context
     if length > model.config.context:
         raise ValueError(
@@ -98,11 +104,18 @@ def bits_per_byte(
     for window, nats in zip(windows, sums):
         if not isfinite(nats):
             raise FloatingPointError(
-                f"bits_per_byte: bytes {window.first:,} to {window.end - 1:,} have {nats} nats; "
-                f"the model's precision is {model.config.precision}, and float32 may do"
+                f"bits_per_byte: bytes {window.first:,} to {window.end - 1:,} have {nats} nats; " + _remedy(model)
             )
     nats = fsum(sums)
     return Score(nats / flat.size / log(2), nats, flat.size, min_context, len(windows), perf_counter() - begun)
+
+
+def _remedy(model: SparseTransformer) -> str:
+    if not all(x.isfinite().all() for x in model.parameters()):
+        return "the model has weights that are not finite"
+    if model.config.precision == "float32":
+        return "its activations are too large for float32"
+    return f"the model's precision is {model.config.precision}, and float32 may do"
 
 
 def windows_of(length: int, context: int, min_context: int) -> list[Window]:

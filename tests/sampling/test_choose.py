@@ -17,7 +17,7 @@ def test_a_low_temperature_makes_likely_bytes_likelier():
     assert torch.allclose(cold, (LOGITS.double() * 2).softmax(-1))
 
 
-@pytest.mark.parametrize(("top_k", "left"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (300, [0, 1, 2, 3, 4])])
+@pytest.mark.parametrize(("top_k", "left"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (256, [0, 1, 2, 3, 4])])
 def test_only_the_most_likely_and_of_equals_the_smaller(top_k, left):
     found = probabilities(LOGITS, Choice(top_k=top_k))
     assert found.nonzero()[:, 1].tolist() == left
@@ -39,8 +39,12 @@ def test_top_p_is_of_what_top_k_leaves():
         ({"temperature": 0.0}, "temperature must be at least 0.001, got 0.0; top_k = 1 takes"),
         ({"temperature": 1e-310}, "temperature must be at least 0.001, got 1e-310"),
         ({"temperature": -1.0}, "temperature must be at least 0.001, got -1.0"),
-        ({"temperature": float("nan")}, "temperature must be at least 0.001, got nan"),
-        ({"top_k": 0}, "top_k"),
+        ({"temperature": float("nan")}, "temperature must be a finite number, got nan"),
+        ({"temperature": float("inf")}, "temperature must be a finite number, got inf"),
+        ({"temperature": "1"}, "temperature must be a finite number, got '1'"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_k": 257}, "top_k must be at most 256, as there are no more bytes, got 257"),
+        ({"top_p": "1"}, "top_p must be a finite number, got '1'"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
     ],

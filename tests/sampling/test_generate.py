@@ -119,6 +119,10 @@ def test_nothing_is_asked_for_nothing():
         (["ab"], {}, "prompts must be a list of bytes; prompt 0 is 'ab'"),
         ([b"abc"], {"temperature": 0}, "temperature must be at least 0.001"),
         ([b"abc"], {"top_p": 2.0}, "top_p"),
+        ([b"abc"], {"seed": 1.5}, "seed must be a whole number of 64 bits, got 1.5"),
+        ([b"abc"], {"seed": 2**64}, "seed must be a whole number of 64 bits, got 18446744073709551616"),
+        ([b"abc"], {"first": -1}, "first must be at least 0, got -1"),
+        ([b"abc"], {"first": 2**63}, "first must be at most"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(prompts, given, message):

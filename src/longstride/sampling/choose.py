@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longstride.checks import whole_number
+from longstride.checks import finite_number, whole_number
 
+BYTES = 256
 MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 BITS = 32
 """Of a random number: few enough that it stays below 1 when it is multiplied by a sum of probabilities."""
@@ -30,14 +31,14 @@ class Choice:
     """Only the fewest bytes that together have this probability."""
 
     def __post_init__(self) -> None:
-        if not COLDEST <= self.temperature < float("inf"):
+        if finite_number("generate", "temperature", self.temperature) < COLDEST:
             raise ValueError(
                 f"generate: temperature must be at least {COLDEST}, got {self.temperature}; "
                 "top_k = 1 takes the most likely byte"
             )
-        if self.top_k is not None:
-            whole_number("generate", "top_k", self.top_k, 1)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
+        if self.top_k is not None and whole_number("generate", "top_k", self.top_k, 1) > BYTES:
+            raise ValueError(f"generate: top_k must be at most {BYTES}, as there are no more bytes, got {self.top_k}")
+        if self.top_p is not None and not 0 < finite_number("generate", "top_p", self.top_p) <= 1:
             raise ValueError(f"generate: top_p must be above 0 and at most 1, got {self.top_p}")
 
     @property

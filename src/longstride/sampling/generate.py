@@ -4,6 +4,7 @@ for new in generate(model, [b"The ", b"Once upon a time"], length=200):
     print(new)                       # for each prompt the bytes that have come since: one, some, or none
 """
 
+import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -30,6 +31,7 @@ def generate(
     Shorter prompts begin to be continued earlier, and end earlier.
     """
     choice = Choice(temperature, top_k, top_p)
+    seed, first = _seed(seed), whole_number("generate", "first", first, 0)
     prompts = [_checked(number, prompt) for number, prompt in enumerate(prompts)]
     ends = [_end(number, prompt, length, model.config.context) for number, prompt in enumerate(prompts)]
     return _generate(model, prompts, ends, choice, seed, first) if prompts else iter(())
@@ -85,6 +87,16 @@ class _Piece:
             row[max(0, len(prompt) - self.first) : max(0, end - self.first)].tobytes()
             for row, prompt, end in zip(self.made.numpy(), prompts, ends)
         ]  # fmt: skip
+
+
+def _seed(seed: object) -> int:
+    try:
+        found = operator.index(seed)  # type: ignore[arg-type]
+        if -(2**63) <= found < 2**64:
+            return found
+    except TypeError:
+        pass
+    raise ValueError(f"generate: seed must be a whole number of 64 bits, got {seed!r}")
 
 
 def _checked(number: int, prompt: object) -> bytes:
