@@ -297,7 +297,7 @@ def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
         ("plot run .", ". is no run: it has no metrics.jsonl"),
         ("plot run . --out curve.gif", "plot run: curve.gif must end in .png or .svg"),
         ("plot run", "plot run: which run comes next, as in: longstride plot run RUN"),
-        ("plot attention nowhere", "nowhere is no saved model: it has no config.json"),
+        ("plot attention nowhere", "plot attention: nowhere is no run and no saved model: it has no config.json"),
         ("plot attention . --out look.gif", "plot attention: look.gif must end in .png or .svg"),
         ("demo --steps 0", "demo: steps must be at least 1, got 0"),
     ],
@@ -452,3 +452,14 @@ def test_every_verb_has_help_with_an_example(capsys, verb):
 def test_as_a_module():
     done = subprocess.run([sys.executable, "-m", "longstride", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == longstride.__version__
+
+
+def test_a_reader_that_has_enough():
+    """As in: longstride presets | head -1"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    for words, code in (("presets", 1), ("--help", 141), ("data prepare --help", 141)):  # rich ends with 1.
+        command = [sys.executable, "-m", "longstride", *words.split()]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        assert (words, done.returncode, done.stderr) == (words, code, "")
+    os.close(writer)

@@ -73,9 +73,10 @@ def test_a_run(capsys, folder):
     assert found["model"]["context"] == 64
     assert found["evaluated"] == str(folder / "run")
     assert len(found["weights_sha256"]) == 64
-    assert found["processes"] == 1
-    assert found["machine"]["torch"] == torch.__version__
-    assert found["machine"]["longstride"] == longstride.__version__
+    for row in found["rows"]:
+        assert row["processes"] == 1
+        assert row["machine"]["torch"] == torch.__version__
+        assert row["machine"]["longstride"] == longstride.__version__
     for row in wanted:
         assert f"{row.bits_per_byte:.4f}" in out
     assert "2,000 of 2,000 bytes" in out
@@ -246,8 +247,66 @@ def test_finished_rows_are_kept_when_it_is_interrupted(capsys, folder, monkeypat
     assert (code, out) == (130, "")
     assert err.endswith("longstride: interrupted\n")
     found = json.loads((folder / "run/eval-valid.json").read_text())
-    assert found["min_context"] == [0, 32]
     assert [row["min_context"] for row in found["rows"]] == [0]
+
+
+def test_rows_of_the_same_evaluation_stay(capsys, folder):
+    path = folder / "run/eval-valid.json"
+    run(capsys, folder / "run", "--min-context", 32, 0)
+    before = json.loads(path.read_text())
+    assert [row["min_context"] for row in before["rows"]] == [0, 32]
+    code, out, _ = run(capsys, folder / "run", "--min-context", 60, 0, "--batch", 3)
+    assert code == 0
+    assert out.count("2,000") == 2  # The table has what was asked for.
+    found = json.loads(path.read_text())
+    assert [row["min_context"] for row in found["rows"]] == [0, 32, 60]
+    assert [row["batch"] for row in found["rows"]] == [3, None, 3]
+    assert found["rows"][1] == before["rows"][1]
+    run(capsys, folder / "run", "--precision", "bfloat16")  # Another evaluation, by another name.
+    assert json.loads(path.read_text()) == found
+    assert (folder / "run/eval-valid-bfloat16.json").is_file()
+    run(capsys, folder / "run", "--precision", "float32")  # Which it has anyway.
+    assert json.loads(path.read_text())["rows"][1:] == found["rows"][1:]
+    # The run has gone on, and has found better weights.
+    shutil.copy(folder / "run/checkpoints/step-5/model.safetensors", folder / "run/model.safetensors")
+    run(capsys, folder / "run", "--min-context", 8)
+    assert [row["min_context"] for row in json.loads(path.read_text())["rows"]] == [8]
+
+
+@pytest.mark.parametrize("there", ["precious", "[]", '{"rows": []}', "\xff\xfe"])
+def test_what_is_no_evaluation_is_not_replaced(capsys, folder, there):
+    path = folder / "mine.json"
+    path.write_bytes(there.encode("latin-1"))
+    words = [folder / "run", "--most-bytes", 100, "--json", path]
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert f"longstride: eval: json = '{path}' is there already, and no evaluation; add --force to replace it" in err
+    assert path.read_bytes() == there.encode("latin-1")
+    assert run(capsys, *words, "--force")[0] == 0
+    before = path.read_bytes()
+    code, _, err = run(capsys, folder / "run", "--most-bytes", 200, "--json", path)
+    assert code == 2
+    assert "has an evaluation of other weights, data or settings; add --force to replace it, or give another --json" in err
+    assert path.read_bytes() == before
+    assert run(capsys, *words, "--min-context", 9)[0] == 0
+    assert [row["min_context"] for row in json.loads(path.read_text())["rows"]] == [0, 9]
+
+
+def test_a_checkpoint_by_its_folder(capsys, folder):
+    checkpoint = folder / "run/checkpoints/step-5"
+    run(capsys, folder / "run", "--checkpoint", "step-5")
+    path = folder / "run/eval-valid-step-5.json"
+    before = json.loads(path.read_text())
+    assert run(capsys, checkpoint, "--min-context", 9)[0] == 0
+    found = json.loads(path.read_text())
+    assert found["rows"][0] == before["rows"][0]
+    assert [row["min_context"] for row in found["rows"]] == [0, 9]
+    code, _, err = run(capsys, checkpoint, "--checkpoint", "step-10")
+    assert code == 2
+    assert f"checkpoint = 'step-10', and {checkpoint} is one; give its run, {folder / 'run'}" in err
+    code, _, err = run(capsys, folder / "run/checkpoints/step-7")
+    assert code == 2
+    assert "has no checkpoint 'step-7'; did you mean 'step-5'?" in err or "the names are" in err
 
 
 def test_the_bar_is_live_on_a_terminal_and_lines_elsewhere():
@@ -275,9 +334,9 @@ def test_two_processes_agree_with_one_and_one_speaks(capsys, folder):
     path.unlink()
     first, second = start(by_command, words)
     shared = json.loads(path.read_text())
-    assert shared["processes"] == 2
-    for ours, theirs in zip(shared["rows"], alone["rows"]):
-        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+    for ours, theirs in zip(shared["rows"], alone["rows"], strict=True):
+        assert (ours["processes"], theirs["processes"]) == (2, 1)
+        assert {**ours, "seconds": 0, "processes": 0} == {**theirs, "seconds": 0, "processes": 0}
     assert f"wrote {path}" in first.out
     assert "2,000 of 2,000 bytes" in first.err
     assert (second.out, second.err) == ("", "")
@@ -286,7 +345,7 @@ def test_two_processes_agree_with_one_and_one_speaks(capsys, folder):
 @pytest.mark.slow
 def test_torchrun(folder):
     torchrun("longstride", "eval", str(folder / "run"), "--device", "cpu")
-    assert json.loads((folder / "run/eval-valid.json").read_text())["processes"] == 2
+    assert json.loads((folder / "run/eval-valid.json").read_text())["rows"][0]["processes"] == 2
 
 
 def test_weights_that_change_meanwhile_are_found(folder):

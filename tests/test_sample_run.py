@@ -126,6 +126,15 @@ def test_characters_come_whole_and_others_are_replaced(capfdbinary, tmp_path, mo
     assert err.count("\n") == 1  # And no bar.
 
 
+def test_ends_of_lines_on_a_terminal(capfdbinary, monkeypatch):
+    monkeypatch.setattr("longstride.making.stream.Stream.__init__", on_a_terminal)
+    stream = longstride.sample_run.Stream()
+    for some in (b"a\r", b"\nb\rc\r\n", b"d\r", b"e\r"):
+        stream.write(some)
+    stream.close()
+    assert capfdbinary.readouterr().out.decode() == "a\nb\ufffdc\nd\ufffde\ufffd\n"
+
+
 def test_nothing_waits_in_a_buffer(tmp_path, monkeypatch):
     path = tmp_path / "out"
     with path.open("wb") as file:
@@ -329,7 +338,7 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
     ("words", "says"),
     [
         ("--temperature 0", "sample: temperature must be at least 0.001, got 0.0; top_k = 1 takes the most likely byte"),
-        ("--temperature nan", "sample: temperature must be at least 0.001, got nan"),
+        ("--temperature nan", "sample: temperature must be a finite number, got nan"),
         ("--top-k 0", "sample: top_k must be at least 1, got 0"),
         ("--top-k 257", "sample: top_k must be at most 256, as there are no more bytes, got 257"),
         ("--top-p 0", "sample: top_p must be above 0 and at most 1, got 0.0"),
@@ -339,7 +348,7 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
         ("--length 0", "sample: length must be at least 1, got 0"),
         ("--length 65", "sample: length = 65 after a prompt of 0 bytes is more than the context of 64; give at most 64"),
         ("--prompt ab --length 63", "after a prompt of 2 bytes is more than the context of 64; give at most 62"),
-        ("--prompt " + 64 * "x", "sample: prompt 0 has 64 bytes, and the context is 64: give at most 63"),
+        ("--prompt " + 64 * "x", "sample: prompt has 64 bytes, and the context is 64; give at most 63"),
         ("--prompt a --prompt-file README.md", "sample: prompt = 'a' and prompt_file = 'README.md': give one"),
         ("--prompt-file nowhere.txt", "sample: prompt_file = 'nowhere.txt' does not exist; give a file"),
         ("--prompt-file /", "sample: prompt_file = '/' is a folder; give a file in it"),
@@ -385,8 +394,8 @@ def test_what_is_refused_with_images(capfdbinary, tmp_path, originals):
         ("prompt = 'a' is text, and the model makes images; give an image, as in --prompt-file a.png", "--prompt", "a"),
         ("length = 9 is not for images, which are made whole; leave it out", "--length", 9),
         ("keep_top = 0.5 says what is kept of --prompt-file; give that, too", "--keep-top", 0.5),
-        ("broken.png cannot be read to its end", "--prompt-file", tmp_path / "broken.png"),
-        ("no.png cannot be read as PNG or JPEG", "--prompt-file", tmp_path / "no.png"),
+        (f"prompt_file = '{tmp_path / 'broken.png'}' cannot be read to its end", "--prompt-file", tmp_path / "broken.png"),
+        (f"prompt_file = '{tmp_path / 'no.png'}' cannot be read as PNG or JPEG", "--prompt-file", tmp_path / "no.png"),
         ("is 5 x 4 x 3, and the model makes images of 4 x 5 x 3", "--prompt-file", tmp_path / "turned.png"),
         ("has 65 images; say which, as in --items 0 1 2", "--prompt-file", tmp_path / "many.npy"),
         ("items must be 0 to 2, got 3", "--prompt-file", tmp_path / "originals.npy", "--items", 3),
@@ -405,10 +414,13 @@ def test_what_is_refused_with_sound(capfdbinary, tmp_path):
     (tmp_path / "no.wav").write_bytes(b"no sound")
     for says, *words in (
         ("prompt = 'a' is text, and the model makes audio; give a sound", "--prompt", "a"),
-        ("seconds = 0.02, and " + str(tmp_path / "a.wav") + " has 0.010", "--prompt-file", tmp_path / "a.wav",
-         "--seconds", 0.02),
+        ("seconds = 0.012, and " + str(tmp_path / "a.wav") + " has 0.010", "--prompt-file", tmp_path / "a.wav",
+         "--seconds", 0.012),
+        ("seconds = 0.016 is 64 bytes, and the context is 64; give at most 0.015", "--prompt-file", tmp_path / "a.wav",
+         "--seconds", 0.016),
         ("seconds must be above 0, got -1.0", "--prompt-file", tmp_path / "a.wav", "--seconds", -1),
-        ("no.wav cannot be read as sound", "--prompt-file", tmp_path / "no.wav"),
+        ("seconds must be a finite number, got inf", "--prompt-file", tmp_path / "a.wav", "--seconds", "inf"),
+        (f"prompt_file = '{tmp_path / 'no.wav'}' cannot be read as sound", "--prompt-file", tmp_path / "no.wav"),
     ):  # fmt: skip
         refused(capfdbinary, says, folder, *words)
 
@@ -468,6 +480,47 @@ def test_a_reader_that_has_enough(tmp_path):
         said = process.stderr.read().decode()
     assert process.returncode == 0
     assert re.fullmatch(r"\d+ bytes in .*\n", said)
+
+
+def by_itself(folder, *words, **streams):
+    command = [sys.executable, "-m", "longstride", "sample", str(folder), "--device", "cpu", *map(str, words)]
+    return subprocess.run(command, text=True, check=False, **streams)
+
+
+def test_nobody_reads_how_far_it_is(tmp_path):
+    """The work goes on."""
+    folder = a_run(tmp_path, "text")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = by_itself(folder, "--count", 3, "--batch", 1, "--out", tmp_path / "three", stdout=subprocess.PIPE, stderr=writer)
+    os.close(writer)
+    assert done.returncode == 0
+    assert f"wrote {tmp_path / 'three'}: 3 texts" in done.stdout
+    assert len(list((tmp_path / "three").iterdir())) == 3
+
+
+def test_standard_output_is_closed(tmp_path):
+    done = by_itself(a_run(tmp_path, "text"), stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
+    assert done.returncode == 0
+    assert re.fullmatch(r"\d+ bytes in .*\n", done.stderr)
+
+
+def test_both_in_one_place(tmp_path):
+    """As in: longstride sample RUN 2>&1 | cat"""
+    folder = a_run(tmp_path, "text")
+    done = by_itself(folder, "--length", 20, "--prompt", "To be", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert re.search(r"\n20 bytes in .*\n\Z", done.stdout)
+    assert done.stdout.startswith("To be")
+
+
+def test_a_pipe_may_lead_to_the_terminal_that_a_bar_is_on(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    for place, is_file in ((os.fdopen(writer, "wb"), False), ((tmp_path / "out").open("wb"), True)):
+        with io.TextIOWrapper(place) as stdout:
+            monkeypatch.setattr(sys, "stdout", stdout)
+            assert longstride.sample_run.Stream().file == is_file
+            monkeypatch.undo()
+    os.close(reader)
 
 
 def test_the_bar():

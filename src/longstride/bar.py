@@ -1,5 +1,6 @@
 """How far long work is: a bar on a terminal, a line for every tenth elsewhere."""
 
+import sys
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -7,6 +8,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 TENTHS = 10
+
+
+class StandardError(Console):
+    """Where people see how far it is. If nobody reads it any more, the work goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(file=sys.stderr)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 class Bar:

@@ -15,23 +15,21 @@ longstride bench sampling --preset enwik8 --batches 1 64
 """
 
 import difflib
-import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from longstride.benchmarks.attention import AttentionBenchmark
 from longstride.benchmarks.sampling import SamplingBenchmark
 from longstride.benchmarks.tune import TuneBenchmark
+from longstride.endings import speaks, told_in_one_line
 from longstride.making.request import Request
 from longstride.notation import parse
 from longstride.training.config import TrainConfig
-from longstride.training.ranks import SAID, is_joined
 
 Kind = Literal["text", "images", "audio", "bytes"]
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
@@ -168,7 +166,7 @@ def plot_attention(
     """Draw what each layer and head looks at: the paper's figure 2. Example: longstride plot attention RUN --layers 0 5
 
     Args:
-        folder: A run or a saved model.
+        folder: A run, one of its checkpoints, or a saved model.
         position: Which byte is predicted; several get a picture each. Left out: about two thirds down. Row r, column c of an
             image is (r * width + c) * channels.
         layers: Which rows of panels; up to 8, evenly, if left out.
@@ -207,7 +205,7 @@ def train(words: Sequence[str]) -> None:
             until: Pause after this step, as Ctrl-C does.
         """
         found = run(config, resume, until)
-        if not _speaks():
+        if not speaks():
             return
         speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"
         print(f"{found.folder}: step {found.step}, {found.reason}; {speed}")
@@ -243,11 +241,12 @@ def evaluate(
     precision: Precision | None = None,
     most_bytes: int | None = None,
     json: Path | None = None,
+    force: bool = False,
 ) -> None:
     """Bits per byte of a split, every byte scored once. Example: longstride eval RUN --split test --min-context 0 256
 
     Args:
-        folder: A run, whose best weights are taken, or a saved model.
+        folder: A run, whose best weights are taken, one of its checkpoints, or a saved model.
         data: A prepared store, or a source; left out, what the run was trained on.
         split: train, valid or test.
         min_context: Bytes that each scored byte has before it at least, those of the first window aside; a row of the
@@ -258,11 +257,12 @@ def evaluate(
         precision: Of activations; left out, what the model has.
         most_bytes: Score the first so many bytes only.
         json: The file for the results, with all they depend on. Left out: eval-SPLIT.json in the run, if the data is its
-            own.
+            own. Rows of the same evaluation that are there already stay.
+        force: A file that has something else may be replaced.
     """
     from longstride.evaluate_run import evaluate as run
 
-    run(folder, data, split, min_context, checkpoint, batch, device, precision, most_bytes, json)
+    run(folder, data, split, min_context, checkpoint, batch, device, precision, most_bytes, json, force)
 
 
 def sample(
@@ -272,7 +272,7 @@ def sample(
     """Make text, images or sound, or complete some. Example: longstride sample RUN --prompt 'The ' --temperature 0.8
 
     Args:
-        folder: A run, whose best weights are taken, or a saved model.
+        folder: A run, whose best weights are taken, one of its checkpoints, or a saved model.
     """
     from longstride.sample_run import sample as run
 
@@ -330,6 +330,12 @@ VERBS: dict[str, Callable[..., None]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a verb. Bad input ends in one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = next((name for name in VERBS if words[: len(name.split())] == name.split()), "")
+    with told_in_one_line(verb):
+        _run(verb, words)
+
+
+def _run(verb: str, words: Sequence[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(_help(VERBS))
         return
@@ -338,53 +344,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(__version__)
         return
-    group = {name: verb for name, verb in VERBS.items() if name.split()[0] == words[0] != name}
+    group = {name: one for name, one in VERBS.items() if name.split()[0] == words[0] != name}
     if group and words[1:] in (["-h"], ["--help"]):
         print(_help(group))
-        return
-    verb = next((name for name in VERBS if words[: len(name.split())] == name.split()), None)
-    try:
-        if verb is None:
-            raise ValueError(_unknown(words))
-        if verb == "train":  # Its options' defaults are those of the preset that is named first.
-            train(words[1:])
-        else:
-            tyro.cli(VERBS[verb], prog=f"longstride {verb}", args=words[len(verb.split()) :])
-    except (ValueError, OSError, FloatingPointError) as error:
-        if SAID not in getattr(error, "__notes__", ()):
-            print(f"longstride: {error}", file=sys.stderr)
-        _end(2, at_once=is_joined())
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":
-            raise
-        first = str(error).splitlines()[0]
-        more = "" if verb in ("eval", "sample") else "--accumulate, --model.recompute on, or "
-        print(f"longstride: {first} Try {more}a smaller --batch.", file=sys.stderr)
-        _end(2, at_once=is_joined())
-    except KeyboardInterrupt:
-        if _speaks():
-            print("longstride: interrupted", file=sys.stderr)
-        # A checkpoint that is being written is not waited for: it is known as unfinished.
-        _end(130, at_once=is_joined() or _threads_work())  # As shells have it: 128 and the signal's number.
-
-
-def _speaks() -> bool:
-    """Of several processes one does."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _threads_work() -> bool:
-    """Whether there are threads that the end of the process would wait for."""
-    return any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread())
-
-
-def _end(code: int, at_once: bool) -> NoReturn:
-    """At once: what waits for threads, or for other processes, is left as it is."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if at_once:
-        os._exit(code)
-    sys.exit(code)
+    elif not verb:
+        raise ValueError(_unknown(words))
+    elif verb == "train":  # Its options' defaults are those of the preset that is named first.
+        train(words[1:])
+    else:
+        tyro.cli(VERBS[verb], prog=f"longstride {verb}", args=words[len(verb.split()) :])
 
 
 def _help(verbs: dict[str, Callable[..., None]]) -> str:

@@ -5,31 +5,28 @@ longstride eval RUN --split test --min-context 0 256 384
 
 import hashlib
 import io
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import log
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from longstride.atomic import atomic_path, writable
-from longstride.bar import Bar
+from longstride.bar import Bar, StandardError
 from longstride.benchmarks.measure import machine
 from longstride.checks import whole_number
 from longstride.data.prepare import open_data
 from longstride.data.store import Store, verify
 from longstride.evaluation import Bytes, Score, bits_per_byte, check_min_context
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.source import WEIGHTS, Source, open_source
+from longstride.model.pretrained import read_config, settings_path
+from longstride.results import Results
+from longstride.source import WEIGHTS, Source, is_the_runs, open_source, run_data
 from longstride.training.progress import duration
 from longstride.training.ranks import Ranks, joined
-from longstride.training.run import Run
 
 
 def evaluate(
@@ -43,6 +40,7 @@ def evaluate(
     precision: str | None = None,
     most_bytes: int | None = None,
     results: Path | None = None,
+    force: bool = False,
 ) -> list[Score]:
     """Scores the split once for each minimum context, prints a table, and writes JSON. `longstride eval --help` has more.
 
@@ -60,36 +58,35 @@ def evaluate(
         if batch is not None:
             whole_number("eval", "batch", batch, 1)
         some = _part(store, split, most_bytes)
-        own = _is_the_runs(source, store, data)
-        if results is None and own:
-            of = f"-{checkpoint}" if checkpoint else ""
-            part = f"-first-{some.size}" if some.size < store.splits[split] else ""
-            results = source.folder / f"eval-{split}{of}{part}.json"
-        if results is not None:
-            _check_target(results)
+        own = is_the_runs("eval", source, store, asked_for=data is not None)
         about = {
             "evaluated": str(source.weights),
             "weights_sha256": _digest(source.weights / WEIGHTS, ranks),
             "model": asdict(model.config),
             "data": {"path": str(store.folder), "kind": store.kind, "split": split, "sha256": store.sha256[split]},
             "bytes": some.size,
-            "min_context": contexts,
-            "batch": batch,
-            "processes": ranks.count,
-            "machine": machine(place),
         }
+        how = {"batch": batch, "processes": ranks.count, "machine": machine(place)}
+        file = None
+        if results is not None:
+            file = Results(results, about, own=False, force=force)
+        elif own:
+            of = f"-{source.checkpoint}" if source.checkpoint else ""
+            part = f"-first-{some.size}" if some.size < store.splits[split] else ""
+            rounded = "" if precision in (None, read_config(settings_path(source.weights)).precision) else f"-{precision}"
+            file = Results(source.folder / f"eval-{split}{of}{part}{rounded}.json", about, own=True, force=force)
         model = model.to(place)
-        console = Console(file=sys.stderr if ranks.first else io.StringIO())
+        console = StandardError() if ranks.first else Console(file=io.StringIO())
         rows: list[Score] = []
         for one in contexts:
             with Meter(console, f"min context {one:,}", some.size, ranks.count) as meter:
                 rows.append(bits_per_byte(model, some, min_context=one, batch=batch, ranks=ranks, progress=meter))
-            if ranks.first and results is not None:  # After each row: the next may take hours.
-                _write(results, {**about, "rows": [asdict(row) for row in rows]})
+            if ranks.first and file is not None:
+                file.add({**asdict(rows[-1]), **how})
         if ranks.first:
             _show(source, store, split, rows)
-            if results is not None:
-                print(f"wrote {results}")
+            if file is not None:
+                print(f"wrote {file.path}")
     return rows
 
 
@@ -111,29 +108,10 @@ class Meter(Bar):
 
 def _data(source: Source, data: Path | None, split: str) -> Store:
     """The store, after the split was looked at, byte by byte."""
-    if data is None:
-        if source.config is None:
-            raise ValueError(f"eval: --data must be given: {source.folder} is a saved model, which does not name its data")
-        data = Path(source.config.data)
-        if not data.exists():
-            raise ValueError(f"eval: {data}, which {source.folder} was trained on, is not here; give --data")
-    store = open_data(data)
+    store = open_data(run_data("eval", source) if data is None else data)
     store.path(split)
     verify(store, [split])
     return store
-
-
-def _is_the_runs(source: Source, store: Store, data: Path | None) -> bool:
-    """Whether these are the bytes that the run began with. Others must be asked for."""
-    if source.config is None:
-        return False
-    try:
-        Run(source.folder).check_data(store)
-    except ValueError as error:
-        if data is None:
-            raise ValueError(f"eval: {str(error).removeprefix('train: ')}") from None
-        return False
-    return True
 
 
 def _fits(store: Store, config: ModelConfig) -> None:
@@ -156,13 +134,6 @@ def _part(store: Store, split: str, most: int | None) -> Bytes:
     return found if store.item_bytes is None else found.reshape(-1, store.item_bytes)
 
 
-def _check_target(path: Path) -> None:
-    """Before the work."""
-    if not path.parent.is_dir():
-        raise ValueError(f"eval: json = {str(path)!r} cannot be written: there is no folder {path.parent}; make it first")
-    writable("eval", "json", path)
-
-
 def _digest(path: Path, ranks: Ranks) -> str:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -170,11 +141,6 @@ def _digest(path: Path, ranks: Ranks) -> str:
     if len(set(ranks.gather(torch.tensor(int(found[:15], 16))).tolist())) > 1:
         raise ValueError(f"eval: {path} changed while it was read; evaluate once more")
     return found
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _show(source: Source, store: Store, split: str, rows: Sequence[Score]) -> None:

@@ -6,12 +6,11 @@ longstride sample RUN --prompt-file image.png --keep-top 0.5
 """
 
 import os
-import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
+from longstride.bar import StandardError
 from longstride.device import choose_device
 from longstride.making.meter import Meter
 from longstride.making.outputs import find_output
@@ -52,8 +51,8 @@ def sample(folder: Path, request: Request) -> list[bytes]:
     stream = None if output is not None else Stream()
     total = sum(ends) - sum(map(len, prompts.each))
     interrupted = False
-    console = Console(file=sys.stderr)
-    with Meter(console, total, shown=stream is None or (not stream.terminal and console.is_terminal)) as meter:
+    console = StandardError()
+    with Meter(console, total, shown=stream is None or (stream.file and console.is_terminal)) as meter:
         try:
             if stream is not None:
                 stream.write(prompts.each[0])
@@ -69,6 +68,8 @@ def sample(folder: Path, request: Request) -> list[bytes]:
             interrupted = True
     if stream is not None:
         stream.close()
+        if stream.in_front_of_errors:
+            console.print()
         console.print(meter.summary(), highlight=False, soft_wrap=True)
     there = [bytes(one) for one in made]
     if interrupted:
@@ -78,7 +79,7 @@ def sample(folder: Path, request: Request) -> list[bytes]:
     if output is not None and there:
         output.write(there, prompts.each, prompts.originals)
         of = f" of {len(made):,}" if len(there) < len(made) else ""
-        print(f"wrote {output.place}: {len(there):,}{of} {_noun(subject.kind, len(there))}, {meter.summary()}")
+        print(f"wrote {output.place}: {len(there):,}{of} {_noun(subject.kind, len(made))}, {meter.summary()}")
     if interrupted:
         raise KeyboardInterrupt
     return there
@@ -89,8 +90,9 @@ def _batches(model: SparseTransformer, prompts: Prompts, request: Request) -> It
     longest = max(map(len, prompts.each)) + prompts.length if prompts.length else model.config.context
     size = request.batch or max(1, TOGETHER // longest)
     for first in range(0, len(prompts.each), size):
-        for new in _generate(model, prompts.each[first : first + size], prompts.length, request, first):
-            yield first, new
+        with _in_our_name():
+            for new in _generate(model, prompts.each[first : first + size], prompts.length, request, first):
+                yield first, new
 
 
 def _generate(
@@ -104,8 +106,14 @@ def _generate(
 
 def _check(model: SparseTransformer, prompts: Prompts, request: Request) -> None:
     """What `generate` refuses, before anything is made or printed."""
-    try:
+    with _in_our_name():
         _generate(model, prompts.each[:1], prompts.length, request, 0)
+
+
+@contextmanager
+def _in_our_name() -> Iterator[None]:
+    try:
+        yield
     except ValueError as error:
         raise ValueError(f"{OWNER}: {str(error).removeprefix('generate: ')}") from None
 

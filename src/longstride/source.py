@@ -1,12 +1,15 @@
-"""Which weights are meant by the path of a run, or of a saved model."""
+"""Which weights, and which data, are meant by the path of a run, of one of its checkpoints, or of a saved model."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from longstride.checks import suggest
+from longstride.data.store import Store
 from longstride.model import ModelConfig
+from longstride.model.pretrained import settings_path
 from longstride.training.config import TrainConfig
+from longstride.training.run import Run
 from longstride.training.sealed import check, is_sealed
 
 WEIGHTS = "model.safetensors"
@@ -20,10 +23,19 @@ class Source:
     config: TrainConfig | None
     """Of a run; a saved model has none."""
 
+    @property
+    def checkpoint(self) -> str | None:
+        """Its name, if the weights are one's."""
+        return self.weights.name if self.weights != self.folder else None
+
 
 def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Source:
     """A run's best weights, or those of a checkpoint, which is looked at byte by byte; or a saved model."""
-    path = folder / "config.json"
+    path = settings_path(folder)
+    if path.parent != folder:
+        if checkpoint is not None:
+            raise ValueError(f"{owner}: checkpoint = {checkpoint!r}, and {folder} is one; give its run, {path.parent}")
+        folder, checkpoint = path.parent, folder.name
     if not path.is_file():
         raise ValueError(f"{owner}: {folder} is no run and no saved model: it has no config.json")
     text = path.read_text(errors="replace")
@@ -54,6 +66,29 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
             f"after step {min(config.validate_every, config.steps)}; wait for it{hint}"
         )
     return Source(folder, folder, config)
+
+
+def run_data(owner: str, source: Source) -> Path:
+    """What a run was trained on."""
+    if source.config is None:
+        raise ValueError(f"{owner}: --data must be given: {source.folder} is a saved model, which does not name its data")
+    data = Path(source.config.data)
+    if not data.exists():
+        raise ValueError(f"{owner}: {data}, which {source.folder} was trained on, is not here; give --data")
+    return data
+
+
+def is_the_runs(owner: str, source: Source, store: Store, asked_for: bool) -> bool:
+    """Whether these are the bytes that the run began with. Others must be asked for."""
+    if source.config is None:
+        return False
+    try:
+        Run(source.folder).check_data(store)
+    except ValueError as error:
+        if not asked_for:
+            raise ValueError(f"{owner}: {str(error).removeprefix('train: ')}") from None
+        return False
+    return True
 
 
 def _step(folder: Path) -> tuple[int, str]:

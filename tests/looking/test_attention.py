@@ -88,9 +88,31 @@ def test_a_run_knows_its_data(tmp_path, monkeypatch):
     config.write_text(json.dumps({"model": json.loads(config.read_text()), "data": str(data)}))
     assert plot_attention(folder, out=tmp_path / "look.png")[0].is_file()
     config.write_text(json.dumps({"model": json.loads(config.read_text())["model"], "data": "nowhere"}))
-    with pytest.raises(ValueError, match="was trained on nowhere, which is not here; give --data"):
+    with pytest.raises(ValueError, match=r"nowhere, which .* was trained on, is not here; give --data"):
         plot_attention(folder, out=tmp_path / "other.png")
     assert not (tmp_path / "other.png").exists()
+
+
+def test_other_data_than_a_runs_must_be_asked_for(tmp_path):
+    """It may lie where the run's was."""
+    folder, data = saved(tmp_path, "text")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model": config, "data": str(data)}))
+    known = json.loads((data / "manifest.json").read_text())
+    known["splits"]["valid"]["sha256"] = "0" * 64
+    (folder / "data.json").write_text(json.dumps(known))
+    with pytest.raises(ValueError, match=r"has other bytes in valid than .* began with; give the same --data"):
+        plot_attention(folder, out=tmp_path / "look.png")
+    assert plot_attention(folder, data=data, out=tmp_path / "look.png")[0].is_file()
+
+
+def test_a_run_without_weights(tmp_path):
+    folder, data = saved(tmp_path, "text")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model": config, "data": str(data)}))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"plot attention: .* has no weights yet"):
+        plot_attention(folder, out=tmp_path / "look.png")
 
 
 def test_deep_models_are_thinned_evenly():
@@ -192,7 +214,7 @@ def test_text_that_reads_like_a_formula(tmp_path):
         ({"item": 3}, r"item must be 0 to 2, got 3"),
         ({"item": -1}, "item must be 0 to 2, got -1"),
         ({"split": "test"}, "there is no split 'test'; it has train, valid"),
-        ({"data": None}, "is a model and says nothing of data; give --data"),
+        ({"data": None}, "--data must be given: .* is a saved model, which does not name its data"),
         ({"data": "nowhere"}, "nowhere does not exist"),
         ({"out": "look.gif"}, r"look.gif must end in .png or .svg"),
     ],

@@ -1,6 +1,5 @@
 """What is looked at: a model, and one sequence of the data that it reads."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from longstride.data.loader import Sequences
 from longstride.data.prepare import open_data
 from longstride.data.store import Bytes, Store
 from longstride.model import ModelConfig, SparseTransformer
+from longstride.source import is_the_runs, open_source, run_data
 
 OWNER = "plot attention"
 
@@ -50,11 +50,13 @@ class Scene:
 
 def open_scene(folder: Path, data: Path | None, split: str, item: int, device: torch.device) -> Scene:
     """A run has the path of its data, and a saved model needs to be told. `item`: which image or window of the split."""
-    model = SparseTransformer.from_pretrained(folder, precision="float32", recompute="off").to(device)
-    source = data if data is not None else _data_of(folder)
-    store = open_data(source)
+    source = open_source(OWNER, folder)
+    model = SparseTransformer.from_pretrained(source.weights, precision="float32", recompute="off").to(device)
+    path = run_data(OWNER, source) if data is None else data
+    store = open_data(path)
+    is_the_runs(OWNER, source, store, asked_for=data is not None)
     _fits(store, model.config)
-    name = f"{source} ({split})"
+    name = f"{path} ({split})"
     sequences = Sequences(store.split(split), model.config.context, store.item_bytes, name)
     count = len(sequences.data) // sequences.context
     if not 0 <= item < count:
@@ -62,18 +64,8 @@ def open_scene(folder: Path, data: Path | None, split: str, item: int, device: t
         raise ValueError(f"{OWNER}: item must be 0 to {count - 1:,}, got {item:,}; it is {piece} of {name}")
     start = item * sequences.context
     tokens = sequences.data[start : start + sequences.context].copy()
-    described = f"{Path(source).name}, {split} {'image' if store.item else 'item'} {item:,}"
+    described = f"{path.name}, {split} {'image' if store.item else 'item'} {item:,}"
     return Scene(folder.resolve().name, model, described, store.kind, tokens, store.item, store.rate)
-
-
-def _data_of(folder: Path) -> Path:
-    config = json.loads((folder / "config.json").read_text())
-    source = config.get("data")
-    if not isinstance(source, str) or not source:
-        raise ValueError(f"{OWNER}: {folder} is a model and says nothing of data; give --data, what it is to look at")
-    if not Path(source).expanduser().exists():
-        raise ValueError(f"{OWNER}: {folder} was trained on {source}, which is not here; give --data")
-    return Path(source)
 
 
 def _fits(store: Store, config: ModelConfig) -> None:

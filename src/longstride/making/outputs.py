@@ -72,7 +72,7 @@ def find_output(request: Request, source: Source, subject: Subject, total: int) 
     if request.out is None:
         if subject.kind == "text" and total == 1:
             return None
-        of = f"-{request.checkpoint}" if request.checkpoint else ""
+        of = f"-{source.checkpoint}" if source.checkpoint else ""
         folder = source.folder if source.config is not None else Path(".")
         output = Output(subject, folder / f"sample{of}{ending}", [])
     elif request.out.is_dir() or not request.out.suffix:

@@ -1,5 +1,7 @@
 """What samples begin with: text that was typed, a file, the upper part of images, the beginning of a sound."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -43,6 +45,11 @@ def find_prompts(request: Request, subject: Subject, context: int) -> Prompts:
         prompt = _sound(request.prompt_file, request.seconds, subject.rate, context)
     else:
         prompt = request.prompt_file.read_bytes()
+    if len(prompt) >= context:
+        given = "prompt" if request.prompt_file is None else f"prompt_file = {str(request.prompt_file)!r}"
+        raise ValueError(
+            f"{OWNER}: {given} has {len(prompt):,} bytes, and the context is {context:,}; give at most {context - 1:,}"
+        )
     length = request.length
     if length is None and subject.kind == "text":
         length = max(1, min(TEXT, context - len(prompt)))
@@ -66,7 +73,8 @@ def _check(request: Request, subject: Subject) -> None:
 
 
 def _images(path: Path, items: tuple[int, ...], subject: Subject) -> list[bytes]:
-    found = open_images(path)
+    with _named(path):
+        found = open_images(path)
     wanted = subject.item
     repeat = wanted[2] if found.item[2] == 1 else 1  # A grey one has all its channels equal.
     if (*found.item[:2], found.item[2] * repeat) != wanted:
@@ -79,7 +87,8 @@ def _images(path: Path, items: tuple[int, ...], subject: Subject) -> list[bytes]
     if not items and found.count > ITEMS:
         raise ValueError(f"{OWNER}: {path} has {found.count:,} images; say which, as in --items 0 1 2")
     places = np.array(items or range(found.count), np.int64)
-    images: Bytes = found.read(places).reshape(len(places), *found.item)
+    with _named(path):
+        images: Bytes = found.read(places).reshape(len(places), *found.item)
     return [image.tobytes() for image in images.repeat(repeat, -1)]
 
 
@@ -94,14 +103,31 @@ def _kept(share: float | None, subject: Subject) -> int:
 
 
 def _sound(path: Path, seconds: float | None, rate: int, context: int) -> bytes:
-    audio.about(path)  # It says what is wrong with a file that holds no sound.
     least = max(1, round(rate * seconds)) if seconds is not None else 0
+    if least >= context:
+        most = int((context - 1) / rate * 1000) / 1000
+        raise ValueError(
+            f"{OWNER}: seconds = {seconds} is {least:,} bytes, and the context is {context:,}; give at most {most}"
+        )
     wanted = least or min(rate, context // 2)
     found = bytearray()
-    for piece in audio.read(path, rate):
-        found += piece.tobytes()
-        if len(found) >= wanted:
-            break
+    with _named(path):
+        audio.about(path)  # It says what is wrong with a file that holds no sound.
+        for piece in audio.read(path, rate):
+            found += piece.tobytes()
+            if len(found) >= wanted:
+                break
     if len(found) < least:
         raise ValueError(f"{OWNER}: seconds = {seconds}, and {path} has {len(found) / rate:.3f}; give no more")
     return bytes(found[:wanted])
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What is wrong with a file, as what is wrong with the argument."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        what = text.removeprefix(str(path)) if text.startswith(f"{path} ") else f": {text}"
+        raise ValueError(f"{OWNER}: prompt_file = {str(path)!r}{what}; give another") from None

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from longstride.checks import whole_number
+from longstride.checks import finite_number, whole_number
 
 OWNER = "sample"
-BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,7 @@ class Request:
         for name in ("batch", "length"):
             if getattr(self, name) is not None:
                 whole_number(OWNER, name, getattr(self, name), 1)
-        if self.top_k is not None and self.top_k > BYTES:
-            raise ValueError(f"{OWNER}: top_k must be at most {BYTES}, as there are no more bytes, got {self.top_k}")
         if self.keep_top is not None and not 0 < self.keep_top < 1:
             raise ValueError(f"{OWNER}: keep_top must be between 0 and 1, got {self.keep_top}; 0.5 keeps the upper half")
-        if self.seconds is not None and not 0 < self.seconds < float("inf"):
+        if self.seconds is not None and finite_number(OWNER, "seconds", self.seconds) <= 0:
             raise ValueError(f"{OWNER}: seconds must be above 0, got {self.seconds}")

@@ -2,6 +2,7 @@
 
 import codecs
 import os
+import stat
 import sys
 import unicodedata
 
@@ -13,21 +14,41 @@ class Stream:
     """Writes UTF-8, whatever the terminal's settings. Bytes that are no UTF-8 become U+FFFD."""
 
     def __init__(self) -> None:
-        self.terminal = sys.stdout.isatty()
-        self.open = True
+        self.open = sys.stdout is not None  # It is None where it was closed.
+        self.terminal = self.open and sys.stdout.isatty()
+        self.file = not self.open or stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+        """Or else a terminal, or a pipe, which may well lead to the same terminal as standard error."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
         self._last = "\n"
-        sys.stdout.flush()
+        if self.open:
+            sys.stdout.flush()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last line has no end."""
+        return self._last != "\n"
+
+    @property
+    def in_front_of_errors(self) -> bool:
+        """Whether what standard error has next is seen right behind it."""
+        if not self.open:
+            return False
+        same = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+        return self.unfinished and (same or (sys.stderr.isatty() and not self.file))
 
     def write(self, some: bytes, final: bool = False) -> None:
         text = self._decoder.decode(some, final)
         if self.terminal:  # Else what a model has read would move the cursor, or worse.
+            text = self._held + text
+            self._held = "\r" if text.endswith("\r") and not final else ""  # Half of a line's end, perhaps.
+            text = text[: len(text) - len(self._held)].replace("\r\n", "\n")
             text = "".join(REPLACED if unicodedata.category(x) == "Cc" and x not in KEPT else x for x in text)
         self._put(text)
 
     def close(self) -> None:
         self.write(b"", final=True)
-        if self.terminal and self._last != "\n":
+        if self.terminal and self.unfinished:
             self._put("\n")
 
     def _put(self, text: str) -> None:

@@ -1,6 +1,5 @@
 """What a person sees of a run: one live line on a terminal, plain lines elsewhere; TensorBoard, if asked for."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -9,11 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from longstride.bar import StandardError
+
 
 class Reporter:
     def __init__(self, steps: int, start: int, folder: Path, tensorboard: bool, console: Console | None = None) -> None:
         self.steps = steps
-        self.console = console or Console(file=sys.stderr)
+        self.console = console or StandardError()
         self.live: Progress | None = None
         if self.console.is_terminal:
             columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(10), TextColumn("{task.fields[line]}"))

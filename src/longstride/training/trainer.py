@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from longstride.bar import StandardError
 from longstride.checks import whole_number
 from longstride.data.loader import Prefetch, Sequences
 from longstride.data.prepare import open_data
@@ -258,7 +259,7 @@ def train(
 def _train(config: TrainConfig, resume: bool, end: int, ranks: Ranks, console: Console | None) -> Summary:
     if not ranks.first:
         console = Console(file=io.StringIO())
-    console = console or Console(file=sys.stderr)
+    console = console or StandardError()
     with closing(
         Trainer(config, resume, ranks, partial(console.print, highlight=False, soft_wrap=True, markup=False))
     ) as trainer:
