@@ -17,7 +17,7 @@ def settings(folder: Path) -> Settings:
     path = folder / "config.json"
     if path.is_file():
         config = TrainConfig.from_json(path.read_text(errors="replace"), str(path))
-        found |= _model(config) | {"data": config.data}
+        found |= _model(config) | {"data": Path(config.data).name}
     found |= _data(folder / "data.json")
     if path.is_file():
         found |= _training(config)

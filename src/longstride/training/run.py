@@ -11,7 +11,7 @@ model.safetensors    the best weights so far, by validation; `SparseTransformer.
 import json
 import os
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,7 @@ class Run:
         for path in self.folder.iterdir():
             if HALF.fullmatch(path.name):
                 path.unlink()
+        config = replace(config, data=str(Path(config.data).absolute()))  # So that it is found from any folder.
         for name, text in (("data.json", store.to_json()), ("config.json", config.to_json())):
             with atomic_path(self.folder / name) as path:
                 path.write_text(text)
