@@ -460,6 +460,18 @@ def test_a_reader_that_has_enough():
     os.close(reader)
     for words, code in (("presets", 1), ("--help", 141), ("data prepare --help", 141)):  # rich ends with 1.
         command = [sys.executable, "-m", "longstride", *words.split()]
-        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-        assert (words, done.returncode, done.stderr) == (words, code, "")
+        for unbuffered in ("", "1"):
+            environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+            done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+            assert (words, done.returncode, done.stderr) == (words, code, "")
     os.close(writer)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_no_room_for_what_is_printed():
+    with open("/dev/full", "w") as full:
+        environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+        done = subprocess.run(
+            [sys.executable, "-m", "longstride", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "longstride: [Errno 28] No space left on device\n")

@@ -107,6 +107,13 @@ def test_another_split_checkpoint_part_and_place(capsys, folder):
     assert found["eval-valid-step-5"]["rows"][0]["bits_per_byte"] == bits_per_byte(wanted, data).bits_per_byte
 
 
+def test_data_at_home(capsys, folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    path = folder / "run/config.json"
+    path.write_text(path.read_text().replace(str(folder / "data"), "~/data"))
+    assert run(capsys, folder / "run")[0] == 0
+
+
 def test_a_saved_model_and_a_source(capsys, folder, monkeypatch):
     """Which is prepared. No file is written that was not asked for."""
     monkeypatch.setenv("LONGSTRIDE_CACHE", str(folder / "cache"))
@@ -273,6 +280,69 @@ def test_rows_of_the_same_evaluation_stay(capsys, folder):
     assert [row["min_context"] for row in json.loads(path.read_text())["rows"]] == [8]
 
 
+def test_another_process_may_have_added_rows(capsys, folder, monkeypatch):
+    import longstride.evaluate_run
+
+    path = folder / "run/eval-valid.json"
+
+    def meanwhile(*given, min_context, **more):
+        if min_context == 32:
+            monkeypatch.undo()
+            run(capsys, folder / "run", "--min-context", 9)
+        return bits_per_byte(*given, min_context=min_context, **more)
+
+    monkeypatch.setattr(longstride.evaluate_run, "bits_per_byte", meanwhile)
+    run(capsys, folder / "run", "--min-context", 0, 32)
+    assert [row["min_context"] for row in json.loads(path.read_text())["rows"]] == [0, 9, 32]
+
+
+def test_rows_of_an_earlier_version(capsys, folder):
+    """It said once for all of them how they were made."""
+    path = folder / "run/eval-valid.json"
+    run(capsys, folder / "run", "--batch", 5)
+    found = json.loads(path.read_text())
+    (row,) = found["rows"]
+    how = {name: row.pop(name) for name in ("batch", "processes", "machine")}
+    path.write_text(json.dumps({**found, **how, "min_context": [0], "rows": [row]}))
+    run(capsys, folder / "run", "--min-context", 9)
+    first, second = json.loads(path.read_text())["rows"]
+    assert first == {**row, **how}
+    assert (second["min_context"], second["batch"]) == (9, None)
+
+
+def test_what_an_evaluation_depends_on(capsys, folder):
+    """Of another precision, split, part or data it is another one."""
+    path = folder / "mine.json"
+    words = [folder / "run", "--json", path]
+    assert run(capsys, *words)[0] == 0
+    before = path.read_bytes()
+    shutil.copytree(folder / "data", folder / "other")
+    write_store(folder / "new", "text", {"train": TEXT[:99], "valid": TEXT[:2000]})
+    for more, code in (
+        (["--precision", "bfloat16"], 2),
+        (["--split", "test"], 2),
+        (["--most-bytes", 100], 2),
+        (["--data", folder / "new"], 2),
+        (["--checkpoint", "step-5"], 2),
+        (["--data", folder / "other", "--min-context", 0], 0),
+    ):
+        assert run(capsys, *words, *more)[0] == code
+        assert (path.read_bytes() == before) == (code == 2)
+    # In the run too: the file has the name of another evaluation of the same weights.
+    shutil.copy(path, folder / "run/eval-test.json")
+    assert run(capsys, folder / "run", "--split", "test")[0] == 2
+    # Rows of the same evaluation stay in any case.
+    assert run(capsys, *words, "--min-context", 9, "--force")[0] == 0
+    assert [row["min_context"] for row in json.loads(path.read_text())["rows"]] == [0, 9]
+
+
+def test_a_pipe_is_not_read_for_rows(capsys, folder):
+    os.mkfifo(folder / "mine.json")
+    code, _, err = run(capsys, folder / "run", "--json", folder / "mine.json")
+    assert code == 2
+    assert "is there already, and no evaluation" in err
+
+
 @pytest.mark.parametrize("there", ["precious", "[]", '{"rows": []}', "\xff\xfe"])
 def test_what_is_no_evaluation_is_not_replaced(capsys, folder, there):
     path = folder / "mine.json"
@@ -292,7 +362,7 @@ def test_what_is_no_evaluation_is_not_replaced(capsys, folder, there):
     assert [row["min_context"] for row in json.loads(path.read_text())["rows"]] == [0, 9]
 
 
-def test_a_checkpoint_by_its_folder(capsys, folder):
+def test_a_checkpoint_by_its_folder(capsys, folder, monkeypatch):
     checkpoint = folder / "run/checkpoints/step-5"
     run(capsys, folder / "run", "--checkpoint", "step-5")
     path = folder / "run/eval-valid-step-5.json"
@@ -301,6 +371,9 @@ def test_a_checkpoint_by_its_folder(capsys, folder):
     found = json.loads(path.read_text())
     assert found["rows"][0] == before["rows"][0]
     assert [row["min_context"] for row in found["rows"]] == [0, 9]
+    monkeypatch.chdir(checkpoint)
+    assert run(capsys, ".", "--min-context", 10)[0] == 0
+    assert [row["min_context"] for row in json.loads(path.read_text())["rows"]] == [0, 9, 10]
     code, _, err = run(capsys, checkpoint, "--checkpoint", "step-10")
     assert code == 2
     assert f"checkpoint = 'step-10', and {checkpoint} is one; give its run, {folder / 'run'}" in err

@@ -204,6 +204,12 @@ def test_an_image_alone_is_not_taken_for_items():
         bits_per_byte(network, images[0])
 
 
+def test_grey_images():
+    network = model(context=8, embedding="image(4, 2, 1)")
+    images = np.arange(16, dtype=np.uint8).reshape(2, 4, 2)
+    assert bits_per_byte(network, images).nats == bits_per_byte(network, images[..., None]).nats
+
+
 def shared(lengths):
     """Bits of several streams, as processes share them, and which windows this one computed."""
     network = model(context=32, width=32, embedding="matrix(8)", pattern="merged(fixed(8, 2))")

@@ -425,6 +425,17 @@ def test_what_is_refused_with_sound(capfdbinary, tmp_path):
         refused(capfdbinary, says, folder, *words)
 
 
+def test_weights_that_are_not_finite(capfdbinary, tmp_path):
+    folder = a_run(tmp_path, "text")
+    model = SparseTransformer.from_pretrained(folder)
+    with torch.no_grad():
+        model.norm.bias[0] = float("nan")
+    model.save_pretrained(tmp_path / "model")
+    code, _, err = run(capfdbinary, tmp_path / "model", "--kind", "text")
+    assert code == 2
+    assert "longstride: sample: the logits are not finite" in err
+
+
 def test_a_folder_that_is_no_model_or_has_no_weights(capfdbinary, tmp_path):
     refused(capfdbinary, "is no run and no saved model: it has no config.json", tmp_path)
     folder = a_run(tmp_path, "text")
@@ -484,7 +495,8 @@ def test_a_reader_that_has_enough(tmp_path):
 
 def by_itself(folder, *words, **streams):
     command = [sys.executable, "-m", "longstride", "sample", str(folder), "--device", "cpu", *map(str, words)]
-    return subprocess.run(command, text=True, check=False, **streams)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(command, text=True, check=False, env=buffered, **streams)
 
 
 def test_nobody_reads_how_far_it_is(tmp_path):
@@ -503,6 +515,13 @@ def test_standard_output_is_closed(tmp_path):
     done = by_itself(a_run(tmp_path, "text"), stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
     assert done.returncode == 0
     assert re.fullmatch(r"\d+ bytes in .*\n", done.stderr)
+
+
+def test_standard_error_is_closed(tmp_path):
+    done = by_itself(a_run(tmp_path, "text"), "--length", 9, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(2))
+    assert done.returncode == 0
+    assert done.stdout
+    assert "bytes/s" not in done.stdout
 
 
 def test_both_in_one_place(tmp_path):

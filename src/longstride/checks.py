@@ -6,7 +6,6 @@ import operator
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from math import isfinite
-from numbers import Real
 from typing import Any
 
 MOST = 2**62  # Positions are 64-bit integers on a device.
@@ -27,10 +26,17 @@ def whole_number(owner: str, name: str, value: object, least: int) -> int:
     return number
 
 
-def finite_number(owner: str, name: str, value: object) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value):
-        raise ValueError(f"{owner}: {name} must be a finite number, got {value!r}")
-    return float(value)
+def finite_number(owner: str, name: str, value: Any) -> float:
+    """`value` as a float, of whatever type it is, but no text and no truth."""
+    try:
+        if isinstance(value, str | bytes | bool):
+            raise TypeError
+        number = float(value)
+        if isfinite(number):
+            return number
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise ValueError(f"{owner}: {name} must be a finite number, got {value!r}")
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

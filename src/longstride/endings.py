@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from longstride.training.ranks import SAID, is_joined
@@ -16,30 +16,25 @@ BAD_INPUT, INTERRUPTED, UNREAD = 2, 130, 141
 @contextmanager
 def told_in_one_line(verb: str) -> Iterator[None]:
     try:
-        yield
+        try:
+            yield
+        except SystemExit:
+            _flush()
+            raise
         _flush()
-    except SystemExit:
-        _flush()
-        raise
-    except BrokenPipeError:  # Whoever reads has enough. Python would complain once more as it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # Whoever reads has enough.
         _end(UNREAD, at_once=is_joined())
     except (ValueError, OSError, FloatingPointError) as error:
-        if SAID not in getattr(error, "__notes__", ()):
-            print(f"longstride: {error}", file=sys.stderr)
-        _end(BAD_INPUT, at_once=is_joined())
+        _end(BAD_INPUT, "" if SAID in getattr(error, "__notes__", ()) else str(error), at_once=is_joined())
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
         first = str(error).splitlines()[0]
         more = "" if verb in ("eval", "sample") else "--accumulate, --model.recompute on, or "
-        print(f"longstride: {first} Try {more}a smaller --batch.", file=sys.stderr)
-        _end(BAD_INPUT, at_once=is_joined())
+        _end(BAD_INPUT, f"{first} Try {more}a smaller --batch.", at_once=is_joined())
     except KeyboardInterrupt:
-        if speaks():
-            print("longstride: interrupted", file=sys.stderr)
         # A checkpoint that is being written is not waited for: it is known as unfinished.
-        _end(INTERRUPTED, at_once=is_joined() or _threads_work())
+        _end(INTERRUPTED, "interrupted" if speaks() else "", at_once=is_joined() or _threads_work())
 
 
 def speaks() -> bool:
@@ -57,10 +52,17 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _end(code: int, at_once: bool) -> NoReturn:
+def _end(code: int, line: str = "", *, at_once: bool) -> NoReturn:
     """At once: what waits for threads, or for other processes, is left as it is."""
-    _flush()
-    sys.stderr.flush()
+    if line and sys.stderr is not None:
+        with suppress(OSError):
+            print(f"longstride: {line}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:  # Python would try once more as it ends, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if at_once:
         os._exit(code)
     sys.exit(code)

@@ -67,21 +67,20 @@ def evaluate(
             "bytes": some.size,
         }
         how = {"batch": batch, "processes": ranks.count, "machine": machine(place)}
-        file = None
-        if results is not None:
-            file = Results(results, about, own=False, force=force)
-        elif own:
+        given = results is not None
+        if results is None and own:
             of = f"-{source.checkpoint}" if source.checkpoint else ""
             part = f"-first-{some.size}" if some.size < store.splits[split] else ""
             rounded = "" if precision in (None, read_config(settings_path(source.weights)).precision) else f"-{precision}"
-            file = Results(source.folder / f"eval-{split}{of}{part}{rounded}.json", about, own=True, force=force)
+            results = source.folder / f"eval-{split}{of}{part}{rounded}.json"
+        file = None if results is None else ranks.first_does(lambda: Results(results, about, not given, force))
         model = model.to(place)
         console = StandardError() if ranks.first else Console(file=io.StringIO())
         rows: list[Score] = []
         for one in contexts:
             with Meter(console, f"min context {one:,}", some.size, ranks.count) as meter:
                 rows.append(bits_per_byte(model, some, min_context=one, batch=batch, ranks=ranks, progress=meter))
-            if ranks.first and file is not None:
+            if file is not None:
                 file.add({**asdict(rows[-1]), **how})
         if ranks.first:
             _show(source, store, split, rows)

@@ -86,7 +86,8 @@ def bits_per_byte(
     found = _array(data)
     items = found.ndim > 1
     sizes = model.config.positions.sizes
-    if items and len(sizes) == 3 and found.shape[1:] not in (sizes, (model.config.context,)):
+    shapes = [sizes, (model.config.context,)] + ([sizes[:2]] if sizes[-1] == 1 else [])
+    if items and len(sizes) == 3 and found.shape[1:] not in shapes:
         raise ValueError(
             f"bits_per_byte: data must be images of {' x '.join(map(str, sizes))}, [images, {', '.join(map(str, sizes))}], "
             f"got {list(found.shape)}; one alone is image[None]"

@@ -18,42 +18,48 @@ class Results:
         """
         self.path = path
         self.about: Content = json.loads(json.dumps(about))  # As it is read again: lists, no tuples.
-        self.rows: list[Content] = []
         if not path.parent.is_dir():
             raise ValueError(
                 f"eval: json = {str(path)!r} cannot be written: there is no folder {path.parent}; make it first"
             )
         writable("eval", "json", path)
-        if not path.exists() or force:
+        if not path.exists():
             return
         there = _read(path)
-        if there is None:
+        if there is None and not force:
             raise ValueError(
                 f"eval: json = {str(path)!r} is there already, and no evaluation; add --force to replace it, "
                 "or give another --json"
             )
-        if _same(there, self.about):
-            self.rows = there["rows"]
-        elif not own:
+        if there is None or _same(there, self.about):
+            return
+        outdated = own and there["weights_sha256"] != self.about["weights_sha256"]
+        if not outdated and not force:
             raise ValueError(
                 f"eval: json = {str(path)!r} has an evaluation of other weights, data or settings; "
                 "add --force to replace it, or give another --json"
             )
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Writes it beside the others: the next may take hours."""
-        others = [one for one in self.rows if one["min_context"] != row["min_context"]]
-        self.rows = sorted([*others, dict(row)], key=lambda one: one["min_context"])
+        """Writes it beside the others, of this process and of any other: the next may take hours."""
+        there = _read(self.path) if self.path.exists() else None
+        rows = {one["min_context"]: one for one in there["rows"]} if there and _same(there, self.about) else {}
+        rows[row["min_context"]] = dict(row)
+        content = {**self.about, "rows": [rows[least] for least in sorted(rows)]}
         with atomic_path(self.path) as temporary:
-            temporary.write_text(json.dumps({**self.about, "rows": self.rows}, indent=2) + "\n")
+            temporary.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _read(path: Path) -> Content | None:
     """What an evaluation has written, or None."""
+    if not path.is_file():
+        return None
     try:
         found = json.loads(path.read_text())
-        if _key(found) and all(isinstance(row["min_context"], int) for row in found["rows"]):
-            return dict(found)
+        if _key(found) and all(type(row["min_context"]) is int for row in list(found["rows"])):
+            # Earlier versions said once how all rows were made.
+            how = {name: found[name] for name in ("batch", "processes", "machine") if name in found}
+            return {**found, "rows": [{**how, **row} for row in found["rows"]]}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     return None

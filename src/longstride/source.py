@@ -32,10 +32,10 @@ class Source:
 def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Source:
     """A run's best weights, or those of a checkpoint, which is looked at byte by byte; or a saved model."""
     path = settings_path(folder)
-    if path.parent != folder:
+    if path != folder / "config.json":
         if checkpoint is not None:
             raise ValueError(f"{owner}: checkpoint = {checkpoint!r}, and {folder} is one; give its run, {path.parent}")
-        folder, checkpoint = path.parent, folder.name
+        folder, checkpoint = path.parent, folder.resolve().name
     if not path.is_file():
         raise ValueError(f"{owner}: {folder} is no run and no saved model: it has no config.json")
     text = path.read_text(errors="replace")
@@ -72,7 +72,7 @@ def run_data(owner: str, source: Source) -> Path:
     """What a run was trained on."""
     if source.config is None:
         raise ValueError(f"{owner}: --data must be given: {source.folder} is a saved model, which does not name its data")
-    data = Path(source.config.data)
+    data = Path(source.config.data).expanduser()
     if not data.exists():
         raise ValueError(f"{owner}: {data}, which {source.folder} was trained on, is not here; give --data")
     return data

@@ -1,3 +1,6 @@
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -29,6 +32,11 @@ def test_the_fewest_that_have_a_probability(top_p, left):
     assert probabilities(LOGITS, Choice(top_p=top_p)).nonzero()[:, 1].tolist() == left
 
 
+@pytest.mark.parametrize("number", [Fraction(1, 2), torch.tensor(0.5), np.float32(0.5), np.array(0.5)], ids=repr)
+def test_numbers_of_any_type(number):
+    assert Choice(number, top_p=number) == Choice(0.5, top_p=0.5)
+
+
 def test_top_p_is_of_what_top_k_leaves():
     assert probabilities(LOGITS, Choice(top_k=3, top_p=0.65)).nonzero()[:, 1].tolist() == [0, 1]
 
@@ -42,6 +50,9 @@ def test_top_p_is_of_what_top_k_leaves():
         ({"temperature": float("nan")}, "temperature must be a finite number, got nan"),
         ({"temperature": float("inf")}, "temperature must be a finite number, got inf"),
         ({"temperature": "1"}, "temperature must be a finite number, got '1'"),
+        ({"temperature": True}, "temperature must be a finite number, got True"),
+        ({"temperature": 10**400}, "temperature must be a finite number, got 1000"),
+        ({"temperature": torch.ones(2)}, "temperature must be a finite number, got tensor"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_k": 257}, "top_k must be at most 256, as there are no more bytes, got 257"),
         ({"top_p": "1"}, "top_p must be a finite number, got '1'"),

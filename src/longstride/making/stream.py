@@ -32,7 +32,7 @@ class Stream:
     @property
     def in_front_of_errors(self) -> bool:
         """Whether what standard error has next is seen right behind it."""
-        if not self.open:
+        if not self.open or sys.stderr is None:
             return False
         same = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
         return self.unfinished and (same or (sys.stderr.isatty() and not self.file))

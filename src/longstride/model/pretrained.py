@@ -49,8 +49,10 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
 def settings_path(folder: Path) -> Path:
     """Where its config.json is, if it has one."""
     settings = folder / "config.json"
-    if not settings.is_file() and folder.parent.name == "checkpoints":  # Of a run, which has one for all.
-        return folder.parent.parent / "config.json"
+    if not settings.is_file():
+        for parent in (folder.parent, folder.resolve().parent):
+            if parent.name == "checkpoints":  # Of a run, which has one for all.
+                return parent.parent / "config.json"
     return settings
 
 

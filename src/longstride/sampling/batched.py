@@ -171,10 +171,10 @@ def product_tile(batch: int, size_in: int, size_out: int, whole: bool) -> tuple[
 
 def in_parts(x: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
     """Numbers of x, [layers, ...], as sums of `parts` of a smaller type: [layers, parts, ...]."""
-    found = []
-    for _ in range(parts):
-        found.append(x.to(dtype))
+    found = [x.to(dtype)]
+    for _ in range(parts - 1):
         x = x - found[-1]
+        found.append(x.to(dtype))
     return torch.stack(found, 1)
 
 

@@ -31,14 +31,17 @@ class Choice:
     """Only the fewest bytes that together have this probability."""
 
     def __post_init__(self) -> None:
-        if finite_number("generate", "temperature", self.temperature) < COLDEST:
+        for name in ("temperature", "top_p"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, finite_number("generate", name, getattr(self, name)))
+        if self.temperature < COLDEST:
             raise ValueError(
                 f"generate: temperature must be at least {COLDEST}, got {self.temperature}; "
                 "top_k = 1 takes the most likely byte"
             )
         if self.top_k is not None and whole_number("generate", "top_k", self.top_k, 1) > BYTES:
             raise ValueError(f"generate: top_k must be at most {BYTES}, as there are no more bytes, got {self.top_k}")
-        if self.top_p is not None and not 0 < finite_number("generate", "top_p", self.top_p) <= 1:
+        if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"generate: top_p must be above 0 and at most 1, got {self.top_p}")
 
     @property

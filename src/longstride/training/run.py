@@ -107,7 +107,7 @@ class Run:
         for path in self.folder.iterdir():
             if HALF.fullmatch(path.name):
                 path.unlink()
-        config = replace(config, data=str(Path(config.data).absolute()))  # So that it is found from any folder.
+        config = replace(config, data=str(Path(config.data).expanduser().absolute()))  # So that it is found from any folder.
         for name, text in (("data.json", store.to_json()), ("config.json", config.to_json())):
             with atomic_path(self.folder / name) as path:
                 path.write_text(text)
