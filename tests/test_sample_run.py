@@ -19,7 +19,11 @@ from longstride import cli, generate
 from longstride.data import audio, images
 from longstride.data.store import write_store
 from longstride.making.meter import Meter
+from longstride.making.outputs import find_output
+from longstride.making.request import Request
+from longstride.making.subject import find_subject
 from longstride.model import SparseTransformer
+from longstride.source import open_source
 from longstride.training import TrainConfig
 from tests.training.small import MODEL, TEXT
 
@@ -133,6 +137,14 @@ def test_ends_of_lines_on_a_terminal(capfdbinary, monkeypatch):
         stream.write(some)
     stream.close()
     assert capfdbinary.readouterr().out.decode() == "a\nb\ufffdc\nd\ufffde\ufffd\n"
+
+
+def test_a_checkpoints_samples_have_its_name(tmp_path):
+    folder = a_run(tmp_path, "text")
+    source = open_source("sample", folder)
+    subject = find_subject(source, MODELS["text"], None)
+    for weights, name in ((folder, "sample.txt"), (folder / "checkpoints/step-500", "sample-step-500.txt")):
+        assert find_output(Request(), replace(source, weights=weights), subject, 2).whole == folder / name
 
 
 def test_nothing_waits_in_a_buffer(tmp_path, monkeypatch):
@@ -540,6 +552,26 @@ def test_a_pipe_may_lead_to_the_terminal_that_a_bar_is_on(tmp_path, monkeypatch)
             assert longstride.sample_run.Stream().file == is_file
             monkeypatch.undo()
     os.close(reader)
+
+
+@pytest.mark.parametrize(("file", "terminal", "shown"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_when_there_is_a_bar_beside_a_text(capfdbinary, tmp_path, monkeypatch, file, terminal, shown):
+    """Only if the text goes to a file, and somebody is there to see it."""
+    found = []
+
+    def opened(stream, begin=longstride.sample_run.Stream.__init__):
+        begin(stream)
+        stream.file = file
+
+    def noted(meter, console, total, shown, begin=Meter.__init__):
+        found.append(shown)
+        begin(meter, console, total, shown=False)
+
+    monkeypatch.setattr("longstride.making.stream.Stream.__init__", opened)
+    monkeypatch.setattr(Meter, "__init__", noted)
+    monkeypatch.setattr("longstride.standard.StandardError.is_terminal", terminal)
+    assert run(capfdbinary, a_run(tmp_path, "text"), "--length", 3)[0] == 0
+    assert found == [shown]
 
 
 def test_the_bar():

@@ -174,7 +174,7 @@ def test_mistakes(tmp_path, monkeypatch):
     for runs, path, says in (
         ([], None, "which run comes next"),
         ([tmp_path / str(number) for number in range(7)], None, "7 runs are given, and there are colours for 6"),
-        ([folder, folder], None, "runs must be different ones"),
+        ([folder, folder / "../run"], None, "runs must be different ones"),
         ([folder], "page.gif", r"page.gif must end in .png or .svg"),
         ([tmp_path], None, r"is no run: it has no metrics\.jsonl"),
         ([folder], folder / "metrics.jsonl/page.png", "cannot be written"),

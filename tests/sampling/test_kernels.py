@@ -153,6 +153,21 @@ def test_a_product(rows, columns, share, block, activate, of):
         torch.testing.assert_close(found[0], x[:, :share].double() @ weight[:, :share].T, atol=1e-4, rtol=1e-6)
 
 
+@pytest.mark.parametrize("of", [1, 2, 3])
+def test_which_parts_are_multiplied(of):
+    """Small whole numbers, so that all sums are exact."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if GPU else torch.float16
+    x, weight = (torch.randint(-4, 5, size, device=DEVICE).to(dtype) for size in ((3, 16, 32), (of, 16, 32)))
+    out = torch.zeros(1, 16, 16, device=DEVICE)
+    batched.multiply[(1, 1, 1)](
+        x, weight, weight, out, 16, ACTIVATE=False, PARTS=3, OF=of, IN=32, OUT=16, ROWS=16, COLUMNS=16, SHARE=32, BLOCK_IN=16
+    )
+    pairs = [(part, other) for part in range(3) for other in range(of) if part + other < 3]
+    wanted = sum(x[part].double() @ weight[other].double().T for part, other in pairs)
+    assert torch.equal(out[0].double(), wanted)
+
+
 def test_products_that_programs_share(monkeypatch):
     monkeypatch.setattr(batched, "BLOCK_IN", 16)
     monkeypatch.setattr(batched, "SHARE", 16)
