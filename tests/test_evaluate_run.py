@@ -379,7 +379,7 @@ def test_a_checkpoint_by_its_folder(capsys, folder, monkeypatch):
     assert f"checkpoint = 'step-10', and {checkpoint} is one; give its run, {folder / 'run'}" in err
     code, _, err = run(capsys, folder / "run/checkpoints/step-7")
     assert code == 2
-    assert "has no checkpoint 'step-7'; did you mean 'step-5'?" in err or "the names are" in err
+    assert "has no checkpoint 'step-7'; did you mean 'step-" in err
 
 
 def test_the_bar_is_live_on_a_terminal_and_lines_elsewhere():

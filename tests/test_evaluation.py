@@ -200,7 +200,7 @@ def test_an_image_alone_is_not_taken_for_items():
     images = np.arange(48, dtype=np.uint8).reshape(2, 4, 2, 3)
     wanted = bits_per_byte(network, images[:1])
     assert bits_per_byte(network, images[:1].reshape(1, 24)).nats == wanted.nats
-    with pytest.raises(ValueError, match=r"images of 4 x 2 x 3, .* got \[4, 2, 3\]; one alone is image\[None\]"):
+    with pytest.raises(ValueError, match=r"\[images, 4, 2, 3\] .* got \[4, 2, 3\]; one image alone is image\[None\]"):
         bits_per_byte(network, images[0])
 
 

@@ -13,6 +13,7 @@ FLOW = [
     "version",
     "checks",
     "atomic",
+    "standard",
     "bar",
     "tensor_file",
     "device",

@@ -1,8 +1,5 @@
 """How far long work is: a bar on a terminal, a line for every tenth elsewhere."""
 
-import io
-import os
-import sys
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -10,17 +7,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 TENTHS = 10
-
-
-class StandardError(Console):
-    """Where people see how far it is. If nobody reads it any more, the work goes on."""
-
-    def __init__(self) -> None:
-        super().__init__(file=sys.stderr or io.StringIO())  # It is None where it was closed.
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())  # For what waits in a buffer.
 
 
 class Bar:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from longstride.standard import silence
 from longstride.training.ranks import SAID, is_joined
 
 BAD_INPUT, INTERRUPTED, UNREAD = 2, 130, 141
@@ -61,8 +62,8 @@ def _end(code: int, line: str = "", *, at_once: bool) -> NoReturn:
         try:
             if stream is not None:
                 stream.flush()
-        except OSError:  # Python would try once more as it ends, and complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except OSError:
+            silence(stream)
     if at_once:
         os._exit(code)
     sys.exit(code)

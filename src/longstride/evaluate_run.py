@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from longstride.bar import Bar, StandardError
+from longstride.bar import Bar
 from longstride.benchmarks.measure import machine
 from longstride.checks import whole_number
 from longstride.data.prepare import open_data
@@ -25,6 +25,7 @@ from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.pretrained import read_config, settings_path
 from longstride.results import Results
 from longstride.source import WEIGHTS, Source, is_the_runs, open_source, run_data
+from longstride.standard import StandardError
 from longstride.training.progress import duration
 from longstride.training.ranks import Ranks, joined
 

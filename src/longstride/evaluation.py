@@ -89,8 +89,8 @@ def bits_per_byte(
     shapes = [sizes, (model.config.context,)] + ([sizes[:2]] if sizes[-1] == 1 else [])
     if items and len(sizes) == 3 and found.shape[1:] not in shapes:
         raise ValueError(
-            f"bits_per_byte: data must be images of {' x '.join(map(str, sizes))}, [images, {', '.join(map(str, sizes))}], "
-            f"got {list(found.shape)}; one alone is image[None]"
+            f"bits_per_byte: data must be [images, {', '.join(map(str, sizes))}] for this model, got {list(found.shape)}; "
+            "one image alone is image[None]"
         )
     length = found[0].size if items else model.config.context
     if length > model.config.context:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from longstride.atomic import atomic_path, writable
 
@@ -23,27 +23,22 @@ class Results:
                 f"eval: json = {str(path)!r} cannot be written: there is no folder {path.parent}; make it first"
             )
         writable("eval", "json", path)
-        if not path.exists():
+        if not path.exists() or force:
             return
         there = _read(path)
-        if there is None and not force:
-            raise ValueError(
-                f"eval: json = {str(path)!r} is there already, and no evaluation; add --force to replace it, "
-                "or give another --json"
-            )
-        if there is None or _same(there, self.about):
-            return
-        outdated = own and there["weights_sha256"] != self.about["weights_sha256"]
-        if not outdated and not force:
-            raise ValueError(
-                f"eval: json = {str(path)!r} has an evaluation of other weights, data or settings; "
-                "add --force to replace it, or give another --json"
-            )
+        if there is None:
+            self._refuse("is there already, and no evaluation")
+        elif _key(there) != _key(self.about) and not (own and there["weights_sha256"] != self.about["weights_sha256"]):
+            self._refuse("has an evaluation of other weights, data or settings")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise ValueError(f"eval: json = {str(self.path)!r} {why}; add --force to replace it, or give another --json")
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Writes it beside the others, of this process and of any other: the next may take hours."""
-        there = _read(self.path) if self.path.exists() else None
-        rows = {one["min_context"]: one for one in there["rows"]} if there and _same(there, self.about) else {}
+        there = _read(self.path)
+        stay = there["rows"] if there is not None and _key(there) == _key(self.about) else []
+        rows = {one["min_context"]: one for one in stay}
         rows[row["min_context"]] = dict(row)
         content = {**self.about, "rows": [rows[least] for least in sorted(rows)]}
         with atomic_path(self.path) as temporary:
@@ -63,10 +58,6 @@ def _read(path: Path) -> Content | None:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     return None
-
-
-def _same(one: Content, other: Content) -> bool:
-    return _key(one) == _key(other)
 
 
 def _key(content: Content) -> list[Any]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from longstride.bar import StandardError
 from longstride.device import choose_device
 from longstride.making.meter import Meter
 from longstride.making.outputs import find_output
@@ -21,6 +20,7 @@ from longstride.making.subject import find_subject
 from longstride.model import SparseTransformer
 from longstride.sampling import generate
 from longstride.source import open_source
+from longstride.standard import StandardError
 
 TOGETHER = 65_536
 """Bytes of the samples that are made together, if nothing else is said."""

@@ -6,6 +6,8 @@ import stat
 import sys
 import unicodedata
 
+from longstride.standard import silence
+
 KEPT = "\n\t"
 REPLACED = "\ufffd"
 
@@ -58,6 +60,6 @@ class Stream:
         try:
             sys.stdout.buffer.write(text.encode())
             sys.stdout.buffer.flush()
-        except BrokenPipeError:  # Whoever reads has enough. Python would complain once more as it ends.
+        except BrokenPipeError:  # Whoever reads has enough.
             self.open = False
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            silence(sys.stdout)

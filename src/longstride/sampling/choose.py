@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from longstride.checks import finite_number, whole_number
+from longstride.model.embedding import BYTES
 
-BYTES = 256
 MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 BITS = 32
 """Of a random number: few enough that it stays below 1 when it is multiplied by a sum of probabilities."""

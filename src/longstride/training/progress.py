@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from longstride.bar import StandardError
+from longstride.standard import StandardError
 
 
 class Reporter:

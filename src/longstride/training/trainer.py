@@ -19,13 +19,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from longstride.bar import StandardError
 from longstride.checks import whole_number
 from longstride.data.loader import Prefetch, Sequences
 from longstride.data.prepare import open_data
 from longstride.data.store import Store
 from longstride.model import SparseTransformer
 from longstride.model.pretrained import save_weights
+from longstride.standard import StandardError
 from longstride.training.checkpoint import Checkpoints, SaveError
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
