@@ -128,7 +128,8 @@ ATTENTION = {
 PLANNED = {"data.plan", "data.store", "data.streams"}
 DATA = {
     "__init__": set(),
-    "store": {"checks"},
+    "hashes": {"atomic", "bar"},
+    "store": {"checks", "data.hashes"},
     "plan": {"data.store"},
     "streams": {"atomic", "data.plan", "data.store"},
     "text": PLANNED,
@@ -136,9 +137,9 @@ DATA = {
     "audio": {"atomic", *PLANNED},
     "cifar": {"data.store"},
     "images": {"atomic", "checks", "data", "data.cifar", *PLANNED},
-    "prepare": {"data", *PLANNED},
+    "prepare": {"bar", "data", *PLANNED},
     "loader": {"checks", "data.store"},
-    "fetch": {"atomic", "checks"},
+    "fetch": {"atomic", "bar", "checks"},
 }
 LIGHT = {"version", "checks", "atomic", "patterns", "notation", "attention", "__init__"}
 

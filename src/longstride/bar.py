@@ -4,7 +4,9 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from longstride.standard import StandardError
 
 TENTHS = 10
 
@@ -35,3 +37,16 @@ class Bar:
         elif self.shown and tenths > self.tenths:
             self.tenths = tenths
             self.console.print(line, highlight=False, soft_wrap=True)
+
+
+def byte_bar(shown: bool = True) -> Progress:
+    """A bar on stderr for bytes that are read, written or downloaded; gone when they are. Only on a terminal."""
+    console = StandardError()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))

@@ -12,10 +12,8 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
 from longstride.atomic import writable
+from longstride.bar import byte_bar
 from longstride.checks import suggest
 
 CHUNK = 2**18
@@ -87,7 +85,7 @@ def _download(source: Source, part: Path, progress: bool) -> None:
         return
     if have > source.size:
         have = 0
-    with _bar(progress) as bar:
+    with byte_bar(progress) as bar:
         task = bar.add_task(source.name, total=source.size)
         with _ask(source, have) as answer:
             have = _start(source, answer, have)
@@ -157,14 +155,3 @@ def _reason(error: Exception) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _bar(shown: bool) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)

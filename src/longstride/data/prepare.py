@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from longstride.bar import byte_bar
 from longstride.data import audio, cifar, files, images, text
 from longstride.data.plan import Plan, ending, files_under
 from longstride.data.store import KINDS, MANIFEST, VERSION, Bytes, Store, check_target, open_store, write_store
@@ -40,12 +39,10 @@ def prepare(source: str | Path, out: str | Path, kind: str | None = None, progre
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"{out} lies in the source, {source}; give a folder outside of it")
     kind = _kind(source, kind)
-    console = Console(stderr=True)
-    shown = progress and console.is_terminal
-    with console.status(f"looking at {source}") if shown else nullcontext():
+    bar = byte_bar(progress)
+    with nullcontext() if bar.disable else bar.console.status(f"looking at {source}"):
         plan = PLANS[kind](source)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+    with bar:
         task = bar.add_task(source.name, total=plan.total)
 
         def counted(pieces: Iterable[Bytes] | Bytes) -> Iterator[Bytes]:
