@@ -125,19 +125,23 @@ ATTENTION = {
     "__init__": {"attention.api"},
 }
 # Inside data: formats know the store and the plan of what goes into it, not each other, and prepare joins them.
-PLANNED = {"data.plan", "data.store", "data.streams"}
+PLANNED = {"data.limits", "data.plan", "data.store", "data.streams"}
 DATA = {
     "__init__": set(),
     "hashes": {"atomic", "bar"},
+    "limits": {"checks"},
     "store": {"checks", "data.hashes"},
     "plan": {"data.store"},
-    "streams": {"atomic", "data.plan", "data.store"},
+    "streams": {"atomic", "data.limits", "data.plan", "data.store"},
+    "arrays": PLANNED,
+    "pickles": {"data.limits", "data.plan", "data.store"},
+    "tars": {"data.streams"},
     "text": PLANNED,
     "files": PLANNED,
     "audio": {"atomic", *PLANNED},
-    "cifar": {"data.store"},
-    "images": {"atomic", "checks", "data", "data.cifar", *PLANNED},
-    "prepare": {"bar", "data", *PLANNED},
+    "cifar": {"data.pickles", "data.tars", *PLANNED},
+    "images": {"atomic", "checks", "data", "data.arrays", "data.cifar", *PLANNED},
+    "prepare": {"bar", "data", "data.hashes", "standard", *PLANNED},
     "loader": {"checks", "data.store"},
     "fetch": {"atomic", "bar", "checks"},
 }

@@ -112,6 +112,8 @@ def data_prepare(
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     kind: Kind | None = None,
+    join: bool = False,
+    max_bytes: int | None = None,
 ) -> None:
     """Turn files into a store that training reads. Example: longstride data prepare enwik8.zip enwik8
 
@@ -119,10 +121,12 @@ def data_prepare(
         source: A file, or a folder of them: text (also packed), images, sound, or anything.
         out: The store's folder.
         kind: What the source is; left out, its names and contents say.
+        join: Put all files together and split anew, also if some are named train, valid or test.
+        max_bytes: The most that the source may unpack to; if left out, 1 GiB, or 100 times its size if that is more.
     """
     from longstride.data.prepare import prepare
 
-    store = prepare(source, out, kind)
+    store = prepare(source, out, kind, max_bytes=max_bytes, join=join)
     sizes = ", ".join(f"{name} {size:,} bytes" for name, size in store.splits.items())
     print(f"{out}: {store.kind}, {sizes}")
 

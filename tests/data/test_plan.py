@@ -35,16 +35,58 @@ def test_names_of_splits(name, split):
     assert split_of(name) == split
 
 
-def test_splits_by_name():
-    folder = Path("set")
-    paths = [folder / "train" / "a.png", folder / "valid" / "b.png", folder / "train" / "test.png"]
-    assert named_splits(folder, paths) == {"train": [paths[0], paths[2]], "valid": [paths[1]]}
-    assert named_splits(folder, [*paths, folder / "c.png"]) is None
-    assert named_splits(folder, [folder / "train-1.wav", folder / "train-2.wav"]) is None
-    both = [folder / "train.txt", folder / "test.txt"]
-    assert named_splits(folder, both, valid_from_train=True) is not None
-    with pytest.raises(ValueError, match="set has files named for train and test, and none for valid"):
-        named_splits(folder, both)
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        ("train/a.png valid/b.png train/test.png", {"train": "train/a.png train/test.png", "valid": "valid/b.png"}),
+        ("train.txt valid.txt README.txt", {"train": "train.txt", "valid": "valid.txt"}),
+        ("train/a val/b c.png", {"train": "train/a", "valid": "val/b"}),
+        (
+            "train.txt valid.txt test.txt training-notes.txt",
+            {"train": "train.txt", "valid": "valid.txt", "test": "test.txt"},
+        ),
+        ("train-1.txt train2.txt valid.txt", {"train": "train-1.txt train2.txt", "valid": "valid.txt"}),
+        ("train-a.txt train-b.txt valid.txt", {"train": "train-a.txt train-b.txt", "valid": "valid.txt"}),
+        ("wiki.train.raw wiki.valid.raw about", {"train": "wiki.train.raw", "valid": "wiki.valid.raw"}),
+        ("train-test.txt train.txt valid.txt", {"train": "train.txt", "valid": "valid.txt"}),
+        ("x/train.txt x/valid.txt README", {"train": "x/train.txt", "valid": "x/valid.txt"}),
+        ("cats/train/1 dogs/train/1 cats/val/1", {"train": "cats/train/1 dogs/train/1", "valid": "cats/val/1"}),
+        ("train-1.wav train-2.wav", None),
+        ("training-notes.txt a.txt b.txt", None),
+        ("a.txt b/test/c.txt b/retrain.txt", None),
+        ("a.txt README", None),
+    ],
+)
+def test_splits_by_name(tmp_path, names, groups):
+    paths = files(tmp_path, names)
+    expected = groups and {split: [tmp_path / name for name in members.split()] for split, members in groups.items()}
+    assert named_splits(tmp_path, paths) == expected
+
+
+def files(folder, names, size=10):
+    paths = [folder / name for name in names.split()]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("train.txt test.txt", r"has files named for train \(train.txt\) and test \(test.txt\), and none for valid"),
+        ("valid.txt test.txt a.txt b.txt", r"has files named for valid .* and test .*, and none for train; .* --join"),
+        ("test/a.txt b.txt", r"has files named for test \(test/a.txt\), and none for train"),
+        ("x/train.txt x/test.txt", r"has files named for train \(x/train.txt\) and test .*, and none for valid"),
+        ("train valid a b c", r"most of its bytes have no split in their names \(a, b, c\).* --join"),
+        ("train valid a b c d e", r"\(a, b, c and 2 more\)"),
+    ],
+)
+def test_data_named_for_a_split_is_not_joined(tmp_path, names, message):
+    with pytest.raises(ValueError, match=message):
+        named_splits(tmp_path, files(tmp_path, names))
+    if message.endswith("none for valid"):
+        assert list(named_splits(tmp_path, files(tmp_path, names), valid_from_train=True) or {}) == ["train", "test"]
 
 
 def test_files_under(tmp_path):

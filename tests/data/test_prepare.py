@@ -10,10 +10,12 @@ import soundfile
 from PIL import Image
 
 from longstride import samples
+from longstride.data import hashes
 from longstride.data import prepare as module
 from longstride.data.prepare import guess_kind, open_data, prepare
 from longstride.data.store import verify
 from tests.data.small import batches, binary_batch, contents, python_2_batch, some_images, write_files, write_tar
+from tests.data.test_hashes import put_back
 
 TEXT = b"to be, or not to be, that is the question\n" * 20
 NOISE = np.random.default_rng(0).bytes(2000)
@@ -196,3 +198,110 @@ def test_the_core_does_without_the_libraries(tmp_path):
         f"print(prepare({str(tmp_path / 'a.txt')!r}, {str(tmp_path / 'made')!r}).kind)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "text\n"
+
+
+def split_folder(folder, write, stray, *splits):
+    """Files 1 .. 3 for each split, and a stray one with the content 9."""
+    for number, name in enumerate(splits or ("train", "valid", "test"), 1):
+        write(folder / name, number)
+    write(folder / stray, 9)
+
+
+def text_file(path, number):
+    a_file(path.with_suffix(".txt"), bytes([64 + number]) * 30)
+
+
+def bytes_file(path, number):
+    a_file(path.with_suffix(".dat"), bytes([128 + number]) * 30)
+
+
+def sound_file(path, number):
+    a_file(path.with_suffix(".u8"), bytes([number]) * 30)
+
+
+def picture_folder(path, number):
+    for one in "ab":
+        (path / one).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((2, 2, 3), number, np.uint8)).save(path / one / "x.png")
+
+
+@pytest.mark.parametrize("way", ["prepare", "open_data"])
+@pytest.mark.parametrize(
+    ("kind", "write", "stray"),
+    [
+        ("text", text_file, "README"),
+        ("text", text_file, "training-notes"),
+        ("bytes", bytes_file, "README"),
+        ("audio", sound_file, "intro"),
+        ("images", picture_folder, "preview"),
+    ],
+)
+def test_named_splits_win(tmp_path, capsys, way, kind, write, stray):
+    split_folder(tmp_path / "set", write, stray)
+    if way == "prepare":
+        store = prepare(tmp_path / "set", tmp_path / "made", kind)
+    else:
+        store = open_data(tmp_path / "set", tmp_path / "cache", kind)
+    values = {name: set(store.split(name).tolist()) for name in store.splits}
+    assert [len(found) for found in values.values()] == [1, 1, 1]
+    assert len(set.union(*values.values())) == 3
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "set: left out, " in error
+    assert stray in error
+    assert stray in store.source
+    joined = prepare(tmp_path / "set", tmp_path / "joined", kind, join=True)
+    assert sum(joined.splits.values()) > sum(store.splits.values())
+    assert capsys.readouterr().err == ""
+
+
+def test_images_without_valid_keep_their_test(tmp_path, capsys):
+    split_folder(tmp_path / "set", picture_folder, "preview", "train", "test")
+    store = prepare(tmp_path / "set", tmp_path / "made")
+    assert {name: set(store.split(name).tolist()) for name in store.splits} == {"train": {1}, "valid": {1}, "test": {2}}
+    assert "preview" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.wav"])
+def test_other_kinds_are_left_out_and_named(tmp_path, capsys, name):
+    (a_picture if name == "a.png" else a_sound)(tmp_path / "set" / name)
+    size = (tmp_path / "set" / name).stat().st_size
+    for number in range(3):
+        (tmp_path / "set" / f"{number}{name[1:]}").write_bytes((tmp_path / "set" / name).read_bytes())
+    a_file(tmp_path / "set" / "notes.txt", b"x" * 4 * size)
+    store = prepare(tmp_path / "set", tmp_path / "made")
+    line = f"left out, {4 * size:,} of {8 * size:,} bytes: notes.txt"
+    assert capsys.readouterr().err == f"{tmp_path / 'set'}: {line}\n"
+    assert store.source.endswith(line)
+    # One byte more, and the text is the most of it.
+    a_file(tmp_path / "set" / "notes.txt", b"x" * (4 * size + 1))
+    for attempt in (prepare, open_data):
+        with pytest.raises(ValueError, match=rf"set would be read as {store.kind}, and most of its bytes are"):
+            attempt(tmp_path / "set", tmp_path / "other")
+    assert prepare(tmp_path / "set", tmp_path / "made", store.kind).sha256 == store.sha256
+    as_text = prepare(tmp_path / "set", tmp_path / "text", "text")
+    assert b"".join(contents(as_text).values()) == b"x" * (4 * size + 1)
+    assert f"0{name[1:]}" in as_text.source
+
+
+def test_what_lies_beside_cifar_is_named(tmp_path, capsys):
+    write_files(tmp_path / "set", batches(some_images(10), None, python_2_batch) | {"batches.meta": b"names"})
+    prepare(tmp_path / "set", tmp_path / "made")
+    assert capsys.readouterr().err == ""
+    a_picture(tmp_path / "set" / "more" / "a.png")
+    assert "more/a.png" in prepare(tmp_path / "set", tmp_path / "again").source
+    assert "more/a.png" in capsys.readouterr().err
+
+
+def test_the_cache_follows_the_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(hashes, "SETTLED", -(10**18))
+    a_file(tmp_path / "set" / "a.txt", TEXT)
+    first = open_data(tmp_path / "set", tmp_path / "cache")
+    put_back(tmp_path / "set" / "a.txt", TEXT[::-1])
+    second = open_data(tmp_path / "set", tmp_path / "cache")
+    assert b"".join(contents(second).values()) == TEXT[::-1]
+    # Touched and not changed: the store from before.
+    os.utime(tmp_path / "set" / "a.txt", ns=(0, 0))
+    assert open_data(tmp_path / "set", tmp_path / "cache") == second != first
+    (tmp_path / "set" / "a.txt").rename(tmp_path / "set" / "b.txt")
+    assert open_data(tmp_path / "set", tmp_path / "cache").folder != second.folder

@@ -4,23 +4,29 @@ import math
 import sys
 import wave
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from longstride.atomic import atomic_path
-from longstride.data.plan import Plan, cut, ending, files_under, is_packed, named_splits, optional
+from longstride.data.limits import Limit
+from longstride.data.plan import ENCODED, SOUNDS, Plan, cut, ending, files_under, is_packed, named_splits, optional
 from longstride.data.store import READ, Bytes
-from longstride.data.streams import measured, span
+from longstride.data.streams import gathered, measured, span
 
 RATE = 12_000
-ENCODED = (".u8", ".ulaw")
-"""Files that hold the bytes of `encode` already, at RATE, also compressed (piano.u8.xz). G.711 has other codes."""
-SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 ENDINGS = SOUNDS + ENCODED
+"""ENCODED files hold the bytes of `encode` already, at RATE. G.711 has other codes."""
 SHARE = 0.05
+RATES = range(1_000, 768_001)
+"""Samples a second that are resampled. Far from RATE a sample becomes thousands, for which soxr takes memory at once."""
+CHANNELS = 64
+UNKNOWN = 2**62
+"""From so many frames on, a header says that it does not know."""
 
 
 def encode(samples: ArrayLike) -> Bytes:
@@ -48,61 +54,95 @@ def to_wav(data: bytes | Bytes, path: str | Path, rate: int = RATE) -> None:
         file.writeframes(samples.tobytes())
 
 
-def read(path: Path, rate: int = RATE) -> Iterator[Bytes]:
+def read(path: Path, rate: int = RATE, limit: Limit | None = None) -> Iterator[Bytes]:
     """The codes of one file, a piece at a time. One that holds codes already has them at `rate`, whatever that is."""
+    limit = limit or Limit(path)
     if ending(path) in ENCODED:
-        yield from span([measured(path, is_packed(path))], is_packed(path), 0, sys.maxsize)
+        yield from span([measured(path, is_packed(path), limit)], is_packed(path), 0, sys.maxsize)
         return
+    with _sound(path) as file:
+        stream = None
+        if file.samplerate != rate:
+            if rate not in RATES:
+                raise ValueError(f"{path}: sound is resampled to {RATES[0]:,} to {RATES[-1]:,} Hz, not to {rate:,}")
+            soxr = optional("soxr", f"{path}: {file.samplerate} Hz to {rate} Hz")
+            stream = soxr.ResampleStream(file.samplerate, rate, 1, dtype="float32")
+        # Blocks as large as to take about READ bytes before and after resampling. Their number is not the header's: it lies.
+        size = max(1, READ // 8 // max(file.channels, math.ceil(rate / file.samplerate)))
+        while True:
+            with _refusing(path):
+                block = file.read(size, dtype="float32", always_2d=True)
+            if not len(block):
+                break
+            mono = block.mean(axis=1, dtype=np.float32)
+            if not np.isfinite(mono).all():
+                raise ValueError(f"{path} holds samples that are not finite numbers")
+            codes = encode(stream.resample_chunk(mono) if stream else mono)
+            limit.take(path, len(codes))
+            yield codes
+        if stream:
+            yield encode(stream.resample_chunk(np.zeros(0, np.float32), last=True))
+
+
+@contextmanager
+def _sound(path: Path) -> Iterator[Any]:
+    """An open file of sound, with a rate and a number of channels that can be read."""
     soundfile = optional("soundfile", f"{path}: reading sound")
+    with ExitStack() as stack:
+        with _refusing(path):
+            file = stack.enter_context(soundfile.SoundFile(path))
+        if file.samplerate not in RATES:
+            raise ValueError(f"{path} has {file.samplerate:,} samples a second; {RATES[0]:,} to {RATES[-1]:,} can be read")
+        if file.channels > CHANNELS:
+            raise ValueError(f"{path} has {file.channels:,} channels; up to {CHANNELS} can be read")
+        yield file
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
     try:
-        with soundfile.SoundFile(path) as file:
-            same = file.samplerate == rate
-            stream = None
-            if not same:
-                soxr = optional("soxr", f"{path}: {file.samplerate} Hz to {rate} Hz")
-                stream = soxr.ResampleStream(file.samplerate, rate, 1, dtype="float32")
-            for block in file.blocks(blocksize=READ // 8, dtype="float32", always_2d=True):
-                mono = block.mean(axis=1, dtype=np.float32)
-                if not np.isfinite(mono).all():
-                    raise ValueError(f"{path} holds samples that are not finite numbers")
-                yield encode(stream.resample_chunk(mono) if stream else mono)
-            if stream:
-                yield encode(stream.resample_chunk(np.zeros(0, np.float32), last=True))
-    except soundfile.LibsndfileError as error:
+        yield
+    except Exception as error:  # A broken file may raise anything.
         raise ValueError(f"{path} cannot be read as sound: {error}") from None
 
 
-def about(path: Path) -> int:
+def about(path: Path, limit: Limit | None = None) -> int:
     """How many bytes a file gives, by its header; also finds files that are not what their names say."""
-    size = measured(path, is_packed(path)).size
-    if size and ending(path) not in ENCODED:
-        soundfile = optional("soundfile", f"{path}: reading sound")
-        try:
-            header = soundfile.info(path)
-        except soundfile.LibsndfileError as error:
-            raise ValueError(f"{path} cannot be read as sound: {error}") from None
-        size = round(header.frames * RATE / header.samplerate)
+    limit = limit or Limit(path)
+    if ending(path) in ENCODED:
+        size = measured(path, is_packed(path), Limit(path, limit.most)).size
+    elif size := path.stat().st_size:
+        with _sound(path) as file:
+            frames, rate = file.frames, file.samplerate
+        if frames >= UNKNOWN:
+            raise ValueError(f"{path} does not say how many samples it has; encode it again")
+        size = round(frames * RATE / rate)
+        limit.check(path, f"{frames:,} samples, as its header says,", size)
     if size == 0:
         raise ValueError(f"{path} is empty: it holds no sound")
     return size
 
 
-def plan(source: Path) -> Plan:
+def plan(source: Path, limit: Limit | None = None, join: bool = False) -> Plan:
     """One file is cut 90/5/5 per cent. Of a folder whole files go to train, valid and test, in sorted order, unless files or
-    folders in it are named so."""
+    folders in it are named so; with `join` names do not count."""
+    limit = limit or Limit(source)
     paths = files_under(source, ENDINGS) if source.is_dir() else [source]
     if not paths:
         raise ValueError(f"{source} holds no sound; looked for {', '.join(ENDINGS)}")
-    sizes = {path: about(path) for path in paths}
     form = f"mono, {RATE} Hz, 8-bit mu-law"
     if len(paths) == 1:
-        return _one(paths[0], f"{source.name}: {form}")
-    groups = named_splits(source, paths)
+        about(paths[0], limit)
+        return _one(paths[0], f"{source.name}: {form}", limit)
+    groups = None if join else named_splits(source, paths)
+    if groups:
+        paths = [path for members in groups.values() for path in members]
+    sizes = {path: about(path, limit) for path in paths}
     how = "splits as its files are named" if groups else "whole files, in sorted order"
     splits: dict[str, Iterable[Bytes] | Bytes] = {}
     for name, members in (groups or assign(sizes)).items():
-        splits[name] = chain.from_iterable(map(read, members))
-    return Plan("audio", splits, sum(sizes.values()), f"{source.name}: {form}; {how}", rate=RATE)
+        splits[name] = chain.from_iterable(read(path, RATE, limit) for path in members)
+    return Plan("audio", splits, sum(sizes.values()), f"{source.name}: {form}; {how}", rate=RATE, used=paths)
 
 
 def assign(sizes: dict[Path, int]) -> dict[str, list[Path]]:
@@ -120,12 +160,12 @@ def assign(sizes: dict[Path, int]) -> dict[str, list[Path]]:
     return {"train": left} | {name: taken[name] for name in ("valid", "test") if name in taken}
 
 
-def _one(path: Path, source: str) -> Plan:
-    # How many samples resampling gives is known only afterwards. An hour of codes is 43 MB.
-    codes = np.concatenate(list(read(path)))
+def _one(path: Path, source: str, limit: Limit) -> Plan:
+    # How many samples resampling gives is known only afterwards.
+    codes = gathered(read(path, RATE, limit))
     start = 0
     splits: dict[str, Iterable[Bytes] | Bytes] = {}
     for name, size in cut(path, len(codes), "samples").items():
         splits[name] = codes[start : start + size]
         start += size
-    return Plan("audio", splits, len(codes), f"{source}; in order, 90/5/5 per cent", rate=RATE)
+    return Plan("audio", splits, len(codes), f"{source}; in order, 90/5/5 per cent", rate=RATE, used=[path])

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from longstride.data.limits import Limit
 from longstride.data.plan import Plan
 from longstride.data.streams import stream_plan, to_file
 
 __all__ = ["plan", "to_file"]
 
 
-def plan(source: Path) -> Plan:
-    return stream_plan("bytes", source, unpack=False)
+def plan(source: Path, limit: Limit | None = None, join: bool = False) -> Plan:
+    return stream_plan("bytes", source, False, limit, join)

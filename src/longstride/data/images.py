@@ -3,6 +3,7 @@
 import math
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,18 @@ from numpy.typing import NDArray
 from longstride.atomic import atomic_path
 from longstride.checks import whole_number
 from longstride.data import cifar
-from longstride.data.plan import Plan, cut, ending, files_under, is_packed, named_splits, optional, split_of
+from longstride.data.arrays import open_npy, open_npz
+from longstride.data.limits import Limit
+from longstride.data.plan import ARRAYS, PICTURES, Plan, cut, ending, files_under, named_splits, optional, shown, split_of
 from longstride.data.store import READ, SPLITS, Bytes
-from longstride.data.streams import beginning, opened
+from longstride.data.streams import beginning
 
-PICTURES = (".png", ".jpg", ".jpeg")
-ARRAYS = (".npy", ".npz")
 LOOKED_FOR = f"{', '.join(PICTURES + ARRAYS)} and CIFAR-10"
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 SEED = 0
 """Of the shuffle that decides which images are held back."""
+INDEX = 32
+"""Bytes of memory that the shuffle takes for an image."""
 
 Item = tuple[int, int, int]
 Places = NDArray[np.int64]
@@ -42,10 +45,21 @@ class Images:
             yield self.read(places[start : start + step])
 
 
-def plan(source: Path) -> Plan:
+@dataclass(frozen=True)
+class Found:
+    groups: dict[str, Images]
+    """The images of each split that the source has; '' stands for images that are in none yet."""
+    used: Sequence[Path]
+    is_cifar: bool = False
+
+
+def plan(source: Path, limit: Limit | None = None, join: bool = False) -> Plan:
     """CIFAR-10's 50,000 training images become 48,000 and 2,000, with its test images as test. Other images are cut 90/5/5
-    per cent, unless files, folders or arrays are named train, valid and test."""
-    groups, is_cifar = _groups(source)
+    per cent, unless files, folders or arrays are named train, valid and test; with `join` those of files and folders do not
+    count."""
+    limit = limit or Limit(source)
+    found = _find(source, limit, join)
+    groups, is_cifar = found.groups, found.is_cifar
     items = {images.item: images for images in groups.values()}
     if len(items) > 1:
         first, second = list(items.values())[:2]
@@ -58,10 +72,12 @@ def plan(source: Path) -> Plan:
         groups = {"train": whole} | {name: images for name, images in groups.items() if name == "test"}
         is_cifar = True
     item = next(iter(items))
+    count = sum(images.count for images in groups.values())
+    limit.check(source, f"{count:,} images of {shape_text(item)}", count * max(math.prod(item), INDEX))
     chosen, how = _chosen(source, groups, is_cifar)
     splits: dict[str, Iterable[Bytes] | Bytes] = {name: images.pieces(places) for name, (images, places) in chosen.items()}
     total = sum(len(places) for _, places in chosen.values()) * math.prod(item)
-    return Plan("images", splits, total, f"{source.name}: {shape_text(item)}; {how}", item=item)
+    return Plan("images", splits, total, f"{source.name}: {shape_text(item)}; {how}", item=item, used=found.used)
 
 
 def _chosen(source: Path, groups: dict[str, Images], is_cifar: bool) -> tuple[dict[str, tuple[Images, Places]], str]:
@@ -88,26 +104,35 @@ def _chosen(source: Path, groups: dict[str, Images], is_cifar: bool) -> tuple[di
     return chosen, f"{how} by a shuffle with seed {SEED}: {', '.join(f'{name} {size}' for name, size in sizes.items())}"
 
 
-def _groups(source: Path) -> tuple[dict[str, Images], bool]:
-    """The images of each split that the source has; '' stands for images that are in none yet."""
+def _find(source: Path, limit: Limit, join: bool = False) -> Found:
     if source.is_dir():
         place = cifar.find(source)
         if place:
-            return {name: _array(x, str(place)) for name, x in cifar.from_folder(place).items()}, True
-        return _from_folder(source), False
+            used = [path for path in files_under(place) if path.name in cifar.WANTED | cifar.BESIDES]
+            return Found({name: _array(x, str(place)) for name, x in cifar.from_folder(place, limit).items()}, used, True)
+        return _from_folder(source, limit, join)
     if source.stat().st_size == 0:
         raise ValueError(f"{source} is empty")
+    groups = _from_file(source, limit)
+    if groups is None:
+        return Found({name: _array(x, str(source)) for name, x in cifar.from_tar(source, limit).items()}, [source], True)
+    return Found(groups, [source])
+
+
+def _from_file(source: Path, limit: Limit) -> dict[str, Images] | None:
+    """None if it is a tar archive."""
     kind = ending(source)
     if kind in PICTURES:
-        return {"": _pictures([source])}, False
+        return {"": _pictures([source], limit)}
     if kind == ".npz" or (kind != ".npy" and zipfile.is_zipfile(source)):
-        return _from_npz(source), False
+        return _from_npz(source, limit)
     if kind == ".npy" or beginning(source, False, 6) == b"\x93NUMPY":
-        return {"": _from_npy(source)}, False
+        return {"": _array(open_npy(source, limit), str(source))}
     if kind == ".bin":
-        return {"": _array(cifar.read_binary(source.read_bytes(), str(source)), str(source))}, False
+        records = cifar.records(np.memmap(source, np.uint8, mode="r"), str(source))
+        return {"": Images(str(source), len(records), cifar.ITEM, lambda places: cifar.interleaved(records[places, 1:]))}
     if is_tar(source):
-        return {name: _array(x, str(source)) for name, x in cifar.from_tar(source).items()}, True
+        return None
     raise ValueError(f"{source} is no file of images; looked for {LOOKED_FOR} (.tar.gz, .bin)")
 
 
@@ -115,29 +140,29 @@ def is_tar(path: Path) -> bool:
     return beginning(path, True, 262)[257:] == b"ustar"
 
 
-def _from_folder(folder: Path) -> dict[str, Images]:
+def _from_folder(folder: Path, limit: Limit, join: bool) -> Found:
     paths, make = files_under(folder, PICTURES), _pictures
     if not paths:
         paths, make = files_under(folder, ARRAYS), _one_array
     if not paths:
         raise ValueError(f"{folder} holds no images; looked for {LOOKED_FOR} ({cifar.BATCHES[0]}, {cifar.BATCHES[0]}.bin)")
-    named = named_splits(folder, paths, valid_from_train=True)
-    return {name: make(members) for name, members in named.items()} if named else {"": make(paths)}
+    named = None if join else named_splits(folder, paths, valid_from_train=True)
+    groups = named or {"": paths}
+    used = [path for members in groups.values() for path in members]
+    return Found({name: make(members, limit) for name, members in groups.items()}, used)
 
 
-def _one_array(paths: Sequence[Path]) -> Images:
+def _one_array(paths: Sequence[Path], limit: Limit) -> Images:
     if len(paths) > 1:
         raise ValueError(
             f"{paths[0]} and {paths[1].name} are two arrays; keep one in the folder, or name them train, valid and test"
         )
     if ending(paths[0]) == ".npz":
         raise ValueError(f"{paths[0]} lies in a folder; give the file itself")
-    return _from_npy(paths[0])
+    return _array(open_npy(paths[0], limit), str(paths[0]))
 
 
-def _array(array: Any, owner: str) -> Images:
-    if array.dtype != np.uint8:
-        raise ValueError(f"{owner} holds {array.dtype}; images must be uint8, from 0 to 255")
+def _array(array: Bytes, owner: str) -> Images:
     shape = list(array.shape)
     if array.ndim == 4 and shape[3] not in MODES and shape[1] in MODES:
         raise ValueError(f"{owner} has shape {shape}: move the channels to the end, [n, height, width, channels]")
@@ -150,35 +175,23 @@ def _array(array: Any, owner: str) -> Images:
     return Images(owner, shape[0], (height, width, channels), lambda places: np.asarray(array[places]))
 
 
-def _from_npy(path: Path) -> Images:
-    try:
-        if is_packed(path):
-            with opened(path, True) as file:
-                array = np.lib.format.read_array(file, allow_pickle=False)
-        else:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read as .npy: {str(error).removeprefix(f'{path} cannot be read: ')}") from None
-    return _array(array, str(path))
-
-
-def _from_npz(path: Path) -> dict[str, Images]:
+def _from_npz(path: Path, limit: Limit) -> dict[str, Images]:
     """One array, or arrays named train, valid and test."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read as .npz: {error}") from None
-    found = {name: _array(array, f"{path}, array {name!r},") for name, array in arrays.items()}
+    found: dict[str, Images] = {}
+    for name, array in open_npz(path, limit):
+        if name in found:
+            raise ValueError(f"{path} holds the array {name!r} twice; save it again")
+        found[name] = _array(array, f"{path}, array {name!r},")
     if len(found) == 1:
         return {"": next(iter(found.values()))}
     splits = [split_of(name) for name in found]
     if None in splits or "train" not in splits or len(set(splits)) < len(splits):
-        raise ValueError(f"{path} holds the arrays {', '.join(found) or '(none)'}; keep one, or train, valid and test")
+        names = ", ".join(map(shown, list(found)[:5])) + (", ..." if len(found) > 5 else "") if found else "(none)"
+        raise ValueError(f"{path} holds the arrays {names}; keep one, or train, valid and test")
     return {str(name): images for name, images in zip(splits, found.values())}
 
 
-def _pictures(paths: Sequence[Path]) -> Images:
+def _pictures(paths: Sequence[Path], limit: Limit) -> Images:
     """PNG and JPEG files, all of one size. Grey ones among coloured ones get three equal channels."""
     sizes: dict[tuple[int, int], Path] = {}
     channels = 1
@@ -186,6 +199,8 @@ def _pictures(paths: Sequence[Path]) -> Images:
         with _picture(path) as image:
             if image.mode not in ("L", "RGB"):
                 raise ValueError(f"{path} has mode {image.mode}; convert it to RGB or grey (L), 8 bits a channel")
+            if image.format == "PNG" and getattr(image, "n_frames", 1) > 1:
+                raise ValueError(f"{path} is animated; save each of its images in a file of its own")
             channels = max(channels, len(image.mode))
             sizes.setdefault((image.height, image.width), path)
         if len(sizes) > 1:
@@ -193,35 +208,46 @@ def _pictures(paths: Sequence[Path]) -> Images:
             shapes = f"{other} is {shape_text(second)} and {one} is {shape_text(first)}"
             raise ValueError(f"{shapes}; all images must have one size")
     mode = MODES[channels]
+    height, width = next(iter(sizes))
+    limit.check_held(paths[0], f"an image of {shape_text((height, width, channels))}", height * width * channels)
 
     def read(places: Places) -> Bytes:
-        return np.stack([_pixels(paths[place], mode) for place in places])
+        return np.stack([_pixels(paths[place], mode, (height, width)) for place in places])
 
-    height, width = next(iter(sizes))
     return Images(str(paths[0].parent), len(paths), (height, width, channels), read)
 
 
-def _picture(path: Path) -> Any:
+@contextmanager
+def _picture(path: Path) -> Iterator[Any]:
+    """An image whose header is read, and its pixels not yet."""
     pillow = optional("PIL.Image", f"{path}: reading images")
+    # Pillow's own bound on pixels, a warning first and an error from twice as many, gives way to `Limit.held`.
+    bound, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None
     try:
-        return pillow.open(path, formats=("PNG", "JPEG"))
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        image = pillow.open(path, formats=("PNG", "JPEG"))
+    except Exception as error:  # A broken image may raise anything.
         reason = "it is empty" if path.stat().st_size == 0 else str(error).replace(f" '{path}'", "")
-        raise ValueError(f"{path} cannot be read as PNG or JPEG: {reason}") from None
+        raise ValueError(f"{path} cannot be read as PNG or JPEG: {reason or type(error).__name__}") from None
+    finally:
+        pillow.MAX_IMAGE_PIXELS = bound
+    with image:
+        yield image
 
 
-def _pixels(path: Path, mode: str) -> Bytes:
+def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Bytes:
     with _picture(path) as image:
+        if (image.height, image.width) != size:
+            raise ValueError(f"{path} changed while it was read")
         try:
-            pixels = np.asarray(image.convert(mode), np.uint8)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ValueError(f"{path} cannot be read to its end: {error}") from None
+            pixels = np.asarray(image if image.mode == mode else image.convert(mode), np.uint8)
+        except Exception as error:
+            raise ValueError(f"{path} cannot be read to its end: {str(error) or type(error).__name__}") from None
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def open_images(source: Path) -> Images:
     """All images of a file or folder that has one kind of them, in the order of their names."""
-    groups, _ = _groups(source)
+    groups = _find(source, Limit(source)).groups
     if len(groups) > 1:
         raise ValueError(f"{source} has images for {', '.join(groups)}; give one file or folder of them")
     return next(iter(groups.values()))
@@ -229,7 +255,7 @@ def open_images(source: Path) -> Images:
 
 def from_png(path: str | Path) -> tuple[bytes, Item]:
     """The bytes and the shape of one image."""
-    images = _pictures([Path(path)])
+    images = _pictures([Path(path)], Limit(Path(path)))
     return images.read(np.zeros(1, np.int64)).tobytes(), images.item
 
 

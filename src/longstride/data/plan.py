@@ -2,12 +2,13 @@
 
 import importlib
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longstride.data.store import Bytes
+from longstride.data.store import SPLITS, Bytes
 
 WORDS = {
     "train": "train",
@@ -18,6 +19,11 @@ WORDS = {
     "test": "test",
 }
 PACKED = (".gz", ".xz", ".bz2")
+PICTURES = (".png", ".jpg", ".jpeg")
+ARRAYS = (".npy", ".npz")
+SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
+ENCODED = (".u8", ".ulaw")
+"""Files that hold sound as mu-law codes already, also compressed (piano.u8.xz)."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class Plan:
     source: str
     item: tuple[int, ...] = ()
     rate: int | None = None
+    used: Sequence[Path] = ()
+    """Of a folder: the files that are read. All others are left out."""
 
 
 def cut(owner: object, count: int, things: str) -> dict[str, int]:
@@ -46,24 +54,69 @@ def split_of(name: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def named_splits(folder: Path, paths: Sequence[Path], valid_from_train: bool = False) -> dict[str, list[Path]] | None:
-    """The splits that files or folders right under `folder` have by name; None unless all have such names, and not only one.
+def exact_split(name: str) -> str | None:
+    """The split of a name that has no other word before its endings, such as train for 'train-02.txt.gz'."""
+    words = re.findall("[a-z]+", name.lower().partition(".")[0])
+    return split_of(name) if len(words) == 1 and words[0] in WORDS else None
 
+
+def named_splits(folder: Path, paths: Sequence[Path], valid_from_train: bool = False) -> dict[str, list[Path]] | None:
+    """The splits that files or folders are named for, or None if they are not named so.
+
+    Names right under `folder` count. If each split that occurs there has an exact name, such as train.txt or valid/, only
+    exact names do, and 'training-notes.txt' is none. If no name there speaks of valid or test, exact names further down
+    count, provided that train and another split are among them.
+
+    Files without a split are in no group: they are left out. If they have more bytes than the others, ValueError is raised,
+    as it is if train or valid is missing: data that is named test must not become training data by accident.
     `valid_from_train`: whether the caller can do without valid.
     """
-    groups: dict[str, list[Path]] = {}
-    for path in paths:
-        name = split_of(path.relative_to(folder).parts[0])
-        if name is None:
+    groups = _groups(paths, [split_of(path.relative_to(folder).parts[0]) for path in paths])
+    exact = _groups(paths, [exact_split(path.relative_to(folder).parts[0]) for path in paths])
+    if set(exact) == set(groups):
+        groups = exact
+    if set(groups) <= {"train"}:
+        groups = _groups(
+            paths, [next(filter(None, map(exact_split, path.relative_to(folder).parts)), None) for path in paths]
+        )
+        if "train" not in groups or len(groups) == 1:
             return None
-        groups.setdefault(name, []).append(path)
-    if len(groups) < 2:
-        return None
-    # To mix test with the rest without a word would be worse than to refuse it.
+    fix = f"or put all files together: longstride data prepare {shlex.quote(str(folder))} STORE --join"
     missing = {"train"} | (set() if valid_from_train else {"valid"})
     for name in sorted(missing - set(groups)):
-        raise ValueError(f"{folder} has files named for {' and '.join(groups)}, and none for {name}; add or rename some")
+        named = " and ".join(f"{split} ({members[0].relative_to(folder)})" for split, members in groups.items())
+        raise ValueError(f"{folder} has files named for {named}, and none for {name}; add or rename some, {fix}")
+    used = {path for members in groups.values() for path in members}
+    left = [path for path in paths if path not in used]
+    if size_of(left) > size_of(used):
+        raise ValueError(
+            f"{folder}: most of its bytes have no split in their names ({some_names(folder, left)}), while others have; "
+            f"name them train, valid or test, move them away, {fix}"
+        )
     return groups
+
+
+def _groups(paths: Sequence[Path], splits: Sequence[str | None]) -> dict[str, list[Path]]:
+    groups: dict[str, list[Path]] = {}
+    for path, split in zip(paths, splits, strict=True):
+        if split:
+            groups.setdefault(split, []).append(path)
+    return {name: groups[name] for name in SPLITS if name in groups}
+
+
+def size_of(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
+
+
+def some_names(folder: Path, paths: Sequence[Path]) -> str:
+    """Names of the first three."""
+    names = ", ".join(str(path.relative_to(folder)) for path in paths[:3])
+    return names if len(paths) <= 3 else f"{names} and {len(paths) - 3:,} more"
+
+
+def shown(name: str) -> str:
+    """A name out of somebody's file, on one line and not too long."""
+    return repr(name[:100])[1:-1]
 
 
 def is_packed(path: Path) -> bool:

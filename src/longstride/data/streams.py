@@ -4,23 +4,27 @@ import bz2
 import gzip
 import lzma
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 import numpy as np
 
 from longstride.atomic import atomic_path
-from longstride.data.plan import Plan, cut, files_under, named_splits
+from longstride.data.limits import HELD, Limit
+from longstride.data.plan import Plan, cut, ending, files_under, named_splits, shown
 from longstride.data.store import READ, Bytes
 
 MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
-OPENERS: dict[str | None, Callable[..., Any]] = {None: open, "gzip": gzip.open, "xz": lzma.open, "bzip2": bz2.open}
-# What the readers of the standard library raise for a broken file.
-BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, RuntimeError, NotImplementedError)
+OPENERS: dict[str | None, Callable[..., Any]] = {None: open, "gzip": gzip.open, "bzip2": bz2.open}
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
+"""Of a zip file. The memory that these need is bounded."""
+SMALL = 1 << 26
+"""Bytes up to which `gathered` keeps them in memory."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,93 @@ class Part:
     path: Path
     size: int
     """In bytes, unpacked if the stream is."""
+
+
+class Reader:
+    """The bytes of one file, unpacked. Whatever goes wrong while they are read becomes a ValueError that names the file."""
+
+    def __init__(self, name: Path | str, file: Any, limit: Limit | None = None) -> None:
+        self.name, self.file, self.limit = name, file, limit
+        self.count = 0
+        """Bytes that have been read."""
+
+    def read(self, count: int) -> bytes:
+        """Up to `count` bytes, none at the end. They count against the limit."""
+        with refusing(self.name):
+            piece: bytes = self.file.read(count)
+        self.count += len(piece)
+        if self.limit:
+            self.limit.take(self.name, len(piece))
+        return piece
+
+    def exactly(self, count: int) -> bytes:
+        """`count` bytes. Memory is taken for those that come, however many are asked for."""
+        pieces = []
+        while count:
+            piece = self.read(min(count, READ))
+            if not piece:
+                raise ValueError(f"{self.name} ends {count:,} bytes too early; it was cut short")
+            pieces.append(piece)
+            count -= len(piece)
+        return b"".join(pieces)
+
+    def skip(self, count: int) -> None:
+        if isinstance(self.file, Xz) or self.limit:
+            while count and (piece := self.read(min(count, READ))):
+                count -= len(piece)
+        else:
+            with refusing(self.name):
+                self.file.seek(count, 1)
+
+
+class Xz:
+    """What an xz file holds. Unlike the standard library's reader, with a bound on the memory for its dictionary."""
+
+    def __init__(self, path: Path, memory: int = HELD) -> None:
+        self.file, self.memory = path.open("rb"), memory
+        self.decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memory)
+
+    def __enter__(self) -> "Xz":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.file.close()
+
+    def read(self, count: int) -> bytes:
+        while True:
+            if self.decoder.eof:
+                # One stream may follow another, with zeros between them.
+                rest = self.decoder.unused_data.lstrip(b"\0")
+                while not rest and (more := self.file.read(READ)):
+                    rest = more.lstrip(b"\0")
+                if not rest:
+                    return b""
+                self.decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, self.memory)
+                piece = self._decode(rest, count)
+            else:
+                given = self.file.read(1 << 16) if self.decoder.needs_input else b""
+                if self.decoder.needs_input and not given:
+                    raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+                piece = self._decode(given, count)
+            if piece:
+                return piece
+
+    def _decode(self, data: bytes, count: int) -> bytes:
+        try:
+            return self.decoder.decompress(data, count)
+        except lzma.LZMAError as error:
+            if "Memory usage limit" in str(error):
+                raise lzma.LZMAError(f"it needs more than {self.memory:,} bytes of memory; unpack it first") from None
+            raise
+
+
+@contextmanager
+def refusing(name: Path | str) -> Iterator[None]:
+    """The libraries raise errors of many kinds for broken files: here they all become a ValueError that names the file."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{name} cannot be read: {str(error) or type(error).__name__}") from None
 
 
 def packing(path: Path) -> str | None:
@@ -38,23 +129,40 @@ def packing(path: Path) -> str | None:
 
 
 @contextmanager
-def opened(path: Path, unpack: bool) -> Iterator[IO[bytes]]:
-    """The bytes of a file. What goes wrong while they are read becomes an error that names the file."""
-    try:
+def opened(path: Path, unpack: bool, limit: Limit | None = None) -> Iterator[Reader]:
+    """The bytes of a file. Those that are read count against `limit`."""
+    with ExitStack() as stack:
         form = packing(path) if unpack else None
         if form == "zip":
-            with zipfile.ZipFile(path) as archive:
-                names = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
-                if len(names) != 1:
-                    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-                    raise ValueError(f"{path} must hold one file, it holds {len(names)} ({some}); unpack it first")
-                with archive.open(names[0]) as file:
-                    yield file
+            entries = [entry for entry in zip_entries(stack, path) if not entry[0].is_dir()]
+            if len(entries) != 1:
+                names = ", ".join(shown(entry.filename) for entry, _ in entries[:3]) + (", ..." if len(entries) > 3 else "")
+                raise ValueError(f"{path} must hold one file, it holds {len(entries)} ({names}); unpack it first")
+            file = open_entry(stack, path, *entries[0])
         else:
-            with OPENERS[form](path, "rb") as file:
-                yield file
-    except BROKEN as error:
-        raise ValueError(f"{path} cannot be read: {error or type(error).__name__}") from None
+            with refusing(path):
+                file = stack.enter_context(_open(path, form, limit.held if limit else HELD))
+        yield Reader(path, file, limit)
+
+
+def _open(path: Path, form: str | None, memory: int) -> Any:
+    if form == "xz":
+        return Xz(path, memory)
+    return OPENERS[form](path, "rb")
+
+
+def zip_entries(stack: ExitStack, path: Path) -> list[tuple[zipfile.ZipInfo, zipfile.ZipFile]]:
+    """The entries of a zip file, and the archive, which the stack closes."""
+    with refusing(path):
+        archive = stack.enter_context(zipfile.ZipFile(path))
+        return [(entry, archive) for entry in archive.infolist()]
+
+
+def open_entry(stack: ExitStack, path: Path, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) -> IO[bytes]:
+    if entry.compress_type not in METHODS:
+        raise ValueError(f"{path} is compressed with zip method {entry.compress_type}; unpack it first")
+    with refusing(path):
+        return stack.enter_context(archive.open(entry))
 
 
 def beginning(path: Path, unpack: bool, count: int) -> bytes:
@@ -62,15 +170,33 @@ def beginning(path: Path, unpack: bool, count: int) -> bytes:
         return file.read(count)
 
 
-def measured(path: Path, unpack: bool) -> Part:
+def measured(path: Path, unpack: bool, limit: Limit | None = None) -> Part:
     """The size of a file. One that is compressed is read to its end, so that a broken one is found before the work."""
+    limit = limit or Limit(path)
     if not unpack or packing(path) is None:
-        return Part(path, path.stat().st_size)
+        size = path.stat().st_size
+        limit.take(path, size)
+        return Part(path, size)
     size = 0
-    with opened(path, unpack) as file:
+    with opened(path, unpack, limit) as file:
         while piece := file.read(READ):
             size += len(piece)
     return Part(path, size)
+
+
+def gathered(pieces: Iterable[Bytes | bytes]) -> Bytes:
+    """Pieces as one array: in memory if it is small, else in a temporary file."""
+    with ExitStack() as stack:
+        file: IO[bytes] = stack.enter_context(BytesIO())
+        for piece in pieces:
+            if file.tell() + len(piece) > SMALL and isinstance(file, BytesIO):
+                small, file = file, stack.enter_context(TemporaryFile())
+                file.write(small.getbuffer())
+            file.write(piece if isinstance(piece, bytes) else piece.data)
+        if isinstance(file, BytesIO):
+            return np.frombuffer(file.getvalue(), np.uint8)
+        file.flush()
+        return np.memmap(file, np.uint8, mode="r")
 
 
 def span(parts: Sequence[Part], unpack: bool, start: int, stop: int) -> Iterator[Bytes]:
@@ -79,7 +205,7 @@ def span(parts: Sequence[Part], unpack: bool, start: int, stop: int) -> Iterator
         first, last = max(start, 0), min(stop, part.size)
         if first < last:
             with opened(part.path, unpack) as file:
-                file.seek(first)
+                file.skip(first)
                 while first < last:
                     piece = file.read(min(READ, last - first))
                     if not piece:
@@ -89,22 +215,37 @@ def span(parts: Sequence[Part], unpack: bool, start: int, stop: int) -> Iterator
         start, stop = start - part.size, stop - part.size
 
 
-def stream_plan(kind: str, source: Path, unpack: bool, known: dict[int, dict[str, int]] | None = None) -> Plan:
-    """One file, or all files below a folder, cut 90/5/5 per cent, or as `known` says for a total size.
+def stream_plan(
+    kind: str,
+    source: Path,
+    unpack: bool,
+    limit: Limit | None = None,
+    join: bool = False,
+    known: dict[int, dict[str, int]] | None = None,
+    other: Sequence[str] = (),
+) -> Plan:
+    """One file, or the files below a folder, cut 90/5/5 per cent, or as `known` says for a total size.
 
-    Files or folders that are named train, valid and test are these splits.
+    Files or folders that are named train, valid and test are these splits, unless `join` is true. `other` has the endings of
+    files that are of another kind.
     """
+    limit = limit or Limit(source)
     paths = files_under(source) if source.is_dir() else [source]
     if not paths:
         raise ValueError(f"{source} holds no files")
-    parts = {path: measured(path, unpack) for path in paths}
-    for part in parts.values():
-        if part.size == 0 and not source.is_dir():
-            raise ValueError(f"{source} is empty")
+    if source.is_dir():
+        paths = [path for path in paths if ending(path) not in other]
+        if not paths:
+            raise ValueError(f"{source} holds no {kind}: all its files are images or sound")
+    groups = named_splits(source, paths) if source.is_dir() and not join else None
+    if groups:
+        paths = [path for members in groups.values() for path in members]
+    parts = {path: measured(path, unpack, limit) for path in paths}
+    if parts.get(source, Part(source, 1)).size == 0:
+        raise ValueError(f"{source} is empty")
     total = sum(part.size for part in parts.values())
     if total == 0:
         raise ValueError(f"{source}: all its files are empty")
-    groups = named_splits(source, paths) if source.is_dir() else None
     splits: dict[str, Iterable[Bytes] | Bytes] = {}
     if groups:
         for name, members in groups.items():
@@ -113,13 +254,13 @@ def stream_plan(kind: str, source: Path, unpack: bool, known: dict[int, dict[str
             if size == 0:
                 raise ValueError(f"{source}: the files of {name} are empty")
             splits[name] = span(chosen, unpack, 0, size)
-        return Plan(kind, splits, total, f"{source.name}: splits as its files are named")
+        return Plan(kind, splits, total, f"{source.name}: splits as its files are named", used=paths)
     start, sizes = 0, (known or {}).get(total) or cut(source, total, "bytes")
     for name, size in sizes.items():
         splits[name] = span(list(parts.values()), unpack, start, start + size)
         start += size
     shares = ", ".join(f"{name} {size}" for name, size in sizes.items())
-    return Plan(kind, splits, total, f"{source.name}: bytes in order, {shares}")
+    return Plan(kind, splits, total, f"{source.name}: bytes in order, {shares}", used=paths)
 
 
 def to_file(data: bytes | Bytes, path: str | Path) -> None:

@@ -3,7 +3,8 @@
 import codecs
 from pathlib import Path
 
-from longstride.data.plan import Plan
+from longstride.data.limits import Limit
+from longstride.data.plan import ARRAYS, ENCODED, PICTURES, SOUNDS, Plan
 from longstride.data.streams import beginning, stream_plan, to_file
 
 __all__ = ["looks_like_text", "plan", "to_file"]
@@ -17,8 +18,9 @@ KNOWN = {
 LOOK = 1 << 16
 
 
-def plan(source: Path) -> Plan:
-    return stream_plan("text", source, unpack=True, known=KNOWN)
+def plan(source: Path, limit: Limit | None = None, join: bool = False) -> Plan:
+    """Of a folder, all files but images and sound."""
+    return stream_plan("text", source, True, limit, join, KNOWN, other=PICTURES + ARRAYS + SOUNDS + ENCODED)
 
 
 def looks_like_text(path: Path) -> bool:
