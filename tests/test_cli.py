@@ -348,6 +348,22 @@ def test_data_prepare(capsys, tmp_path, text_file):
     assert not (tmp_path / "cache").exists()
 
 
+def test_data_prepare_with_other_limits(capsys, tmp_path):
+    (tmp_path / "set").mkdir()
+    for name in ("train", "valid", "README"):
+        (tmp_path / "set" / f"{name}.txt").write_text(name * 10)
+    source, out = str(tmp_path / "set"), str(tmp_path / "made")
+    code, said, error = run(capsys, "data", "prepare", source, out, "--max-bytes", "20")
+    assert (code, said) == (2, "")
+    assert error.endswith(f"if that is right: longstride data prepare {source} STORE --max-bytes N\n")
+    code, said, error = run(capsys, "data", "prepare", source, out)
+    assert (code, said) == (0, f"{out}: text, train 50 bytes, valid 50 bytes\n")
+    assert error == f"{source}: left out, 60 of 160 bytes: README.txt\n"
+    code, said, error = run(capsys, "data", "prepare", source, str(tmp_path / "all"), "--join")
+    assert (code, error) == (0, "")
+    assert "train 144 bytes, valid 8 bytes, test 8 bytes" in said
+
+
 def test_data_prepare_of_a_kind(capsys, tmp_path, text_file):
     code, said, _ = run(capsys, "data", "prepare", str(text_file), str(tmp_path / "store"), "--kind", "bytes")
     assert code == 0

@@ -156,7 +156,7 @@ def cut_npy(tmp_path):
         (
             lambda p: np.savez(p / "a.npz", x=np.array([{}])),
             "a.npz",
-            r"a.npz, array 'x.npy', holds object; images must be uint8",
+            r"a.npz: array 'x.npy' holds object; images must be uint8",
         ),
     ],
 )

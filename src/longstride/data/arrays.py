@@ -63,7 +63,7 @@ def open_npz(path: Path, limit: Limit | None = None) -> Iterator[tuple[str, Byte
                 raise ValueError(f"{path} cannot be read as .npz: it holds {name!r}, which is no .npy file")
             with ExitStack() as opening:
                 file = open_entry(opening, path, entry, archive)
-                yield name.removesuffix(".npy"), _array(Reader(f"{path}, array {name!r},", file, limit), limit)
+                yield name.removesuffix(".npy"), _array(Reader(f"{path}: array {name!r}", file, limit), limit)
 
 
 def _array(file: Reader, limit: Limit) -> Bytes:

@@ -92,7 +92,7 @@ def _sound(path: Path) -> Iterator[Any]:
         with _refusing(path):
             file = stack.enter_context(soundfile.SoundFile(path))
         if file.samplerate not in RATES:
-            raise ValueError(f"{path} has {file.samplerate:,} samples a second; {RATES[0]:,} to {RATES[-1]:,} can be read")
+            raise ValueError(f"{path} has a rate of {file.samplerate:,} Hz; {RATES[0]:,} to {RATES[-1]:,} Hz can be read")
         if file.channels > CHANNELS:
             raise ValueError(f"{path} has {file.channels:,} channels; up to {CHANNELS} can be read")
         yield file

@@ -18,12 +18,14 @@ from longstride.data.arrays import open_npy, open_npz
 from longstride.data.limits import Limit
 from longstride.data.plan import ARRAYS, PICTURES, Plan, cut, ending, files_under, named_splits, optional, shown, split_of
 from longstride.data.store import READ, SPLITS, Bytes
-from longstride.data.streams import beginning
+from longstride.data.streams import beginning, opened
 
 LOOKED_FOR = f"{', '.join(PICTURES + ARRAYS)} and CIFAR-10"
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 SEED = 0
 """Of the shuffle that decides which images are held back."""
+SCANS = 1 << 33
+"""The most pixels that a JPEG's scans may cover, all together: each takes a few bytes, and covers the whole image."""
 INDEX = 32
 """Bytes of memory that the shuffle takes for an image."""
 
@@ -181,7 +183,7 @@ def _from_npz(path: Path, limit: Limit) -> dict[str, Images]:
     for name, array in open_npz(path, limit):
         if name in found:
             raise ValueError(f"{path} holds the array {name!r} twice; save it again")
-        found[name] = _array(array, f"{path}, array {name!r},")
+        found[name] = _array(array, f"{path}: array {name!r}")
     if len(found) == 1:
         return {"": next(iter(found.values()))}
     splits = [split_of(name) for name in found]
@@ -238,11 +240,18 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Bytes:
     with _picture(path) as image:
         if (image.height, image.width) != size:
             raise ValueError(f"{path} changed while it was read")
+        if image.format != "PNG" and (scans := _scans(path)) * math.prod(size) > SCANS:
+            raise ValueError(f"{path} has about {scans:,} scans of {shape_text(size)} pixels; save it again, as PNG")
         try:
             pixels = np.asarray(image if image.mode == mode else image.convert(mode), np.uint8)
         except Exception as error:
             raise ValueError(f"{path} cannot be read to its end: {str(error) or type(error).__name__}") from None
     return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _scans(path: Path) -> int:
+    with opened(path, False) as file:
+        return sum(piece.count(b"\xff\xda") for piece in iter(lambda: file.read(READ), b""))
 
 
 def open_images(source: Path) -> Images:

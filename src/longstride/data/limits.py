@@ -30,12 +30,13 @@ class Limit:
         """Counts bytes of the source, and raises ValueError if they are too many."""
         self.taken += count
         if self.taken > self.most:
-            raise ValueError(f"{path} unpacks to too many bytes, {self._passed()}; {self.fix()}")
+            before = " and the files before it unpack" if self.source.is_dir() else " unpacks"
+            raise ValueError(f"{path}{before} to more than {self.most:,} bytes; {self.fix()}")
 
     def check(self, path: Path | str, what: str, count: int) -> None:
         """Raises ValueError if `what`, which takes `count` bytes, is too large by itself."""
         if count > self.most:
-            raise ValueError(f"{path}: {what} would take {count:,} bytes, {self._passed()}; {self.fix(count)}")
+            raise ValueError(f"{path}: {what} would take {count:,} bytes; the limit is {self.most:,}; {self.fix(count)}")
 
     def check_held(self, path: Path | str, what: str, count: int) -> None:
         """The same for what is held in memory at once."""
@@ -43,9 +44,6 @@ class Limit:
             raise ValueError(
                 f"{path}: {what} would take {count:,} bytes of memory; the limit is {self.held:,}; {self.fix(4 * count)}"
             )
-
-    def _passed(self) -> str:
-        return f"more than {self.source} may: {self.most:,}"
 
     def fix(self, needed: int | None = None) -> str:
         number = "N" if needed is None else str(needed)

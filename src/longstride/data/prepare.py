@@ -181,6 +181,7 @@ def _kind(source: Path, kind: str | None) -> str:
 def _fingerprint(path: Path, kind: str | None, cache: Path, progress: bool) -> str:
     """Changes with the files' place, names and content, and with the form of the store."""
     members = files_under(path) if path.is_dir() else [path]
+    Limit(path).check(path, "what is in its files", size_of(members))  # Else holes would be read for hours.
     lines = [f"{VERSION} {kind} {path.resolve()} {sha256_of(members, cache, progress) if members else ''}"]
     lines += [f"{member.relative_to(path)} {member.stat().st_size}" for member in members]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
