@@ -20,7 +20,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from longstride.data import arrays, audio, cifar, images, limits, pickles, streams, text
+from longstride.data import arrays, audio, cifar, images, limits, streams, text
 from longstride.data.limits import Limit, disk_bytes
 from longstride.data.plan import Plan
 from longstride.data.prepare import open_data, prepare
@@ -177,7 +177,6 @@ PICKLES = {
     "tuple keys": OPENING + b")" + b"q\0h\0\x86" * 60 + b"}q\1h\0K\1s.",
     "code of tuples": OPENING + b")" + b"q\0h\0\x86" * 60 + b"cnumpy\ndtype\nh\0\x85R.",
     "encodings": OPENING + b"X\0\0\x10\0" + b"a" * MEGABYTE + b"q\0" + b"c_codecs\nencode\nh\0U\6latin1\x86R" * 3000 + b".",
-    "instructions": OPENING + b"]" * (pickles.STEPS + 1),
     "shape": python_2_batch(some_images(2)).replace(b"M\x02\x00M\x00\x0c", b"J\xff\xff\xff\x7fM\x00\x0c"),
     "negative": python_2_batch(some_images(2)).replace(b"M\x02\x00M\x00\x0c", b"J\xff\xff\xff\xffM\x00\x0c"),
     "nothing": OPENING + b".",
@@ -199,6 +198,13 @@ PICKLES = {
 def test_pickles_run_nothing_and_take_no_memory(name, little_memory):
     with pytest.raises(ValueError, match=r"^batch (is refused|is no batch)"):
         cifar.read_python(PICKLES[name], "batch")
+
+
+def test_the_instructions_of_a_pickle_are_counted():
+    with pytest.raises(ValueError, match="its pickle has more than 300,000 instructions"):
+        cifar.read_python(OPENING + b"]" * 300_000 + b".", "batch")
+    with pytest.raises(ValueError, match="is no batch"):
+        cifar.read_python(OPENING + b"]" * 299_000 + b".", "batch")
 
 
 def test_a_small_cifar_archive_takes_no_memory(tmp_path, little_memory):
