@@ -1,10 +1,15 @@
 """Files that are there whole or not at all: written under a temporary name, then renamed."""
 
 import os
+import re
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+
+TEMPORARY = re.compile(r"\.[a-z0-9-]+\.\d+(-[0-9a-f]{8})?\.(json|jsonl|safetensors|png|txt|wav|bin)")
+"""Names of `atomic_path` for files that a run has; those of earlier versions have no random part."""
 
 
 @contextmanager
@@ -12,7 +17,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, with the same ending; renamed to it at the end, removed if anything fails."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    temporary = _make_empty(path)
     try:
         yield temporary
         sync(temporary)  # Else a machine that fails may have the name, and nothing in it.
@@ -20,6 +25,21 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _make_empty(path: Path) -> Path:
+    """A new file beside `path`. Its name cannot be foreseen, and it is made by this call or not at all: a link that somebody
+    has put there would have the content written to another file."""
+    while True:
+        temporary = path.with_name(f".{path.stem}.{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
+        with suppress(FileExistsError):
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+            return temporary
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file has a name that `atomic_path` gives: its process was killed while it wrote."""
+    return TEMPORARY.fullmatch(name) is not None
 
 
 def sync(path: Path) -> None:

@@ -5,7 +5,11 @@ import os
 import socket
 from pathlib import Path
 
+from longstride.files import open_inside
+
 NAME = ".lock"
+LONGEST = 1000
+"""Characters that are read of who holds it."""
 
 
 class Lock:
@@ -13,12 +17,12 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.file = (folder / NAME).open("a+")
+        self.file = os.fdopen(open_inside(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.file.seek(0)
-            holder = self.file.read().strip() or "another process"
+            holder = self.file.read(LONGEST).split("\n")[0].strip() or "another process"
             self.file.close()
             raise ValueError(f"train: {folder} is in use by {holder}; wait for it, or give another --out") from None
         except OSError as error:  # Of file systems that have no locks.

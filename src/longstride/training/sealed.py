@@ -5,10 +5,13 @@ One that was not finished has no manifest. A bit that flipped in any file, the m
 
 import hashlib
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 from longstride.atomic import atomic_path, sync
+from longstride.files import parse_object, read_text
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -37,19 +40,19 @@ def seal(folder: Path) -> None:
 
 def is_sealed(folder: Path) -> bool:
     """Whether it was finished; not, whether it still is what was written."""
-    return (folder / MANIFEST).exists()
+    return os.path.lexists(folder / MANIFEST)
 
 
 def check(folder: Path) -> None:
     """Raises UnfinishedError or DamagedError, which name the folder and what is wrong with it."""
     try:
-        text = (folder / MANIFEST).read_text()
+        text = read_text(folder / MANIFEST)
     except FileNotFoundError:
         raise UnfinishedError(f"{folder} is unfinished: it has no {MANIFEST}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DamagedError(f"{folder} is damaged: {MANIFEST} cannot be read: {error}") from None
     files = _parse(folder, text)
-    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {MANIFEST}
+    there = _names(folder) - {MANIFEST}
     for name in sorted(there | files.keys()):
         if name not in there:
             raise DamagedError(f"{folder} is damaged: {name} is missing")
@@ -63,12 +66,27 @@ def check(folder: Path) -> None:
             raise DamagedError(f"{folder} is damaged: {name} has other bytes than its {MANIFEST} says")
 
 
+def _names(folder: Path) -> set[str]:
+    found = set()
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        try:
+            mode = path.lstat().st_mode
+        except OSError as error:
+            raise DamagedError(f"{folder} is damaged: {name} cannot be read: {error}") from None
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise DamagedError(f"{folder} is damaged: {name} is a link, or no regular file")
+        if stat.S_ISREG(mode):
+            found.add(name)
+    return found
+
+
 def _parse(folder: Path, text: str) -> dict[str, Any]:
     try:
-        content = json.loads(text)
+        content = parse_object(text, MANIFEST)
         version, files = content["version"], content["files"]
         whole = version == VERSION and isinstance(files, dict) and _render(files) == text
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError):
         whole, version = False, VERSION
     if not whole:
         known = f"version {version!r} is not known" if version != VERSION else "it is not as it was written"
