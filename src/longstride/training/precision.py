@@ -9,11 +9,14 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from longstride.checks import finite_number, whole_number
 from longstride.training.distributed import whole
 
 FIRST_SCALE = 2.0**16
 LEAST_SCALE = 2.0**-14
 """Below this the overflows are not the scale's."""
+LARGEST_SCALE = 2.0**127
+"""Of a float32."""
 GROWS_EVERY = 1000
 """Steps without an overflow until the scale is doubled."""
 
@@ -61,6 +64,19 @@ class Updates:
     def state(self) -> dict[str, Any]:
         return self.scaler.state_dict()
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(state)
+    def load_state(self, state: Any) -> None:
+        """From a checkpoint, which somebody else may have written."""
+        if not self.scaler.is_enabled():
+            return
+        own = self.scaler.state_dict()
+        if not isinstance(state, dict) or state.keys() != own.keys():
+            raise ValueError(f"scaler must be an object with {', '.join(own)}")
+        changing = ("scale", "_growth_tracker")
+        for name in own.keys() - changing:
+            if state[name] != own[name]:
+                raise ValueError(f"scaler: {name} must be {own[name]}, got {state[name]!r}")
+        if not 0 < finite_number("scaler", "scale", state["scale"]) <= LARGEST_SCALE:
+            raise ValueError(f"scaler: scale must be more than 0 and at most {LARGEST_SCALE:g}, got {state['scale']!r}")
+        if whole_number("scaler", "_growth_tracker", state["_growth_tracker"], 0) > GROWS_EVERY:
+            raise ValueError(f"scaler: _growth_tracker must be at most {GROWS_EVERY}, got {state['_growth_tracker']}")
+        self.scaler.load_state_dict(state)

@@ -146,6 +146,15 @@ def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer], average: di
     return found
 
 
+def check_counts(optimizers: Sequence[Optimizer], most: int) -> None:
+    """Raises ValueError if an optimizer has not counted from 0 to `most` steps. Its formulas divide by what that gives."""
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            count = float(state.get("step", 0))
+            if not 0 <= count <= most or count != int(count):  # NaN neither.
+                raise ValueError(f"an optimizer's step must be from 0 to {most}, got {count:g}")
+
+
 def first_error(error: BaseException) -> BaseException:
     """Of a checkpoint's error, which has those of all processes, the first."""
     if isinstance(error, CheckpointException) and error.failures:

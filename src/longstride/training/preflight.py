@@ -1,0 +1,46 @@
+"""Checks before a run begins, and before anything is written."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from longstride.data.prepare import open_data
+from longstride.data.store import Store, verify_once
+from longstride.training.config import TrainConfig
+from longstride.training.ranks import Ranks
+
+
+def check_settings(config: TrainConfig, ranks: Ranks) -> None:
+    """Whether these processes can train what the config says."""
+    if not config.data:
+        raise ValueError("train: --data must be given: a prepared store, or files to make one of")
+    if config.out and Path(config.data).resolve() in (Path(config.out).resolve(), *Path(config.out).resolve().parents):
+        raise ValueError(f"train: --out {config.out} lies in --data {config.data}, and would become data; give another")
+    if config.parallel == "fsdp" and config.optimizer.name == "adafactor" and ranks.count > 1:
+        raise ValueError("train: PyTorch's Adafactor cannot work on parts of weights; use --parallel ddp, or adamw or muon")
+    if config.batch % (ranks.count * config.accumulate):
+        raise ValueError(
+            f"train: batch = {config.batch} must be a multiple of {ranks.count} processes times "
+            f"accumulate = {config.accumulate}"
+        )
+
+
+def check_store(store: Store, config: TrainConfig) -> None:
+    """Images must be those that the model's embedding has rows, columns and channels for."""
+    positions = config.model.positions
+    if store.item and len(positions.sizes) == 3 and tuple(store.item) != tuple(positions.sizes):
+        have, want = " x ".join(map(str, store.item)), " x ".join(map(str, positions.sizes))
+        raise ValueError(
+            f"train: {config.data} has images of {have}, and the model's embedding is for {want}; "
+            f"give --model.embedding 'image({', '.join(map(str, store.item))})' and --model.context {store.item_bytes}"
+        )
+
+
+def open_verified(data: str | Path, ranks: Ranks, splits: Sequence[str] = ("train", "valid")) -> Store:
+    """The store of that data, after the bytes of these splits were compared with its manifest, by one process of each
+    machine. Files that have not changed since they were compared are not read again."""
+    store = open_data(data)
+    for split in splits:
+        store.path(split)
+    if ranks.local == 0:
+        verify_once(store, splits, progress=ranks.first)
+    return store
