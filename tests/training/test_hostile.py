@@ -9,9 +9,11 @@ import struct
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from longstride.data.store import open_store, write_store
 from longstride.model import SparseTransformer
+from longstride.tensor_file import save_file
 from longstride.training import train
 from longstride.training.sealed import check, seal
 from tests.training.saved import keeper, made, part, save
@@ -205,3 +207,17 @@ def test_a_manifest_of_data_is_refused(name, tmp_path):
     (folder / "manifest.json").write_bytes(NUMBERS[name])
     with pytest.raises(ValueError, match=r"manifest.json is (not JSON|no manifest of prepared data)"):
         open_store(folder)
+
+
+@pytest.mark.parametrize("count", [-1.0, -2.0, 0.5, 2.0, 1e30, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
+def test_an_optimizer_that_counts_wrongly_is_refused(name, count, tmp_path):
+    """It would divide by zero, or take roots of what is negative."""
+    folder = save(tmp_path, 1, given=made(name, steps=1))
+    path = part(folder)
+    with safe_open(path, framework="pt") as file:
+        about, found = file.metadata(), {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    save_file({key: torch.full_like(x, count) if key.endswith(".step") else x for key, x in found.items()}, path, about)
+    seal(folder)
+    with pytest.raises(ValueError, match="an optimizer's step must be from 0 to 1, got "):
+        keeper(tmp_path).load(1, *made(name))

@@ -6,7 +6,7 @@ import pytest
 
 from longstride.data.store import Store
 from longstride.training import TrainConfig, train
-from longstride.training.run import FREE, Run, read_metrics
+from longstride.training.run import FREE, Run
 from tests.training.small import MODEL, config
 
 
@@ -27,7 +27,7 @@ def test_a_new_run_writes_nothing_before_it_begins(tmp_path):
     run = Run.new(of(tmp_path / "a/b"))
     assert not (tmp_path / "a").exists()
     run.begin(of(tmp_path / "a/b"), STORE)
-    assert {path.name for path in run.folder.iterdir()} == {".lock", "config.json", "data.json", "launch.txt"}
+    assert {path.name for path in run.folder.iterdir()} == {".lock", "config.json", "data.json", "launch.txt", "run.json"}
     # The data is found again from any folder.
     wanted = replace(of(tmp_path / "a/b"), data=str(Path.cwd() / "data"))
     assert TrainConfig.from_json((run.folder / "config.json").read_text()) == wanted
@@ -111,65 +111,6 @@ def test_a_damaged_config_is_named(tmp_path):
         Run.resumed(of(tmp_path))
 
 
-def test_metrics_round_trip_and_are_forgotten(tmp_path):
-    run = begun(tmp_path)
-    rows = [{"step": step, "loss": step / 3} for step in (1, 2, 3)] + [{"step": 4, "loss": float("inf")}]
-    for row in rows:
-        run.log(row)
-    rows[3]["loss"] = None  # What is not finite is no JSON.
-    assert read_metrics(tmp_path) == rows
-    run.forget_after(2)
-    assert read_metrics(tmp_path) == rows[:2]
-    run.log(rows[2])
-    assert read_metrics(tmp_path) == rows[:3]
-
-
-def test_nothing_to_forget(tmp_path):
-    begun(tmp_path).forget_after(3)
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_a_line_cut_short_is_left_out(tmp_path):
-    """As a machine leaves it that fails while it is written."""
-    run = begun(tmp_path)
-    run.log({"step": 1})
-    with run.metrics.open("a") as file:
-        file.write('{"step": 2, "lo')
-    assert read_metrics(tmp_path) == [{"step": 1}]
-    run.forget_after(5)
-    run.log({"step": 2})
-    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
-
-
-def test_damaged_metrics_are_named(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged"):
-        read_metrics(tmp_path)
-    with pytest.raises(ValueError, match=r"is no run: it has no metrics\.jsonl"):
-        read_metrics(tmp_path / "elsewhere")
-
-
-def test_a_run_that_failed_before_its_first_checkpoint_begins_anew(tmp_path, monkeypatch):
-    """Its metrics too: no step has two lines."""
-    from longstride.training.trainer import Trainer
-
-    made = config(tmp_path, steps=6, log_every=1, validate_every=2)
-    take_step = Trainer.take_step
-
-    def fails(self, tokens):
-        if self.step == 4:
-            raise OSError("power cut")
-        return take_step(self, tokens)
-
-    monkeypatch.setattr(Trainer, "take_step", fails)
-    with pytest.raises(OSError, match="power cut"):
-        train(made)
-    assert len(read_metrics(tmp_path / "run")) == 4
-    monkeypatch.undo()
-    train(made, resume=True)
-    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
-
-
 def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, monkeypatch):
     from longstride.training import trainer
 
@@ -190,4 +131,13 @@ def test_a_restart_goes_on_with_what_its_own_launch_began(tmp_path, monkeypatch)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
     assert not Run.is_of_this_launch(of(tmp_path))
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert not Run.is_of_this_launch(of(tmp_path))
+
+
+def test_launches_without_an_id_are_told_apart(tmp_path, monkeypatch):
+    """By the process of torchrun, which is the parent of those that it starts anew, too."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    begun(tmp_path).unlock()
+    assert Run.is_of_this_launch(of(tmp_path))
+    monkeypatch.setattr("os.getppid", lambda: 1)
     assert not Run.is_of_this_launch(of(tmp_path))

@@ -1,8 +1,10 @@
 """Processes that are killed at any moment, while they save too: the run goes on as if nothing had been."""
 
+import json
 import os
 import signal
 from contextlib import ExitStack
+from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
@@ -78,7 +80,12 @@ def left(folder):
     rows = [{name: value for name, value in row.items() if name not in TIMES} for row in read_metrics(run)]
     last = run / f"checkpoints/step-{PLAN['steps']}"
     paths = [run / "model.safetensors", *sorted(path for path in last.rglob("*") if path.is_file())]
-    return rows, {path.relative_to(run): path.read_bytes() for path in paths}
+    files = {path.relative_to(run): path.read_bytes() for path in paths if path.name != "manifest.json"}
+    # Each run has an id of its own.
+    numbers = json.loads(files.pop(Path(f"checkpoints/{last.name}/state.json")))
+    assert numbers.pop("run") == json.loads((run / "run.json").read_text())["id"]
+    assert not list(run.glob("metrics-to-step-*"))
+    return rows, files, numbers
 
 
 def killed(folder, ranks, wanted, seed):
@@ -112,10 +119,10 @@ def killed(folder, ranks, wanted, seed):
 def test_a_run_that_is_killed_goes_on_to_the_same_bits(ranks, wanted, tmp_path):
     store(tmp_path / "whole/data")
     start(mortal, tmp_path / "whole", {}, ranks=ranks)
-    rows, files = left(tmp_path / "whole")
-    assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
+    whole = left(tmp_path / "whole")
+    assert [row["step"] for row in whole[0]] == [3, 4, 6, 8, 9, 12]
     for run in killed(tmp_path / "killed", ranks, wanted, seed=wanted):
-        assert left(run) == (rows, files)
+        assert left(run) == whole
 
 
 @pytest.mark.parametrize("death", [(1, "before"), (1, "after"), (2, "before")], ids=str)

@@ -77,7 +77,7 @@ def saved(folder, plans, steps):
             with closing(Trainer(plan(folder, **one), False, ranks)) as trainer:
                 for _ in range(steps):
                     step(trainer)
-                trainer.losses = []
+                trainer.standing.losses = []
                 trainer.save()
                 trainer.checkpoints.wait()
                 found.append(state(trainer))

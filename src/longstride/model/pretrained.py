@@ -24,9 +24,10 @@ def save(folder: str | Path, config: ModelConfig, weights: dict[str, Tensor]) ->
         path.write_text(config.to_json())
 
 
-def save_weights(folder: Path, weights: dict[str, Tensor]) -> None:
+def save_weights(folder: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """`metadata`: what the file's header says of them."""
     with atomic_path(folder / "model.safetensors") as path:
-        save_file({name: x.detach().float().contiguous().cpu() for name, x in weights.items()}, path)
+        save_file({name: x.detach().float().contiguous().cpu() for name, x in weights.items()}, path, metadata)
 
 
 def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict[str, Tensor]]:

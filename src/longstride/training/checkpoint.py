@@ -2,7 +2,7 @@
 
     checkpoints/step-N/model.safetensors     weights, float32, whole
     checkpoints/step-N/state/*.safetensors   optimizers' tensors and the weights' running average, in parts, one a process
-    checkpoints/step-N/state.json            numbers: the best validation so far, the loss scale
+    checkpoints/step-N/state.json            whose it is; numbers: the best validation so far, the loss scale
     checkpoints/step-N/manifest.json         the SHA-256 of each file; written last
 
 To save copies all to the CPU's memory; a thread writes it while training goes on.
@@ -23,13 +23,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
+from longstride.files import read_json
 from longstride.tensor_file import save_file
 from longstride.training.ranks import Ranks
 from longstride.training.sealed import MANIFEST, DamagedError, UnfinishedError, check, is_sealed, seal
-from longstride.training.state import Copies, Reader, Writer, first_error, reason, state_tensors
+from longstride.training.state import Copies, Reader, Writer, check_counts, first_error, reason, state_tensors
 
 PREFIX = "step-"
 VERSION = 2
+DIGITS = 19
+"""Of a step's number there are fewer: it fits a 64-bit integer."""
 
 
 class SaveError(OSError):
@@ -39,9 +42,11 @@ class SaveError(OSError):
 class Checkpoints:
     """Those of one run. The newest `keep` are kept, and that of the best validation."""
 
-    def __init__(self, folder: Path, keep: int, ranks: Ranks, device: torch.device) -> None:
-        """`device`: where that is which is saved."""
-        self.folder, self.keep, self.ranks = folder, keep, ranks
+    def __init__(
+        self, folder: Path, keep: int, ranks: Ranks, device: torch.device, run_id: str | None = None
+    ) -> None:  # fmt: skip
+        """`device`: where that is which is saved. `run_id`: of the run that they belong to, if it has one."""
+        self.folder, self.keep, self.ranks, self.run_id = folder, keep, ranks, run_id
         self._under_way: Future[Any] | None = None
         self._step = 0
         # Of its own: the thread that writes must not come between the messages of training.
@@ -59,7 +64,8 @@ class Checkpoints:
             self._remove(path for path in self._folders().values() if path == folder or not is_sealed(path))
         weights = self._copies.weights(model, self.ranks.first)
         # As text, since training goes on with what is in it.
-        numbers = json.dumps({"version": VERSION, "step": step, **progress}, indent=2) + "\n"
+        owner = {} if self.run_id is None else {"run": self.run_id}
+        numbers = json.dumps({"version": VERSION, "step": step, **owner, **progress}, indent=2) + "\n"
 
         def finish() -> None:
             save_file(weights, folder / "model.safetensors")
@@ -121,7 +127,7 @@ class Checkpoints:
         if bad:
             raise ValueError(
                 f"train: no checkpoint in {self.folder} can be used: {'; '.join(bad)}. "
-                "Bring one back from a copy, or remove that folder to begin anew."
+                "Bring one back from a copy, or give another --out for a new run."
             )
         return None
 
@@ -146,6 +152,7 @@ class Checkpoints:
         numbers, reader = self.ranks.together(lambda: self._read(folder, step))
         try:
             reader.fill(model, optimizers, average)
+            check_counts(optimizers, step)
         except (LookupError, RuntimeError, ValueError, CheckpointException) as error:
             if isinstance(first_error(error), KeyboardInterrupt):
                 raise KeyboardInterrupt from None
@@ -156,12 +163,10 @@ class Checkpoints:
         """When nothing is under way, and nothing will be saved any more."""
         self._copies.close()
 
-    @staticmethod
-    def _read(folder: Path, step: int) -> tuple[dict[str, Any], Reader]:
+    def _read(self, folder: Path, step: int) -> tuple[dict[str, Any], Reader]:
+        check_owner(folder, self.run_id)
         try:
-            numbers: dict[str, Any] = json.loads((folder / "state.json").read_text())
-            if not isinstance(numbers, dict):
-                raise ValueError("state.json has no names")
+            numbers = read_json(folder / "state.json")
             if numbers.get("version") != VERSION:
                 found = f"version {numbers.get('version')!r} of checkpoints is not known, only {VERSION} is"
                 raise ValueError(found)
@@ -172,8 +177,10 @@ class Checkpoints:
             raise ValueError(f"{folder} cannot be read: {reason(error)}") from None
 
     def _folders(self) -> dict[int, Path]:
-        names = {path.name.removeprefix(PREFIX): path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir()}
-        return {int(name): path for name, path in names.items() if name.isdecimal() and name == str(int(name))}
+        found = (path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir() and not path.is_symlink())
+        names = {path.name.removeprefix(PREFIX): path for path in found}
+        numbers = (name for name in names if name.isdecimal() and len(name) < DIGITS and name == str(int(name)))
+        return {int(name): names[name] for name in numbers}
 
     def _forget_old(self, best: int | None) -> None:
         steps = sorted(self._folders())
@@ -182,6 +189,22 @@ class Checkpoints:
     @staticmethod
     def _remove(folders: Iterable[Path]) -> None:
         for folder in folders:
+            if folder.is_symlink():  # What it leads to is not ours.
+                continue
             with suppress(OSError):  # First: what is left of it must not look damaged.
                 (folder / MANIFEST).unlink()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_owner(folder: Path, run_id: str | None) -> None:
+    """Raises ValueError if a checkpoint belongs to another run. Runs of earlier versions have no id, nor have theirs."""
+    try:
+        found = read_json(folder / "state.json").get("run")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} cannot be read: {reason(error)}") from None
+    if found != run_id:
+        theirs = f"the run {found[:40]!r}" if isinstance(found, str) else "a run without an id"
+        ours = f"is {run_id!r}" if run_id is not None else "has none (run.json is missing)"
+        raise ValueError(
+            f"{folder} is of {theirs}, and this run {ours}; remove that checkpoint, or bring back what belongs here"
+        )

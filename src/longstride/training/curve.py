@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longstride.figures import new_figure, picture_path, write_figure
-from longstride.training.run import read_metrics
+from longstride.files import check_run_folder
+from longstride.training.metrics import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +18,10 @@ Rows = list[dict[str, Any]]
 def plot_curve(folder: str | Path, path: str | Path | None = None) -> Path:
     """Draws bits per byte of training and validation, and the learning rate below; curve.png in the run, unless told."""
     folder = Path(folder)
-    path = picture_path(OWNER, path if path is not None else folder / "curve.png")
+    if path is None:
+        check_run_folder(OWNER, folder)
+        path = folder / "curve.png"
+    path = picture_path(OWNER, path)
     figure = new_figure(OWNER, 8, 5.4, layout="constrained")
     rows = read_rows(folder)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))

@@ -1,26 +1,42 @@
 """A run's folder: whose it is, and what is written there as training goes on.
 
+run.json             the run's id, which its checkpoints have too
 config.json          all that the run depends on
 metrics.jsonl        a line for each logged step
 checkpoints/step-N/  to resume from
 .lock                held by the process that trains
 launch.txt           which launch of torchrun that belongs to
 model.safetensors    the best weights so far, by validation; `SparseTransformer.from_pretrained(RUN)` loads them
+
+Nothing in the folder may be a link: what is written, or removed, would be somebody else's.
 """
 
 import json
 import os
 import re
+import socket
+from collections.abc import Callable
 from dataclasses import fields, replace
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from uuid import uuid4
 
-from longstride.atomic import atomic_path
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from longstride.atomic import atomic_path, is_temporary
+from longstride.checks import finite_number, whole_number
 from longstride.data.store import Store
+from longstride.files import check_run_folder, read_json, read_text
+from longstride.model.pretrained import save_weights
 from longstride.training.config import TrainConfig
 from longstride.training.lock import NAME as LOCK
 from longstride.training.lock import Lock
+from longstride.training.metrics import Metrics
+from longstride.training.metrics import read_metrics as read_metrics
+
+Resume = bool | Literal["auto"]
+"""Whether a run goes on; auto: if it is there."""
 
 FREE = {
     "out", "data", "validate_every", "save_every", "keep", "log_every", "tensorboard", "device", "patience", "accumulate",
@@ -30,24 +46,26 @@ FREE = {
 and the masks of dropout. Data may lie elsewhere, not differ."""
 
 
+RUN, WEIGHTS = "run.json", "model.safetensors"
 LAUNCH, LAUNCH_ID = "launch.txt", "TORCHELASTIC_RUN_ID"
 """Which launch of torchrun has the run, so that one that it starts anew goes on with it by itself."""
-
-HALF = re.compile(r"\.[a-z-]+\.\d+\.(json|jsonl|safetensors|png|txt|wav)")
-"""Files that a process was killed while it wrote, as `atomic_path` names them."""
+UNNAMED = ("", "none")
+"""Ids of launches that were given none."""
 
 
 class Run:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.metrics = folder / "metrics.jsonl"
+    def __init__(self, folder: Path, run_id: str | None = None) -> None:
+        """`run_id`: runs of earlier versions have none."""
+        self.folder, self.id = folder, run_id
+        self.metrics = Metrics(folder)
         self.checkpoints = folder / "checkpoints"
         self._lock: Lock | None = None
 
     @classmethod
     def new(cls, config: TrainConfig) -> "Run":
         """For a run that begins: the folder must not hold anything yet. Nothing is written before `begin`."""
-        run = cls(_folder(config))
+        run = cls(_folder(config), uuid4().hex)
+        check_run_folder("train", run.folder)
         if (run.folder / "config.json").exists():
             raise ValueError(
                 f"train: {run.folder} already holds a run; add --resume to go on with it, or give another --out"
@@ -58,22 +76,28 @@ class Run:
 
     @classmethod
     def resumed(cls, config: TrainConfig) -> "Run":
-        run = cls(_folder(config))
-        path = run.folder / "config.json"
+        folder = _folder(config)
+        check_run_folder("train", folder)
+        path = folder / "config.json"
         if not path.is_file():
-            raise ValueError(f"train: {run.folder} holds no run to resume; leave --resume out to begin one")
-        saved = TrainConfig.from_json(path.read_text(errors="replace"), str(path))
+            raise ValueError(f"train: {folder} holds no run to resume; leave --resume out to begin one")
+        saved = TrainConfig.from_json(read_text(path), str(path))
         for field in fields(TrainConfig):
             before, now = getattr(saved, field.name), getattr(config, field.name)
             if field.name not in FREE and before != now:
                 raise ValueError(f"train: {field.name} {_difference(before, now)}; a run is resumed with what it began with")
-        return run
+        return cls(folder, read_id(folder))
+
+    @staticmethod
+    def is_there(config: TrainConfig) -> bool:
+        """Whether there is a run to go on with."""
+        return (_folder(config) / "config.json").exists()
 
     @staticmethod
     def is_of_this_launch(config: TrainConfig) -> bool:
         """Whether torchrun has begun the run with processes that it had started before these."""
         path = _folder(config) / LAUNCH
-        return LAUNCH_ID in os.environ and path.is_file() and path.read_text(errors="replace") == os.environ[LAUNCH_ID]
+        return _launch() != "" and path.is_file() and read_text(path) == _launch()
 
     def lock(self) -> None:
         """Keeps other processes out, until `unlock`."""
@@ -89,8 +113,8 @@ class Run:
         """Whether these are the bytes that the run began with."""
         path = self.folder / "data.json"
         try:
-            before = dict(json.loads(path.read_text())["splits"]) if path.exists() else {}
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            before = dict(read_json(path)["splits"]) if path.exists() else {}
+        except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"train: {path} is damaged: {error}; give the same --data, and remove that file") from None
         for name, size in store.splits.items():
             if name in before and before[name] != {"bytes": size, "sha256": store.sha256[name]}:
@@ -102,47 +126,86 @@ class Run:
         if self._lock is None:  # A new one, unless another process was faster.
             self.lock()
             Run.new(config)
-        with atomic_path(self.folder / LAUNCH) as path:
-            path.write_text(os.environ.get(LAUNCH_ID, ""))
+            self._write(RUN, json.dumps({"version": 1, "id": self.id}) + "\n")
+        self._write(LAUNCH, _launch())
         for path in self.folder.iterdir():
-            if HALF.fullmatch(path.name):
+            if is_temporary(path.name):
                 path.unlink()
         config = replace(config, data=str(Path(config.data).expanduser().absolute()))  # So that it is found from any folder.
-        for name, text in (("data.json", store.to_json()), ("config.json", config.to_json())):
-            with atomic_path(self.folder / name) as path:
-                path.write_text(text)
+        self._write("data.json", store.to_json())
+        self._write("config.json", config.to_json())
 
-    def forget_after(self, step: int) -> None:
-        """Removes the lines of steps that will be done once more."""
-        if self.metrics.exists():
-            kept = [row for row in read_metrics(self.folder) if row["step"] <= step]
-            with atomic_path(self.metrics) as path:
-                path.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
+    def go_back(self, step: int, may_begin_anew: bool, say: Callable[[str], None]) -> None:
+        """Prepares to go on after `step`: the lines of later ones leave the metrics. -1: there is no checkpoint, and the run
+        begins anew, unless it has results: these have a checkpoint, as long as nobody removes it."""
+        if step < 0:
+            last = self.metrics.last_step()
+            if (self.folder / WEIGHTS).exists():
+                raise ValueError(
+                    f"train: {self.folder} has results, {WEIGHTS}, and no checkpoint to go on from; bring "
+                    f"{self.checkpoints} back from a copy, or give another --out for a new run"
+                )
+            if last and not may_begin_anew:
+                raise ValueError(
+                    f"train: {self.folder} has results, metrics up to step {last}, and no checkpoint to go on from; "
+                    "--resume auto begins it anew and keeps them under another name, or give another --out"
+                )
+        kept = self.metrics.forget_after(max(step, 0))
+        if step < 0:
+            log = f"; its metrics so far are kept as {kept.name} until these steps are done once more" if kept else ""
+            say(f"{self.folder} has no checkpoint, and begins anew{log}")
 
     def log(self, row: dict[str, Any]) -> None:
-        """What is not finite is no JSON, and is written as null."""
-        row = {name: value if not isinstance(value, float) or isfinite(value) else None for name, value in row.items()}
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self.metrics.append(row)
+
+    def keep_best(self, weights: dict[str, Tensor], step: int, bits: float) -> None:
+        """Writes the best weights so far. Those of a later step, which will be reached again, make room for better ones."""
+        there = self._best()
+        if there is None or there[0] <= step or bits < there[1]:
+            save_weights(self.folder, weights, {"step": str(step), "bits_per_byte": repr(bits)})
+
+    def _best(self) -> tuple[int, float] | None:
+        """The step of the weights that are there and their bits per byte, if they say so."""
+        try:
+            with safe_open(self.folder / WEIGHTS, framework="pt") as file:
+                about = file.metadata() or {}
+            return whole_number("", "", int(about["step"]), 0), finite_number("", "", float(about["bits_per_byte"]))
+        except (OSError, LookupError, ValueError, SafetensorError):
+            return None
+
+    def _write(self, name: str, text: str) -> None:
+        with atomic_path(self.folder / name) as path:
+            path.write_text(text)
 
 
-def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics. The last one is left out if the machine failed while it was written."""
-    path = Path(folder) / "metrics.jsonl"
-    if not path.is_file():
-        raise ValueError(f"{folder} is no run: it has no metrics.jsonl")
-    whole = path.read_text(errors="replace").split("\n")[:-1]
-    try:
-        return [json.loads(line) for line in whole]
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+def read_id(folder: Path) -> str | None:
+    """The id of the run in a folder; None for one of an earlier version."""
+    path = folder / RUN
+    if not path.exists():
+        return None
+    found = read_json(path).get("id")
+    if not isinstance(found, str) or not re.fullmatch("[0-9a-f]{32}", found):
+        raise ValueError(f"{path} is damaged: it has no id of a run; bring it back from a copy")
+    return found
+
+
+def check_resume(resume: Resume) -> Resume:
+    if resume not in (True, False, "auto"):
+        raise ValueError(f"train: resume must be True, False or 'auto', got {resume!r}")
+    return resume
+
+
+def _launch() -> str:
+    """The name of this launch of torchrun, the same for processes that it starts anew; empty without it."""
+    name = os.environ.get(LAUNCH_ID)
+    if name is None:
+        return ""
+    return name if name not in UNNAMED else f"process {os.getppid()} on {socket.gethostname()}"
 
 
 def _is_left(path: Path) -> bool:
     """Whether that is all there is of a run which was killed as it began."""
-    return path.name in (LOCK, LAUNCH, "data.json") or HALF.fullmatch(path.name) is not None
+    return path.name in (LOCK, LAUNCH, RUN, "data.json") or is_temporary(path.name)
 
 
 def _folder(config: TrainConfig) -> Path:

@@ -8,7 +8,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import isfinite, log
 from pathlib import Path
@@ -21,10 +21,7 @@ from torch import Tensor
 
 from longstride.checks import whole_number
 from longstride.data.loader import Prefetch, Sequences
-from longstride.data.prepare import open_data
-from longstride.data.store import Store
 from longstride.model import SparseTransformer
-from longstride.model.pretrained import save_weights
 from longstride.standard import StandardError
 from longstride.training.checkpoint import Checkpoints, SaveError
 from longstride.training.config import TrainConfig
@@ -33,11 +30,13 @@ from longstride.training.distributed import Spread, averaging_dtype, whole_weigh
 from longstride.training.interrupts import Interrupts
 from longstride.training.optimizer import learning_rate, make_optimizers, set_learning_rate
 from longstride.training.precision import Updates
+from longstride.training.preflight import check_settings, check_store, open_verified
 from longstride.training.progress import Reporter, check_tensorboard
 from longstride.training.ranks import ALONE, Ranks, joined
-from longstride.training.run import Run, read_metrics
+from longstride.training.run import WEIGHTS, Resume, Run, check_resume
 from longstride.training.samples import write_samples
 from longstride.training.speed import Speed, matrix_rate
+from longstride.training.standing import Standing
 from longstride.training.validation import validate
 
 Say = Callable[[str], None]
@@ -68,9 +67,10 @@ class Summary:
 class Trainer:
     """A run that is under way: what it has, and what its next step does."""
 
-    def __init__(self, config: TrainConfig, resume: bool, ranks: Ranks = ALONE, say: Say = print) -> None:
+    def __init__(self, config: TrainConfig, resume: Resume, ranks: Ranks = ALONE, say: Say = print) -> None:
+        """`resume`: the run is there; auto: one that never came to a checkpoint may begin anew."""
         self.config, self.ranks = config, ranks
-        ranks.together(lambda: _check(config, ranks))
+        ranks.together(lambda: check_settings(config, ranks))
         self.device = ranks.together(lambda: ranks.device(config.device))
         self.averaging = ranks.together(lambda: averaging_dtype(config.averaging, config.model.precision, self.device))
         self.run = ranks.together(lambda: Run.resumed(config) if resume else Run.new(config))
@@ -80,12 +80,12 @@ class Trainer:
             self.run.unlock()
             raise
 
-    def _begin(self, resume: bool, say: Say) -> None:
+    def _begin(self, resume: Resume, say: Say) -> None:
         """Nothing is written before all that can be wrong was looked at."""
         config, ranks = self.config, self.ranks
         if resume:
             ranks.first_does(self.run.lock)
-        self.store = ranks.first_on_each_machine(lambda: open_data(config.data))
+        self.store = ranks.first_on_each_machine(lambda: open_verified(config.data, ranks))
         ranks.together(lambda: self._take_data(resume))
 
         torch.manual_seed(config.seed)
@@ -99,56 +99,61 @@ class Trainer:
         self.optimizers = make_optimizers(self.model, config.optimizer)
         self.updates = Updates(self.model, self.optimizers, config.model.precision, config.optimizer.clip, self.device)
         self.average = {name: x.detach().clone() for name, x in self.model.named_parameters()} if config.ema else {}
-        self.checkpoints = Checkpoints(self.run.checkpoints, config.keep, ranks, self.device)
+        self.checkpoints = Checkpoints(self.run.checkpoints, config.keep, ranks, self.device, self.run.id)
         self.step = 0
-        self.losses: list[float] = []
-        """Of the steps since the last line of metrics."""
-        self.best: float | None = None
-        self.best_step: int | None = None
-        self.without_better = 0
+        self.standing = Standing()
+        self.whole = False
+        """Whether there is a checkpoint on the disk."""
+        self.first_best: dict[str, Tensor] | None = None
+        """The first best weights, which wait for that."""
         self.saved = 0
         """The step of the last checkpoint. At 0 there is nothing to save that a new run would not have."""
         if resume:
-            self._resume(say)
+            self._resume(resume == "auto", say)
         ranks.wait()  # All have looked at the folder as it was.
         ranks.first_does(lambda: self.run.begin(config, self.store))
 
-    def _take_data(self, resume: bool) -> None:
+    def _take_data(self, resume: Resume) -> None:
         config, context, item = self.config, self.config.model.context, self.store.item_bytes
-        _fits(self.store, config)
+        check_store(self.store, config)
         if resume:
             self.run.check_data(self.store)
         self.training = Sequences(self.store.split("train"), context, item, f"{config.data} (train)")
         self.held_out = Sequences(self.store.split("valid"), context, item, f"{config.data} (valid)")
         self.fixed = self.held_out.spread(max(1, config.validate_bytes // context))
 
-    def _resume(self, say: Say) -> None:
+    def _resume(self, may_begin_anew: bool, say: Say) -> None:
         found = self.ranks.first_does(lambda: self.checkpoints.newest(say))
         step = self.ranks.most(-1 if found is None else found)
-        if step >= 0:  # Else it stopped before its first one, and begins anew.
+        if step >= 0:
             state = self.checkpoints.load(step, self.model, self.optimizers, self.average)
-            self.step = self.saved = step
-            try:
-                self.best, self.best_step = state["best"], state["best_step"]
-                self.without_better, self.losses = int(state["without_better"]), [float(loss) for loss in state["losses"]]
-                self.updates.load_state(state["scaler"])
-            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                raise ValueError(f"train: state.json of step-{step} is not of such a run: {error!r}") from None
+            self.ranks.together(lambda: self._take_state(state, step))
+            # Its process may have been killed between the first checkpoint and the weights, which are the same.
+            unwritten = self.standing.best_step == step and not (self.run.folder / WEIGHTS).exists()
+            if self.ranks.any(self.ranks.first and unwritten):
+                with self._averaged():
+                    self._write_best(self._weights())
+        self.ranks.first_does(lambda: self.run.go_back(step, may_begin_anew, say))
         self.ranks.first_does(lambda: self.checkpoints.set_aside(step))
-        self.ranks.first_does(lambda: self.run.forget_after(self.step))
+
+    def _take_state(self, state: dict[str, Any], step: int) -> None:
+        owner = f"train: {self.run.checkpoints / f'step-{step}' / 'state.json'}"
+        if step > self.config.steps:
+            raise ValueError(f"{owner}: step must be at most the run's {self.config.steps} steps, got {step}")
+        self.standing = Standing.read(state, step, owner)
+        try:
+            self.updates.load_state(state.get("scaler"))
+        except ValueError as error:
+            raise ValueError(f"{owner}: {error}") from None
+        self.step, self.saved, self.whole = step, step, True
 
     def save(self) -> None:
         """Begins to write a checkpoint of this step; `checkpoints.wait` says how that ended."""
         if self.saved == self.step:
             return
-        progress = {
-            "best": self.best,
-            "best_step": self.best_step,
-            "without_better": self.without_better,
-            "losses": self.losses,
-            "scaler": self.updates.state(),
-        }
-        self.checkpoints.save(self.step, self.model, self.optimizers, self.average, progress, self.best_step)
+        progress = asdict(self.standing) | {"scaler": self.updates.state()}
+        best = self.standing.best_step
+        self.checkpoints.save(self.step, self.model, self.optimizers, self.average, progress, best)
         self.saved = self.step
 
     def close(self) -> None:
@@ -161,7 +166,7 @@ class Trainer:
 
     @property
     def out_of_patience(self) -> bool:
-        return 0 < self.config.patience <= self.without_better
+        return 0 < self.config.patience <= self.standing.without_better
 
     def take_step(self, tokens: Tensor) -> dict[str, Any]:
         """One step, and what it found. Raises before the weights change if something is not finite and should be."""
@@ -192,20 +197,42 @@ class Trainer:
                     self.average[name].lerp_(x, 1 - kept)
         self.step += 1
         if isfinite(loss):
-            self.losses.append(loss)
+            self.standing.losses.append(loss)
         return {"learning_rate": rate, "gradient_norm": norm, "skipped": int(not changed)}
 
     def validate(self) -> float:
         """Bits per byte; better weights than before are kept as the run's."""
         with self._averaged():
             bits = validate(self.model, self.held_out, self.fixed, self.rows, self.ranks) / log(2)
-            if isfinite(bits) and (self.best is None or bits < self.best):
-                self.best, self.best_step, self.without_better = bits, self.step, 0
-                weights = {name: x.cpu() for name, x in whole_weights(self.model) if self.ranks.first}
-                self.ranks.first_does(lambda: save_weights(self.run.folder, weights))
+            now = self.standing
+            if isfinite(bits) and (now.best is None or bits < now.best):
+                now.best, now.best_step, now.without_better = bits, self.step, 0
+                if self.whole:
+                    self._write_best(self._weights())
+                else:
+                    self.first_best = self._weights()
             else:
-                self.without_better += 1
+                now.without_better += 1
         return bits
+
+    def write_first_best(self) -> None:
+        """After the first checkpoint: a run that has weights always has one to go on from."""
+        if self.first_best is not None:
+            if not self.saved:
+                self.save()
+            self.checkpoints.wait()
+            self._write_best(self.first_best)
+            self.whole, self.first_best = True, None
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Copies, whole, on the first process. All must ask."""
+        return {name: x.to("cpu", copy=True) for name, x in whole_weights(self.model) if self.ranks.first}
+
+    def _write_best(self, weights: dict[str, Tensor]) -> None:
+        best, step = self.standing.best, self.standing.best_step
+        assert best is not None
+        assert step is not None
+        self.ranks.first_does(lambda: self.run.keep_best(weights, step, best))
 
     def finish(self, say: Say) -> None:
         """Samples of the data and of what the model makes of it, and the curve; a run without them is still a run."""
@@ -240,23 +267,29 @@ class Trainer:
 
 
 def train(
-    config: TrainConfig, resume: bool = False, until: int | None = None, console: Console | None = None
+    config: TrainConfig, resume: Resume = False, until: int | None = None, console: Console | None = None
 ) -> Summary:  # fmt: skip
     """Trains, and returns how it ended. `until`: pauses after that step, as Ctrl-C does; `resume` goes on from there.
 
+    resume="auto" is for batch systems that start a job again: it begins a run that is not there, and goes on with one that
+    is. One that never came to a checkpoint begins anew, and its metrics are kept under another name until it has caught up.
     Processes that torchrun has started train one model together; all return the same.
     """
     end = config.steps if until is None else min(whole_number("train", "until", until, 1), config.steps)
+    check_resume(resume)
     if config.tensorboard:
         check_tensorboard()
     with joined(config.device) as ranks:
-        # A run that these processes had begun, before one was lost; not one that was there already.
+        # As auto a run that these processes had begun, before one was lost; not one that was there already.
         begun = ranks.first_does(lambda: ranks.restarted and Run.is_of_this_launch(config))
-        resume = ranks.any(resume or bool(begun))
+        if ranks.any(bool(begun)):
+            resume = "auto"
+        elif resume == "auto":
+            resume = "auto" if ranks.any(bool(ranks.first_does(lambda: Run.is_there(config)))) else False
         return _train(config, resume, end, ranks, console)
 
 
-def _train(config: TrainConfig, resume: bool, end: int, ranks: Ranks, console: Console | None) -> Summary:
+def _train(config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console: Console | None) -> Summary:
     if not ranks.first:
         console = Console(file=io.StringIO())
     console = console or StandardError()
@@ -298,14 +331,14 @@ def _train(config: TrainConfig, resume: bool, end: int, ranks: Ranks, console: C
             if trainer.out_of_patience or trainer.step == config.steps:
                 trainer.finish(reporter.say)
         seconds = perf_counter() - speed.begun
-        rows = read_metrics(trainer.run.folder) if trainer.run.metrics.exists() else []
+        last = trainer.run.metrics.last_values("bits_per_byte", "valid_bits_per_byte")
         return Summary(
             folder=trainer.run.folder,
             step=trainer.step,
-            bits_per_byte=_last(rows, "bits_per_byte"),
-            valid_bits_per_byte=_last(rows, "valid_bits_per_byte"),
-            best_bits_per_byte=trainer.best,
-            best_step=trainer.best_step,
+            bits_per_byte=last.get("bits_per_byte"),
+            valid_bits_per_byte=last.get("valid_bits_per_byte"),
+            best_bits_per_byte=trainer.standing.best,
+            best_step=trainer.standing.best_step,
             seconds=seconds,
             bytes_per_second=(trainer.step - first) * config.batch * config.model.context / seconds,
             loader_share=batches.waited / seconds,
@@ -330,8 +363,9 @@ def _loop(trainer: Trainer, batches: Prefetch, reporter: Reporter, speed: Speed,
             if validated:
                 row["valid_bits_per_byte"] = trainer.validate()
             ranks.first_does(partial(_note, trainer.run, reporter, row))
-            trainer.losses = []
+            trainer.standing.losses = []
             speed.restart(batches.waited)
+            trainer.write_first_best()
         if trainer.step % config.save_every == 0 or last:
             trainer.save()
         flags = ranks.most(2 * trainer.checkpoints.failed + interrupts.asked)
@@ -352,39 +386,11 @@ def _note(run: Run, reporter: Reporter, row: dict[str, Any]) -> None:
 
 
 def _losses(trainer: Trainer) -> dict[str, Any]:
-    loss = sum(trainer.losses) / len(trainer.losses) if trainer.losses else float("nan")
+    losses = trainer.standing.losses
+    loss = sum(losses) / len(losses) if losses else float("nan")
     return {"step": trainer.step, "loss": loss, "bits_per_byte": loss / log(2)}
-
-
-def _last(rows: list[dict[str, Any]], name: str) -> float | None:
-    return next((row[name] for row in reversed(rows) if row.get(name) is not None), None)
 
 
 def _mixed(seed: int, step: int, rank: int) -> int:
     """Another number for every step of every seed and rank, as a generator's seed."""
     return ((seed * 1_000_003 + step + 1) * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) % 2**63
-
-
-def _check(config: TrainConfig, ranks: Ranks) -> None:
-    if not config.data:
-        raise ValueError("train: --data must be given: a prepared store, or files to make one of")
-    if config.out and Path(config.data).resolve() in (Path(config.out).resolve(), *Path(config.out).resolve().parents):
-        raise ValueError(f"train: --out {config.out} lies in --data {config.data}, and would become data; give another")
-    if config.parallel == "fsdp" and config.optimizer.name == "adafactor" and ranks.count > 1:
-        raise ValueError("train: PyTorch's Adafactor cannot work on parts of weights; use --parallel ddp, or adamw or muon")
-    if config.batch % (ranks.count * config.accumulate):
-        raise ValueError(
-            f"train: batch = {config.batch} must be a multiple of {ranks.count} processes times "
-            f"accumulate = {config.accumulate}"
-        )
-
-
-def _fits(store: Store, config: TrainConfig) -> None:
-    """Images must be those that the model's embedding has rows, columns and channels for."""
-    positions = config.model.positions
-    if store.item and len(positions.sizes) == 3 and tuple(store.item) != tuple(positions.sizes):
-        have, want = " x ".join(map(str, store.item)), " x ".join(map(str, positions.sizes))
-        raise ValueError(
-            f"train: {config.data} has images of {have}, and the model's embedding is for {want}; "
-            f"give --model.embedding 'image({', '.join(map(str, store.item))})' and --model.context {store.item_bytes}"
-        )
