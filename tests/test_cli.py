@@ -491,3 +491,24 @@ def test_no_room_for_what_is_printed():
             [sys.executable, "-m", "longstride", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (2, "longstride: [Errno 28] No space left on device\n")
+
+
+def test_train_resumes_if_there_is_a_run(capsys, tmp_path, text_file):
+    """As batch systems need it: the same words begin a run, go on with it and end it."""
+    out = tmp_path / "run"
+    for more, says in ((["--until", "2"], "step 2, paused"), ([], "step 4, all steps"), ([], "step 4, all steps")):
+        code, said, _ = run(capsys, *train_words(text_file, out, "--resume", "auto", *more))
+        assert code == 0
+        assert f"{out}: {says}" in said
+    for words in (["--no-resume"], ["--resume", "--no-resume"], ["--resume=auto", "--no-resume"]):
+        code, _, err = run(capsys, *train_words(text_file, out, *words))
+        assert code == 2
+        assert "already holds a run" in err
+    code, said, _ = run(capsys, "train", "text-small", "--out", str(out), "--no-resume", "--resume=auto")
+    assert (code, "step 4, all steps are done" in said) == (0, True)
+    code, _, err = run(capsys, *train_words(text_file, out, "--resume", "always"))
+    assert code == 2
+    assert "--resume stands alone, or before auto, got 'always'" in " ".join(err.replace("│", "").split())
+    code, said, _ = run(capsys, "train", "--help")
+    assert code == 0
+    assert "--resume [auto]" in said

@@ -22,17 +22,38 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from longstride.benchmarks.attention import AttentionBenchmark
 from longstride.benchmarks.sampling import SamplingBenchmark
 from longstride.benchmarks.tune import TuneBenchmark
 from longstride.endings import speaks, told_in_one_line
+from longstride.files import read_text
 from longstride.making.request import Request
 from longstride.notation import parse
 from longstride.training.config import TrainConfig
+from longstride.training.run import Resume
 
 Kind = Literal["text", "images", "audio", "bytes"]
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
+RESUME_NOT = "--resume=no"
+
+
+def _read_resume(words: list[str]) -> bool | str:
+    known: dict[str, bool | str] = {"": True, "auto": "auto", "no": False}
+    if " ".join(words) not in known:
+        raise ValueError(f"--resume stands alone, or before auto, got {' '.join(words)!r}")
+    return known[" ".join(words)]
+
+
+RESUME = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[auto]",
+    instance_from_str=_read_resume,
+    is_instance=lambda value: value in (True, False, "auto"),
+    str_from_instance=lambda value: ["auto"] if value == "auto" else [] if value else ["no"],
+)
+"""--resume, --resume auto, or --no-resume, which is turned into --resume=no."""
 LEFT = ("model.safetensors", "curve.png", "sample-data.*", "sample-model.*", "metrics.jsonl", "checkpoints")
 """What a run leaves in its folder."""
 
@@ -198,14 +219,17 @@ def train(words: Sequence[str]) -> None:
     default = _resumed(words) or train_preset(words[0])
 
     def verb(
-        config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default, resume: bool = False, until: int | None = None
+        config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default,
+        resume: Annotated[Resume, RESUME] = False,
+        until: int | None = None,
     ) -> None:
         """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000
 
         Every field of the preset can be changed: --model.layers 12 --optimizer.learning-rate 0.001
 
         Args:
-            resume: Go on with the run in --out, exactly where it stopped, with the settings that it has.
+            resume: Go on with the run in --out, exactly where it stopped, with the settings that it has. --resume auto also
+                begins a run that is not there: for batch systems that start a job again. --no-resume: begin a new one.
             until: Pause after this step, as Ctrl-C does.
         """
         found = run(config, resume, until)
@@ -220,7 +244,8 @@ def train(words: Sequence[str]) -> None:
         if not found.done:
             print("all is saved; the same command with --resume goes on from there")
 
-    tyro.cli(verb, prog=f"longstride train {words[0]}", args=list(words[1:]))
+    typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
+    tyro.cli(verb, prog=f"longstride train {words[0]}", args=typed)
 
 
 def _resumed(words: Sequence[str]) -> TrainConfig | None:
@@ -228,10 +253,11 @@ def _resumed(words: Sequence[str]) -> TrainConfig | None:
     folder = next((word.removeprefix("--out=") for word in words if word.startswith("--out=")), None)
     if "--out" in words[:-1]:
         folder = words[words.index("--out") + 1]
-    if "--resume" not in words or folder is None:
+    last = next((word for word in reversed(words) if word.split("=")[0] in ("--resume", "--no-resume")), "--no-resume")
+    if last in ("--no-resume", RESUME_NOT) or folder is None:
         return None
     path = Path(folder) / "config.json"
-    return TrainConfig.from_json(path.read_text(), str(path)) if path.is_file() else None
+    return TrainConfig.from_json(read_text(path), str(path)) if path.is_file() else None
 
 
 def evaluate(
