@@ -18,14 +18,15 @@ from rich.table import Table
 from longstride.bar import Bar
 from longstride.benchmarks.measure import machine
 from longstride.checks import whole_number
-from longstride.data.prepare import open_data
-from longstride.data.store import Store, verify
+from longstride.data.store import Store
 from longstride.evaluation import Bytes, Score, bits_per_byte, check_min_context
+from longstride.files import check_run_folder
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.pretrained import read_config, settings_path
 from longstride.results import Results
 from longstride.source import WEIGHTS, Source, is_the_runs, open_source, run_data
 from longstride.standard import StandardError
+from longstride.training.preflight import open_verified
 from longstride.training.progress import duration
 from longstride.training.ranks import Ranks, joined
 
@@ -50,7 +51,8 @@ def evaluate(
     source = open_source("eval", folder, checkpoint)
     with joined(device) as ranks:
         place = ranks.device(device, "eval")
-        store = ranks.first_on_each_machine(lambda: _data(source, data, split))
+        read = run_data("eval", source) if data is None else data
+        store = ranks.first_on_each_machine(lambda: open_verified(read, ranks, [split]))
         model = SparseTransformer.from_pretrained(source.weights, **({"precision": precision} if precision else {}))
         _fits(store, model.config)
         contexts = [check_min_context("eval", one, model.config.context, bool(store.item)) for one in min_context]
@@ -73,6 +75,7 @@ def evaluate(
             of = f"-{source.checkpoint}" if source.checkpoint else ""
             part = f"-first-{some.size}" if some.size < store.splits[split] else ""
             rounded = "" if precision in (None, read_config(settings_path(source.weights)).precision) else f"-{precision}"
+            check_run_folder("eval", source.folder)
             results = source.folder / f"eval-{split}{of}{part}{rounded}.json"
         file = None if results is None else ranks.first_does(lambda: Results(results, about, not given, force))
         model = model.to(place)
@@ -104,14 +107,6 @@ class Meter(Bar):
         done = min(scored * self.processes, self.bytes)
         bits = f"{nats / scored / log(2):.4f} bits/byte" if scored else ""
         self.show(share, f"{self.name}  {done:,} of {self.bytes:,} bytes  {bits}  {duration(left)} left")
-
-
-def _data(source: Source, data: Path | None, split: str) -> Store:
-    """The store, after the split was looked at, byte by byte."""
-    store = open_data(run_data("eval", source) if data is None else data)
-    store.path(split)
-    verify(store, [split])
-    return store
 
 
 def _fits(store: Store, config: ModelConfig) -> None:

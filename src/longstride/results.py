@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from longstride.atomic import atomic_path, writable
+from longstride.files import read_json
 
 Content = dict[str, Any]
 
@@ -50,12 +51,12 @@ def _read(path: Path) -> Content | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text())
+        found = read_json(path)
         if _key(found) and all(type(row["min_context"]) is int for row in list(found["rows"])):
             # Earlier versions said once how all rows were made.
             how = {name: found[name] for name in ("batch", "processes", "machine") if name in found}
             return {**found, "rows": [{**how, **row} for row in found["rows"]]}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         pass
     return None
 

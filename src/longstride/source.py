@@ -1,18 +1,18 @@
 """Which weights, and which data, are meant by the path of a run, of one of its checkpoints, or of a saved model."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from longstride.checks import suggest
 from longstride.data.store import Store
+from longstride.files import parse_object, read_text
 from longstride.model import ModelConfig
 from longstride.model.pretrained import settings_path
+from longstride.training.checkpoint import check_owner
 from longstride.training.config import TrainConfig
-from longstride.training.run import Run
+from longstride.training.run import WEIGHTS as WEIGHTS
+from longstride.training.run import Run, read_id
 from longstride.training.sealed import check, is_sealed
-
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
         folder, checkpoint = path.parent, folder.resolve().name
     if not path.is_file():
         raise ValueError(f"{owner}: {folder} is no run and no saved model: it has no config.json")
-    text = path.read_text(errors="replace")
+    text = read_text(path)
     try:
-        is_run = isinstance(json.loads(text)["model"], dict)
-    except (ValueError, LookupError, TypeError, RecursionError):
+        is_run = isinstance(parse_object(text, str(path), finite=False)["model"], dict)
+    except (ValueError, LookupError):
         is_run = False
     if not is_run:
         ModelConfig.from_json(text, str(path))
@@ -58,6 +58,7 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
             known = suggest(checkpoint, names) if names else "it has none yet"
             raise ValueError(f"{owner}: {folder} has no checkpoint {checkpoint!r}; {known}")
         check(folder / "checkpoints" / checkpoint)
+        check_owner(folder / "checkpoints" / checkpoint, read_id(folder))
         return Source(folder, folder / "checkpoints" / checkpoint, config)
     if not (folder / WEIGHTS).is_file():
         hint = f", or give --checkpoint {names[-1]}" if names else ""

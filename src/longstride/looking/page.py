@@ -5,12 +5,14 @@ import wave
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from warnings import catch_warnings
 
 import numpy as np
 from numpy.typing import NDArray
 
 from longstride.atomic import writable
 from longstride.figures import new_figure, picture_path, write_figure
+from longstride.files import check_run_folder
 from longstride.looking.canvas import EDGE, INK, QUIET, add_axes, add_text, letters
 from longstride.looking.settings import Settings, results, settings
 from longstride.training.curve import DARK, LIGHT, OWNER, Rows, draw_bits, draw_line, finish, read_rows
@@ -33,6 +35,8 @@ SIZE, LINE, KEY = 7.5, 0.155, 17
 SHEET, SOUND = (RIGHT - 0.15) / 2, 1.45
 """A sheet of images, and a wave with its axis."""
 TEXT_SIZE, TEXT_LINE, TEXT_LINES = 6.5, 0.13, 11
+TEXT_BYTES, FRAMES, PIXELS = 2**16, 2**24, 2**24
+"""The most that is read of a sample."""
 SAMPLES = (
     ("sample-data", "held-out data"), ("sample-model", "what the model thinks most likely, byte for byte"),
     ("sample", "made by longstride sample"),
@@ -48,7 +52,10 @@ def plot_run(runs: Sequence[str | Path], path: str | Path | None = None) -> Path
         raise ValueError(f"{OWNER}: runs must be different ones, got {', '.join(map(str, folders))}")
     if len(folders) > len(COLOURS):
         raise ValueError(f"{OWNER}: {len(folders)} runs are given, and there are colours for {len(COLOURS)}; give fewer")
-    path = picture_path(OWNER, path or (folders[0] / "page.png" if len(folders) == 1 else "runs.png"))
+    if path is None and len(folders) == 1:
+        check_run_folder(OWNER, folders[0])
+        path = folders[0] / "page.png"
+    path = picture_path(OWNER, path or "runs.png")
     new_figure(OWNER, 1, 1)  # Without matplotlib it ends here.
     rows = [read_rows(folder) for folder in folders]
     writable(OWNER, "out", path)
@@ -165,7 +172,7 @@ def _samples(figure: "Figure", files: Sequence[tuple[Path, str]], left: float, d
                 down = _sound(figure, path, name, left, down)
             else:
                 down = _text(figure, path, name, left, down)
-        except (ValueError, OSError, SyntaxError, EOFError, wave.Error) as error:
+        except Exception as error:  # Of any kind: who wrote the file may have meant harm.
             raise ValueError(
                 f"{OWNER}: {path} cannot be read: {error}; remove it, and the page is drawn without it"
             ) from None
@@ -173,7 +180,11 @@ def _samples(figure: "Figure", files: Sequence[tuple[Path, str]], left: float, d
 
 def _image(figure: "Figure", path: Path, name: str, left: float, down: float) -> None:
     from matplotlib.image import imread
+    from PIL import Image
 
+    with catch_warnings(action="ignore"), Image.open(path) as opened:  # Reads the header only.
+        if opened.width * opened.height > PIXELS:
+            raise ValueError(f"it is {opened.width} x {opened.height} pixels; at most {PIXELS:,} are drawn")
     add_text(figure, left, down, name.split(",")[0], 8, QUIET)
     axes = add_axes(figure, left, down + 0.08, SHEET, SHEET)
     axes.imshow(imread(path), interpolation="nearest", cmap="gray")
@@ -197,17 +208,18 @@ def read_wav(path: Path) -> tuple[NDArray[np.float64], int]:
     with wave.open(str(path)) as file:
         if (file.getnchannels(), file.getsampwidth()) != (1, 2):
             raise ValueError("it is not one channel of 16 bits")
-        return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768, file.getframerate()
+        frames, rate = file.getnframes(), file.getframerate()
+        if rate < 1 or frames > FRAMES:
+            raise ValueError(f"it has {frames:,} samples, {rate} a second; at most {FRAMES:,} are drawn")
+        return np.frombuffer(file.readframes(frames), "<i2") / 32768, rate
 
 
 def _text(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
     add_text(figure, left, down, name, 8, QUIET)
     across = letters(RIGHT, TEXT_SIZE)
-    lines = [
-        line[start : start + across]
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
-        for start in range(0, max(1, len(line)), across)
-    ]
+    with path.open("rb") as file:
+        text = file.read(TEXT_BYTES).decode("utf-8", "replace")
+    lines = [line[start : start + across] for line in text.splitlines() for start in range(0, max(1, len(line)), across)]
     for number, line in enumerate(lines[:TEXT_LINES], 1):
         add_text(figure, left, down + number * TEXT_LINE + 0.03, plain(line), TEXT_SIZE, family="monospace")
     return down + (min(len(lines), TEXT_LINES) + 2) * TEXT_LINE

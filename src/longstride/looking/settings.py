@@ -1,14 +1,16 @@
 """What a run is and what came of it, as lines for a person: the settings on its page."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from longstride.files import read_json, read_text
 from longstride.model.cost import parameter_count
 from longstride.training.config import TrainConfig
 from longstride.training.curve import Rows
 
 Settings = dict[str, str]
+LONGEST = 1000
+"""Characters of a line, before it is wrapped."""
 
 
 def settings(folder: Path) -> Settings:
@@ -16,12 +18,12 @@ def settings(folder: Path) -> Settings:
     found: Settings = {}
     path = folder / "config.json"
     if path.is_file():
-        config = TrainConfig.from_json(path.read_text(errors="replace"), str(path))
+        config = TrainConfig.from_json(read_text(path), str(path))
         found |= _model(config) | {"data": Path(config.data).name}
     found |= _data(folder / "data.json")
     if path.is_file():
         found |= _training(config)
-    return found
+    return {name: _short(value) for name, value in found.items()}
 
 
 def results(rows: Rows) -> Settings:
@@ -79,11 +81,15 @@ def _model(config: TrainConfig) -> Settings:
 
 def _data(path: Path) -> Settings:
     try:
-        given: Any = json.loads(path.read_text()) if path.is_file() else {}
+        given: Any = read_json(path) if path.is_file() else {}
         sizes = ", ".join(f"{name} {entry['bytes']:,}" for name, entry in given.get("splits", {}).items())
         return {"kind": str(given["kind"]), "bytes": sizes} if given else {}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"plot run: {path} is damaged: {error}; remove it, and the page is drawn without it") from None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def _training(config: TrainConfig) -> Settings:

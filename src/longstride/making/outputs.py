@@ -10,6 +10,7 @@ from longstride.data.audio import to_wav
 from longstride.data.images import sheet, to_png
 from longstride.data.plan import optional
 from longstride.data.text import to_file
+from longstride.files import check_run_folder
 from longstride.making.request import OWNER, Request
 from longstride.making.subject import Subject
 from longstride.source import Source
@@ -73,7 +74,10 @@ def find_output(request: Request, source: Source, subject: Subject, total: int) 
         if subject.kind == "text" and total == 1:
             return None
         of = f"-{source.checkpoint}" if source.checkpoint else ""
-        folder = source.folder if source.config is not None else Path(".")
+        folder = Path(".")
+        if source.config is not None:
+            check_run_folder(OWNER, source.folder)
+            folder = source.folder
         output = Output(subject, folder / f"sample{of}{ending}", [])
     elif request.out.is_dir() or not request.out.suffix:
         if request.out.exists() and not request.out.is_dir():
