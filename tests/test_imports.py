@@ -11,6 +11,7 @@ ROOT = Path(longstride.__file__).parent
 # A unit may import what stands before it. The first three are tools without imports of ours.
 FLOW = [
     "version",
+    "limits",
     "checks",
     "atomic",
     "standard",
@@ -18,6 +19,8 @@ FLOW = [
     "tensor_file",
     "device",
     "figures",
+    "pair_counts",
+    "reach",
     "patterns",
     "notation",
     "attention",
@@ -140,7 +143,7 @@ DATA = {
     "loader": {"checks", "data.store"},
     "fetch": {"atomic", "checks"},
 }
-LIGHT = {"version", "checks", "atomic", "patterns", "notation", "attention", "__init__"}
+LIGHT = {"version", "limits", "checks", "pair_counts", "reach", "atomic", "patterns", "notation", "attention", "__init__"}
 
 
 def imports(path: Path) -> set[str]:
