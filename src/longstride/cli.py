@@ -26,10 +26,11 @@ import tyro
 from longstride.benchmarks.attention import AttentionBenchmark
 from longstride.benchmarks.sampling import SamplingBenchmark
 from longstride.benchmarks.tune import TuneBenchmark
+from longstride.checks import read_config_text
 from longstride.endings import speaks, told_in_one_line
 from longstride.making.request import Request
 from longstride.notation import parse
-from longstride.training.config import TrainConfig
+from longstride.training.config import TrainConfig, TypedConfig
 
 Kind = Literal["text", "images", "audio", "bytes"]
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
@@ -191,10 +192,10 @@ def train(words: Sequence[str]) -> None:
         words = ["text-small", *words]
     if not words or words[0].startswith("-"):
         raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
-    default = _resumed(words) or train_preset(words[0])
+    default = TypedConfig.of(_resumed(words) or train_preset(words[0]))
 
     def verb(
-        config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default, resume: bool = False, until: int | None = None
+        config: Annotated[TypedConfig, tyro.conf.arg(name="")] = default, resume: bool = False, until: int | None = None
     ) -> None:
         """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000
 
@@ -204,7 +205,7 @@ def train(words: Sequence[str]) -> None:
             resume: Go on with the run in --out, exactly where it stopped, with the settings that it has.
             until: Pause after this step, as Ctrl-C does.
         """
-        found = run(config, resume, until)
+        found = run(config.checked(), resume, until)
         if not speaks():
             return
         speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"
@@ -227,7 +228,7 @@ def _resumed(words: Sequence[str]) -> TrainConfig | None:
     if "--resume" not in words or folder is None:
         return None
     path = Path(folder) / "config.json"
-    return TrainConfig.from_json(path.read_text(), str(path)) if path.is_file() else None
+    return TrainConfig.from_json(read_config_text(path), str(path)) if path.is_file() else None
 
 
 def evaluate(

@@ -1,10 +1,9 @@
 """Which weights, and which data, are meant by the path of a run, of one of its checkpoints, or of a saved model."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from longstride.checks import suggest
+from longstride.checks import read_config_text, read_json, suggest
 from longstride.data.store import Store
 from longstride.model import ModelConfig
 from longstride.model.pretrained import settings_path
@@ -38,13 +37,10 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
         folder, checkpoint = path.parent, folder.resolve().name
     if not path.is_file():
         raise ValueError(f"{owner}: {folder} is no run and no saved model: it has no config.json")
-    text = path.read_text(errors="replace")
-    try:
-        is_run = isinstance(json.loads(text)["model"], dict)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        is_run = False
-    if not is_run:
-        ModelConfig.from_json(text, str(path))
+    text = read_config_text(path)
+    given = read_json(text, str(path))
+    if not (isinstance(given, dict) and isinstance(given.get("model"), dict)):
+        ModelConfig.from_fields(given, str(path))
         if checkpoint is not None:
             raise ValueError(
                 f"{owner}: checkpoint = {checkpoint!r} is for runs, and {folder} is a saved model; leave it out"

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from longstride.checks import read_config_text
 from longstride.model.cost import parameter_count
 from longstride.training.config import TrainConfig
 from longstride.training.curve import Rows
@@ -16,7 +17,7 @@ def settings(folder: Path) -> Settings:
     found: Settings = {}
     path = folder / "config.json"
     if path.is_file():
-        config = TrainConfig.from_json(path.read_text(errors="replace"), str(path))
+        config = TrainConfig.from_json(read_config_text(path), str(path))
         found |= _model(config) | {"data": Path(config.data).name}
     found |= _data(folder / "data.json")
     if path.is_file():
