@@ -37,7 +37,7 @@ def test_rules(rule, good, bad):
     for value in good:
         assert rule.check("it", "name", value) == value
     for value in bad:
-        with pytest.raises(ValueError, match="it: (the length of )?name must be"):
+        with pytest.raises(ValueError, match=r"it: (the length of )?name must be"):
             rule.check("it", "name", value)
 
 
