@@ -31,7 +31,7 @@ from longstride.endings import speaks, told_in_one_line
 from longstride.files import read_text
 from longstride.making.request import Request
 from longstride.notation import parse
-from longstride.training.config import TrainConfig
+from longstride.training.config import TrainConfig, TypedConfig
 from longstride.training.run import Resume
 
 Kind = Literal["text", "images", "audio", "bytes"]
@@ -216,10 +216,10 @@ def train(words: Sequence[str]) -> None:
         words = ["text-small", *words]
     if not words or words[0].startswith("-"):
         raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
-    default = _resumed(words) or train_preset(words[0])
+    default = TypedConfig.of(_resumed(words) or train_preset(words[0]))
 
     def verb(
-        config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default,
+        config: Annotated[TypedConfig, tyro.conf.arg(name="")] = default,
         resume: Annotated[Resume, RESUME] = False,
         until: int | None = None,
     ) -> None:
@@ -232,7 +232,7 @@ def train(words: Sequence[str]) -> None:
                 begins a run that is not there: for batch systems that start a job again. --no-resume: begin a new one.
             until: Pause after this step, as Ctrl-C does.
         """
-        found = run(config, resume, until)
+        found = run(config.checked(), resume, until)
         if not speaks():
             return
         speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"

@@ -1,4 +1,6 @@
-"""Which device is meant: auto is the GPU if there is one."""
+"""Which device is meant: auto is the GPU if there is one. And how much memory a device has."""
+
+import os
 
 import torch
 
@@ -13,3 +15,13 @@ def choose_device(owner: str, name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{owner}: device = {name!r} cannot be used: {reason}") from None
     return torch.device(name)
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """All the memory of a GPU, or of the machine; None where nothing says how much that is."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None

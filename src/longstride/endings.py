@@ -12,6 +12,8 @@ from longstride.training.ranks import SAID, is_joined
 
 BAD_INPUT, INTERRUPTED, UNREAD = 2, 130, 141
 """The last two as shells have them: 128 and the signal's number."""
+NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed", "unable to mmap")
+"""What PyTorch says on a CPU, in a plain RuntimeError."""
 
 
 @contextmanager
@@ -27,15 +29,23 @@ def told_in_one_line(verb: str) -> Iterator[None]:
         _end(UNREAD, at_once=is_joined())
     except (ValueError, OSError, FloatingPointError) as error:
         _end(BAD_INPUT, "" if SAID in getattr(error, "__notes__", ()) else str(error), at_once=is_joined())
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
-        first = str(error).splitlines()[0]
+        first = next(iter(str(error).splitlines()), "") or "The machine has too little memory."
         more = "" if verb in ("eval", "sample") else "--accumulate, --model.recompute on, or "
-        _end(BAD_INPUT, f"{first} Try {more}a smaller --batch.", at_once=is_joined())
+        hint = f" Try {more}a smaller --batch." if verb in ("train", "eval", "sample", "demo") else ""
+        _end(BAD_INPUT, f"{first}{hint}", at_once=is_joined())
     except KeyboardInterrupt:
         # A checkpoint that is being written is not waited for: it is known as unfinished.
         _end(INTERRUPTED, "interrupted" if speaks() else "", at_once=is_joined() or _threads_work())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had, of a GPU or of the machine."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 def speaks() -> bool:
@@ -57,7 +67,7 @@ def _end(code: int, line: str = "", *, at_once: bool) -> NoReturn:
     """At once: what waits for threads, or for other processes, is left as it is."""
     if line and sys.stderr is not None:
         with suppress(OSError):
-            print(f"longstride: {line}", file=sys.stderr)
+            print(f"longstride: {' '.join(line.splitlines())}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -43,6 +43,8 @@ def read_json(path: str | Path, finite: bool = True) -> dict[str, Any]:
 def parse_object(text: str, owner: str, finite: bool = True) -> dict[str, Any]:
     """The object that `text` is in JSON. `owner` names the file in errors, which are ValueError only."""
     try:
+        if len(text) > LARGEST_JSON:
+            raise ValueError(f"it has {len(text):,} characters; at most {LARGEST_JSON:,} are read")
         if text.count("[") + text.count("{") > CONTAINERS:
             raise ValueError(f"it has more than {CONTAINERS:,} lists and objects")
         hooks: dict[str, Any] = {"parse_float": _finite, "parse_constant": _finite} if finite else {}

@@ -12,17 +12,21 @@ its definition, and everything else follows from that. Sections 4.2 and 4.3 of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import FrozenInstanceError, dataclass
-from functools import lru_cache
-from itertools import combinations
-from math import inf, lcm
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longstride.checks import whole_number
+from longstride.checks import shown, whole_number
+from longstride.limits import check_limit
+from longstride.pair_counts import Parts, check_steps, count_pairs, dilated_pairs
+from longstride.reach import after_step
+
+MASK_ENTRIES = 2**24
+"""Of a mask, how many are computed together."""
 
 
 class Pattern:
@@ -36,7 +40,7 @@ class Pattern:
         raise NotImplementedError
 
     def pairs(self, n: int) -> int:
-        """How many (query, key) pairs there are in a sequence of length n, exactly, without looking at them."""
+        """How many (query, key) pairs there are in a sequence of length n, exactly, without an n x n table."""
         raise NotImplementedError
 
     @property
@@ -46,9 +50,16 @@ class Pattern:
 
     def mask(self, n: int, device: torch.device | str | None = None) -> Tensor:
         """The n x n truth table, queries down and keys across: for tests and pictures."""
-        position = torch.arange(whole_number("mask", "n", n, least=0), device=device)
-        seen: Tensor = self.sees(position[:, None], position[None, :])
-        return seen
+        n = whole_number("mask", "n", n, least=0, limit="table")
+        position = torch.arange(n, device=device)
+        rows = max(1, MASK_ENTRIES // max(1, n))
+        if n <= rows:
+            seen: Tensor = self.sees(position[:, None], position[None, :])
+            return seen
+        mask = torch.empty(n, n, dtype=torch.bool, device=device)
+        for start in range(0, n, rows):  # Differences of positions have eight bytes each.
+            mask[start : start + rows] = self.sees(position[start : start + rows, None], position[None, :])
+        return mask
 
     def __or__(self, other: Pattern) -> Pattern:
         if not isinstance(other, Pattern):
@@ -94,8 +105,8 @@ class Dilated(Leaf):
     reach: int | None
 
     def __init__(self, step: int, reach: int | None = None) -> None:
-        object.__setattr__(self, "step", whole_number("Dilated", "step", step, least=1))
-        object.__setattr__(self, "reach", None if reach is None else whole_number("Dilated", "reach", reach, least=0))
+        object.__setattr__(self, "step", _length("Dilated", step, "step", 1))
+        object.__setattr__(self, "reach", None if reach is None else _length("Dilated", reach, "reach"))
         # Local(l), Column(l) and Dense() are names for some of these values, so all print and compare by value.
         if self.reach is None:
             text = "Dense()" if self.step == 1 else f"Column({self.step})"
@@ -109,12 +120,7 @@ class Dilated(Leaf):
         return seen if self.reach is None else seen & (distance <= self.reach)
 
     def pairs(self, n: int) -> int:
-        n = whole_number("pairs", "n", n, least=0)
-        if n == 0:
-            return 0
-        # n - distance queries look back by `distance`, for distance = 0, step, 2 * step, ..., steps * step.
-        steps = (n - 1 if self.reach is None else min(self.reach, n - 1)) // self.step
-        return (steps + 1) * n - self.step * (steps * (steps + 1) // 2)
+        return dilated_pairs(self.step, self.reach, _length("pairs", n))
 
     def contains(self, other: Leaf) -> bool:
         if self.step == 1 and self.reach is None:
@@ -159,14 +165,14 @@ class Local(Dilated):
     """The query's own position and the l before it: strided attention, A(1)."""
 
     def __init__(self, l: int) -> None:
-        super().__init__(1, whole_number("Local", "l", l, least=0))
+        super().__init__(1, _length("Local", l, "l"))
 
 
 class Column(Dilated):
     """Every l-th position, counted back from the query's own: strided attention, A(2)."""
 
     def __init__(self, l: int) -> None:
-        super().__init__(whole_number("Column", "l", l, least=1), None)
+        super().__init__(_length("Column", l, "l", 1), None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,14 +182,14 @@ class Block(Leaf):
     l: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "l", whole_number("Block", "l", self.l, least=1))
+        object.__setattr__(self, "l", _length("Block", self.l, "l", 1))
         object.__setattr__(self, "text", f"Block({self.l})")
 
     def sees(self, query: Any, key: Any) -> Any:
         return (key <= query) & (query // self.l == key // self.l)
 
     def pairs(self, n: int) -> int:
-        whole, rest = divmod(whole_number("pairs", "n", n, least=0), self.l)
+        whole, rest = divmod(_length("pairs", n), self.l)
         return whole * (self.l * (self.l + 1) // 2) + rest * (rest + 1) // 2
 
     def contains(self, other: Leaf) -> bool:
@@ -213,9 +219,9 @@ class Summary(Leaf):
     part: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "l", whole_number("Summary", "l", self.l, least=1))
-        object.__setattr__(self, "c", whole_number("Summary", "c", self.c, least=1))
-        object.__setattr__(self, "part", whole_number("Summary", "part", self.part, least=0))
+        object.__setattr__(self, "l", _length("Summary", self.l, "l", 1))
+        object.__setattr__(self, "c", _length("Summary", self.c, "c", 1))
+        object.__setattr__(self, "part", _length("Summary", self.part, "part"))
         if self.c > self.l:
             raise ValueError(f"Summary: c = {self.c} cells do not fit into a block of l = {self.l}; c must be 1 to {self.l}")
         if (self.part + 1) * self.c > self.l:
@@ -243,7 +249,7 @@ class Summary(Leaf):
     def pairs(self, n: int) -> int:
         # Key j is seen by the n - j queries from its own on. Blocks whose cells all lie inside n are summed as one
         # arithmetic series; the block that n cuts adds the cells that still fit.
-        whole, rest = divmod(whole_number("pairs", "n", n, least=0), self.l)
+        whole, rest = divmod(_length("pairs", n), self.l)
         first, last = self.cells[0], self.cells[-1]
         in_whole = whole * self.c * n - self.c * self.l * (whole * (whole - 1) // 2) - whole * self.c * (first + last) // 2
         cut = max(0, min(rest, self.cells.stop) - first)
@@ -288,13 +294,15 @@ class Union(Pattern):
         return seen
 
     def pairs(self, n: int) -> int:
-        return _union_pairs(self.members, whole_number("pairs", "n", n, least=0))
+        return count_pairs(_parts(self), _length("pairs", n))
 
 
 def union(*patterns: Pattern) -> Pattern:
     """What any of the patterns sees: `a | b | ...` for patterns that come in a list."""
     kept: list[Leaf] = []
-    for leaf in (leaf for pattern in _all_patterns("union", patterns) for leaf in pattern.leaves):
+    given = dict.fromkeys(leaf for pattern in _all_patterns("union", patterns) for leaf in pattern.leaves)
+    check_limit("union", "the number of leaves", len(given), "leaves")
+    for leaf in given:
         if not any(other.contains(leaf) for other in kept):
             kept = [other for other in kept if not leaf.contains(other)] + [leaf]
     if not kept:
@@ -304,13 +312,13 @@ def union(*patterns: Pattern) -> Pattern:
 
 def strided(l: int) -> tuple[Pattern, Pattern]:
     """The paper's strided factorization, for data whose structure aligns with the stride: images, some music."""
-    l = whole_number("strided", "l", l, least=1)
+    l = _length("strided", l, "l", 1)
     return Local(l), Column(l)
 
 
 def fixed(l: int, c: int) -> tuple[Pattern, Pattern]:
     """The paper's fixed factorization, for data without a period, such as text: blocks, and c cells that summarize each."""
-    l = whole_number("fixed", "l", l, least=1)
+    l = _length("fixed", l, "l", 1)
     return Block(l), Summary(l, c)
 
 
@@ -319,7 +327,7 @@ def grid(n: int, p: int) -> tuple[Pattern, ...]:
 
     A distance below n is a p-digit number in base l, where l ** p >= n; pattern m moves by the m-th digit.
     """
-    n, p = whole_number("grid", "n", n, least=1), whole_number("grid", "p", p, least=2)
+    n, p = _length("grid", n, "n", 1), whole_number("grid", "p", p, least=2, limit="dimensions")
     l = max(1, round(n ** (1 / p)) - 1)
     while l**p < n:
         l += 1
@@ -334,66 +342,37 @@ def connects(patterns: Iterable[Pattern], n: int) -> bool:
     """
     patterns = _all_patterns("connects", (patterns,) if isinstance(patterns, Pattern) else patterns)
     # Bit j of reached[i] says that what position j held has arrived at position i.
-    reached = [1 << position for position in range(whole_number("connects", "n", n, least=0))]
+    reached = [1 << position for position in range(whole_number("connects", "n", n, least=0, limit="table"))]
     for pattern in patterns:
-        arrived = []
-        for row, before in zip(pattern.mask(n), reached, strict=True):
-            for key in row.nonzero().flatten().tolist():
-                before |= reached[key]
-            arrived.append(before)
-        reached = arrived
+        reached = after_step(_parts(pattern), reached)
     return all(bits == (1 << position + 1) - 1 for position, bits in enumerate(reached))
+
+
+def total_pairs(counts: Mapping[Pattern, int], n: int) -> int:
+    """The pairs of several patterns, each as often as `counts` says. Refused at once if it would take too long."""
+    n = _length("pairs", n)
+    check_steps([_parts(pattern) for pattern in counts if isinstance(pattern, Union)], n)
+    return sum(count * pattern.pairs(n) for pattern, count in counts.items())
+
+
+def _parts(pattern: Pattern) -> Parts:
+    leaves = pattern.leaves
+    return Parts(
+        tuple((leaf.step, leaf.reach) for leaf in leaves if isinstance(leaf, Dilated)),
+        tuple(leaf.l for leaf in leaves if isinstance(leaf, Block)),
+        tuple((leaf.l, leaf.cells.start, leaf.cells.stop) for leaf in leaves if isinstance(leaf, Summary)),
+    )
+
+
+def _length(owner: str, value: object, name: str = "n", least: int = 0) -> int:
+    return whole_number(owner, name, value, least, limit="positions")
 
 
 def _all_patterns(owner: str, patterns: Iterable[Pattern]) -> tuple[Pattern, ...]:
     if not isinstance(patterns, Iterable):
-        raise ValueError(f"{owner}: patterns must be patterns, got {patterns!r}")
+        raise ValueError(f"{owner}: patterns must be patterns, got {shown(patterns)}")
     patterns = tuple(patterns)
     for index, pattern in enumerate(patterns):
         if not isinstance(pattern, Pattern):
-            raise ValueError(f"{owner}: patterns[{index}] must be a Pattern, got {pattern!r}")
+            raise ValueError(f"{owner}: patterns[{index}] must be a Pattern, got {shown(pattern)}")
     return patterns
-
-
-@lru_cache(maxsize=1024)
-def _union_pairs(leaves: tuple[Leaf, ...], n: int, shared: tuple[Leaf, ...] = ()) -> int:
-    """How many pairs (of those in `shared`) any of the leaves has: each leaf's, less what the later ones repeat."""
-    total = 0
-    for index, leaf in enumerate(leaves):
-        count = _shared_pairs((*shared, leaf), n)
-        total += count - (_union_pairs(leaves[index + 1 :], n, (*shared, leaf)) if count else 0)
-    return total
-
-
-def _shared_pairs(leaves: tuple[Leaf, ...], n: int) -> int:
-    """How many pairs all of the leaves have in common."""
-    if len(leaves) == 1:
-        return leaves[0].pairs(n)
-    dilated = [leaf for leaf in leaves if isinstance(leaf, Dilated)]
-    blocks = [leaf for leaf in leaves if isinstance(leaf, Block)]
-    summaries = [leaf for leaf in leaves if isinstance(leaf, Summary)]
-    if any(a.l == b.l and not set(a.cells) & set(b.cells) for a, b in combinations(summaries, 2)):
-        return 0
-    reach = min((leaf.reach for leaf in dilated if leaf.reach is not None), default=None)
-    common = Dilated(min(lcm(*(leaf.step for leaf in dilated)), n + 1), reach)  # a step past the end is as good as any
-    if not blocks:
-        return _pairs_by_key(common, blocks, summaries, n) if summaries else common.pairs(n)
-    # Nothing crosses a multiple of all the block lengths, so one such period stands for the others.
-    period = lcm(*(block.l for block in blocks), *(summary.l for summary in summaries))
-    whole, rest = divmod(n, period)
-    in_period = _pairs_by_key(common, blocks, summaries, period) if whole else 0
-    return whole * in_period + _pairs_by_key(common, blocks, summaries, rest)
-
-
-def _pairs_by_key(common: Dilated, blocks: list[Block], summaries: list[Summary], n: int) -> int:
-    """The same for leaves that mix kinds: how many queries see a key is closed form, and the keys are summed."""
-    key = torch.arange(n, device="cpu")
-    seen = torch.ones(n, dtype=torch.bool, device="cpu")
-    for summary in summaries:
-        seen &= summary.sees(key, key)
-    farthest = n - 1 - key
-    for block in blocks:
-        farthest = torch.minimum(farthest, block.l - 1 - key % block.l)
-    if common.reach is not None:
-        farthest = farthest.clamp(max=common.reach)
-    return int((farthest // common.step + 1)[seen].sum())

@@ -39,12 +39,9 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
     if not path.is_file():
         raise ValueError(f"{owner}: {folder} is no run and no saved model: it has no config.json")
     text = read_text(path)
-    try:
-        is_run = isinstance(parse_object(text, str(path), finite=False)["model"], dict)
-    except (ValueError, LookupError):
-        is_run = False
-    if not is_run:
-        ModelConfig.from_json(text, str(path))
+    given = parse_object(text, str(path), finite=False)
+    if not isinstance(given.get("model"), dict):
+        ModelConfig.from_fields(given, str(path))
         if checkpoint is not None:
             raise ValueError(
                 f"{owner}: checkpoint = {checkpoint!r} is for runs, and {folder} is a saved model; leave it out"

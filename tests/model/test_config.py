@@ -56,7 +56,7 @@ def test_json_reads_back():
     ("text", "message"),
     [
         ("{", "a.json is not JSON"),
-        ("[1]", "a.json must hold an object with the config's fields, got list"),
+        ("[1]", "a.json must hold a JSON object, got a list"),
         ('{"layer": 3}', "a.json: there is no field 'layer'; did you mean 'layers'?"),
         (config().to_json().replace('"heads": 2', '"heads": 3'), "a.json: heads = 3 does not divide"),
         ('{"layers": 3}', "a.json: width, heads, context, pattern, embedding must be given"),

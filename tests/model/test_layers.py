@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from longstride.model.layers import Norm, gelu
+from tests.model.small import model, some_bytes
 
 
 def plain_gelu(x):
@@ -25,6 +26,41 @@ def test_norm_and_its_gradients():
         lambda x, weight, bias: torch.func.functional_call(norm, {"weight": weight, "bias": bias}, x),
         (x, norm.weight.detach().requires_grad_(), norm.bias.detach().requires_grad_()),
     )
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_a_norms_gradients_do_not_depend_on_the_number_of_threads(threads):
+    norm, slopes = Norm(128), torch.randn(4, 512, 128)
+    x = torch.randn(4, 512, 128, requires_grad=True)
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(torch.autograd.grad(norm(x), (x, norm.weight, norm.bias), slopes))
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
+
+
+def test_a_step_has_the_same_bits_with_one_and_two_threads(threads):
+    made = model(layers=1, width=128, heads=4, context=512, pattern="distinct(merged(fixed(32, 8)))", embedding="matrix(32)")
+    tokens, found = some_bytes(2, 512), []
+    for count in (1, 2):
+        threads(count)
+        loss = made.loss(tokens)
+        found.append((loss, *torch.autograd.grad(loss, list(made.parameters()))))
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+def test_a_norm_of_one_row_has_gradients():
+    norm, x = Norm(8), torch.randn(8, requires_grad=True)
+    ours = torch.autograd.grad(norm(x), (x, norm.weight, norm.bias), torch.ones(8))
+    plain = torch.autograd.grad(F.layer_norm(x, (8,), norm.weight, norm.bias), (x, norm.weight, norm.bias), torch.ones(8))
+    for a, b in zip(ours, plain):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from longstride.attention.slots import Slots
-from longstride.model.cache import block_slots
-from longstride.model.config import ModelConfig
-from longstride.model.cost import parameter_count
-from longstride.model.embedding import BYTES
-from longstride.patterns import Block, Leaf, Pattern, Summary, union
+from longstride.attention.slots import Slots, slots
+from longstride.model.config import BYTES, ModelConfig
+from longstride.model.cost import parameter_count, pattern_counts
+from longstride.patterns import Block, Leaf, Pattern, Summary, total_pairs, union
 
 KEY_BYTES = FLOAT_BYTES = 4
 
@@ -59,9 +57,8 @@ def step_bytes(config: ModelConfig, batch: int, first: int, steps: int) -> float
 
 def keys_seen(config: ModelConfig, first: int, steps: int = 1) -> float:
     """By a byte in all heads of all blocks; a mean of the steps from position `first` on."""
-    counts = Counter(pattern for block in range(config.layers) for pattern in config.patterns(block))
-    pairs = sum(count * (pattern.pairs(first + steps) - pattern.pairs(first)) for pattern, count in counts.items())
-    return pairs / steps
+    counts = pattern_counts(config)
+    return (total_pairs(counts, first + steps) - total_pairs(counts, first)) / steps
 
 
 def dense_cache_bytes(config: ModelConfig) -> int:
@@ -72,15 +69,18 @@ def dense_cache_bytes(config: ModelConfig) -> int:
 def kept(config: ModelConfig) -> list[Kept]:
     """By kind of pattern, in the order of the blocks."""
     found: dict[Pattern, Kept] = {}
-    for block in range(config.layers):
-        heads = block_slots(config, block)
-        room = max(head.count for head in heads) * slot_bytes(config) // config.heads
-        for head in heads:
-            kind = union(*(_first_part(leaf) for leaf in head.pattern.leaves))
-            before = found.get(kind) or Kept(
-                kind, 0, _in_words(head), head.count, len(head.seen(config.context - 1)), 0
-            )  # fmt: skip
-            found[kind] = replace(before, heads=before.heads + 1, bytes=before.bytes + room)
+    last = config.context - 1
+    for heads, blocks in config.block_counts.items():
+        counts = Counter(heads)
+        each = {pattern: slots(pattern, config.context) for pattern in counts}
+        room = max(one.count for one in each.values()) * slot_bytes(config) // config.heads
+        for pattern, count in counts.items():
+            kind = union(*(_first_part(leaf) for leaf in pattern.leaves))
+            if kind not in found:
+                seen = pattern.pairs(last + 1) - pattern.pairs(last)
+                found[kind] = Kept(kind, 0, _in_words(each[pattern]), each[pattern].count, seen, 0)
+            before, more = found[kind], count * blocks
+            found[kind] = replace(before, heads=before.heads + more, bytes=before.bytes + more * room)
     return list(found.values())
 
 

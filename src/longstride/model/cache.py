@@ -22,8 +22,10 @@ class Cache:
     ) -> None:  # fmt: skip
         """`length`: how many positions there will be, if not the whole context."""
         self.config = config
-        self.heads = [block_slots(config, block, length) for block in range(config.layers)]
-        self.slots = [max(head.count for head in heads) for heads in self.heads]
+        cycle = [block_slots(config, block, length) for block in range(min(config.layers, len(config.cycle)))]
+        rooms = [max(head.count for head in heads) for heads in cycle]
+        self.heads = [cycle[block % len(cycle)] for block in range(config.layers)]
+        self.slots = [rooms[block % len(cycle)] for block in range(config.layers)]
         rows = [batch * config.heads * count for count in self.slots]
         d_qk, d_v = config.qk_width // config.heads, config.width // config.heads
         # Of all blocks together, so that a kernel can go from one to the next.
@@ -62,5 +64,8 @@ def block_slots(config: ModelConfig, block: int, length: int | None = None) -> t
 def cache_bytes(config: ModelConfig, key_bytes: int = 4, value_bytes: int = 4, length: int | None = None) -> int:
     """What a cache of one sequence takes."""
     each = config.qk_width * key_bytes + config.width * value_bytes
-    counts = [max(head.count for head in block_slots(config, block, length)) for block in range(config.layers)]
+    n = config.context if length is None else length
+    counts = [
+        blocks * max(slots(pattern, n).count for pattern in set(heads)) for heads, blocks in config.block_counts.items()
+    ]
     return sum(counts) * each

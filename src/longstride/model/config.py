@@ -1,18 +1,37 @@
 """ModelConfig: a network, complete and checked."""
 
 import json
+from bisect import bisect
+from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Literal
+from math import isqrt
+from typing import Any, Literal
 
-from longstride.checks import read_fields, whole_number
+from longstride.checks import Choice, Real, Rule, Text, Whole, check_fields, known_fields, shown
+from longstride.files import parse_object
+from longstride.limits import check_limit
 from longstride.model.placement import Heads, place
 from longstride.model.positions import Positions, positions
 
 ROUNDING = 1e-6
-CHOICES = {
-    "init": ("paper", "release"),
-    "precision": ("float32", "bfloat16", "float16", "float64"),
-    "recompute": ("off", "on", "selective"),
+BYTES = 256
+LARGEST_RATIO = 1024
+NAMED = 12
+"""Divisors that an error suggests."""
+RULES: dict[str, Rule] = {
+    "layers": Whole(1, "layers"),
+    "width": Whole(1, "width"),
+    "heads": Whole(1, "heads"),
+    "context": Whole(1, "positions"),
+    "pattern": Text("text"),
+    "embedding": Text("text"),
+    "qk_ratio": Real(0, LARGEST_RATIO),
+    "ff_ratio": Real(0, LARGEST_RATIO),
+    "dropout": Real(0, 1, below=True),
+    "init": Choice("paper", "release"),
+    "precision": Choice("float32", "bfloat16", "float16", "float64"),
+    "recompute": Choice("off", "on", "selective"),
+    "chunk": Whole(1, "positions"),
 }
 
 
@@ -47,20 +66,10 @@ class ModelConfig:
     """Positions whose logits are in memory at a time while the loss is computed."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "context", "chunk"):
-            object.__setattr__(self, name, whole_number("config", name, getattr(self, name), 1))
-        for name in ("qk_ratio", "ff_ratio", "dropout"):
-            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
-                raise ValueError(f"config: {name} must be a number, got {getattr(self, name)!r}")
-        for name in ("pattern", "embedding"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"config: {name} must be text, got {getattr(self, name)!r}")
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"config: {name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        check_fields("config", self, RULES)
         if self.width % self.heads:
-            divisors = ", ".join(str(count) for count in range(1, self.width + 1) if self.width % count == 0)
-            raise ValueError(f"config: heads = {self.heads} does not divide width = {self.width}; these do: {divisors}")
+            near = ", ".join(map(str, _divisors(self.width, self.heads)))
+            raise ValueError(f"config: heads = {self.heads} does not divide width = {self.width}; these do: {near}")
         for name, parts in (("qk_ratio", self.heads), ("ff_ratio", 1)):
             size = self.width * getattr(self, name)
             if abs(size - round(size)) > ROUNDING or round(size) < parts or round(size) % parts:
@@ -68,13 +77,13 @@ class ModelConfig:
                     f"config: {name} = {getattr(self, name)} makes {size:g} of width = {self.width}, which must be "
                     + (f"a multiple of heads = {self.heads}" if parts > 1 else "a whole number from 1 on")
                 )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"config: dropout must be at least 0 and less than 1, got {self.dropout}")
         try:
             place(self.pattern, self.heads)
             positions(self.embedding, self.context)
         except ValueError as error:
             raise ValueError(f"config: {error}") from None
+        given = f"layers = {self.layers:,}, width = {self.width:,} and embedding = {shown(self.embedding)}"
+        check_limit("config", f"the weights of {given}", self.parameters, "parameters")
 
     @property
     def qk_width(self) -> int:
@@ -85,13 +94,31 @@ class ModelConfig:
         return round(self.width * self.ff_ratio)
 
     @property
+    def parameters(self) -> int:
+        """All that is learned, in closed form: as SparseTransformer.parameter_count, without building anything."""
+        width, qk, ff = self.width, self.qk_width, self.ff_width
+        attention = width * (2 * qk + width) + 2 * qk + width + width * width + width
+        feed_forward = 2 * width * ff + ff + width
+        embeddings = width * (BYTES + 1 + sum(self.positions.sizes))
+        return embeddings + self.layers * (attention + feed_forward + 4 * width) + 2 * width + BYTES * width
+
+    @property
     def cycle(self) -> tuple[Heads, ...]:
         """The patterns of the first blocks, one for each head; after the last of these they begin anew."""
         return place(self.pattern, self.heads)
 
     def patterns(self, block: int) -> Heads:
         """Block r has A(r mod p)."""
-        return self.cycle[block % len(self.cycle)]
+        cycle = self.cycle
+        return cycle[block % len(cycle)]
+
+    @property
+    def block_counts(self) -> dict[Heads, int]:
+        """How many blocks have the same patterns, in the order of the first of each."""
+        cycle, counts = self.cycle[: self.layers], Counter[Heads]()
+        for block, heads in enumerate(cycle):
+            counts[heads] += -(-(self.layers - block) // len(cycle))
+        return counts
 
     @property
     def positions(self) -> Positions:
@@ -103,8 +130,21 @@ class ModelConfig:
     @classmethod
     def from_json(cls, text: str, owner: str = "config") -> "ModelConfig":
         """`owner` names the file in errors."""
-        given = read_fields(text, owner, cls)
+        return cls.from_fields(parse_object(text, owner, finite=False), owner)
+
+    @classmethod
+    def from_fields(cls, given: Any, owner: str = "config") -> "ModelConfig":
+        """From what JSON has become."""
+        given = known_fields(given, owner, cls)
         try:
             return cls(**given)
         except ValueError as error:
             raise ValueError(f"{owner}: {str(error).removeprefix('config: ')}") from None
+
+
+def _divisors(number: int, near: int) -> list[int]:
+    """Some divisors of a number, those around `near`."""
+    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
+    every = sorted({*small, *(number // one for one in small)})
+    first = max(0, min(bisect(every, near) - NAMED // 2, len(every) - NAMED))
+    return every[first : first + NAMED]

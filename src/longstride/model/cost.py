@@ -4,13 +4,16 @@ Memory counts what a step holds at its fullest: float32 weights with their gradi
 the forward pass, and one block in the backward pass. An allocator needs somewhat more.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
 
-from longstride.model.config import ModelConfig
-from longstride.model.embedding import BYTES
+from longstride.checks import shown
+from longstride.device import memory_bytes
+from longstride.model.config import BYTES, ModelConfig
 from longstride.model.layers import part_count
+from longstride.patterns import Pattern, total_pairs
 
 BYTES_PER_WEIGHT = 16
 """The weight, its gradient, and Adam's two averages, in float32."""
@@ -32,19 +35,28 @@ def cost(config: ModelConfig, batch: int = 1) -> Cost:
 
 def parameter_count(config: ModelConfig) -> int:
     """As SparseTransformer.parameter_count, in closed form."""
-    width, qk, ff = config.width, config.qk_width, config.ff_width
-    attention = width * (2 * qk + width) + 2 * qk + width + width * width + width
-    feed_forward = 2 * width * ff + ff + width
-    embeddings = width * (BYTES + 1 + sum(config.positions.sizes))
-    return embeddings + config.layers * (attention + feed_forward + 4 * width) + 2 * width + BYTES * width
+    return config.parameters
+
+
+def check_memory(config: ModelConfig, device: torch.device, shares: int = 1, bytes_per_weight: int = 4) -> None:
+    """Raises ValueError where the weights alone are larger than the device's memory. `shares`: devices that divide them."""
+    memory = None if device.type == "meta" else memory_bytes(device)
+    needed = bytes_per_weight * config.parameters // shares
+    if memory is not None and needed > memory:
+        raise ValueError(
+            f"config: layers = {config.layers:,}, width = {config.width:,}, context = {config.context:,} and embedding = "
+            f"{shown(config.embedding)} make {config.parameters:,} weights, at least {needed / 2**30:,.1f} GiB of memory, "
+            f"and {device.type} has {memory / 2**30:,.1f} GiB; make the network smaller"
+        )
 
 
 def step_flops(config: ModelConfig) -> int:
     """For one sequence. Backward takes twice as many as forward, in attention five products for two."""
     n, width, qk, ff = config.context, config.width, config.qk_width, config.ff_width
     linear = 2 * n * config.layers * (width * (2 * qk + width) + width * width + 2 * width * ff)
-    attention = sum(2 * (qk + width) // config.heads * pairs for pairs in _pairs(config))
-    backward = sum(2 * (3 * qk + 2 * width) // config.heads * pairs for pairs in _pairs(config))
+    pairs = total_pairs(pattern_counts(config), n)
+    attention = 2 * (qk + width) // config.heads * pairs
+    backward = 2 * (3 * qk + 2 * width) // config.heads * pairs
     needed = linear - 2 * n * config.layers * width * ff  # No gradient needs the result of W_2.
     again = {"off": 0, "selective": needed, "on": needed + attention}[config.recompute]
     return 3 * linear + attention + backward + again + 4 * 2 * n * width * BYTES
@@ -80,7 +92,10 @@ def _block_bytes(config: ModelConfig) -> int:
     return mask + size * width + attention + feed_forward + statistics
 
 
-def _pairs(config: ModelConfig) -> list[int]:
-    """Pairs that a head computes, for all heads of all blocks."""
-    counts = {pattern: pattern.pairs(config.context) for block in config.cycle for pattern in block}
-    return [counts[pattern] for block in range(config.layers) for pattern in config.patterns(block)]
+def pattern_counts(config: ModelConfig) -> Counter[Pattern]:
+    """How many heads of all blocks have each pattern."""
+    counts: Counter[Pattern] = Counter()
+    for heads, blocks in config.block_counts.items():
+        for pattern, count in Counter(heads).items():
+            counts[pattern] += count * blocks
+    return counts

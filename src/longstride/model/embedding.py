@@ -7,9 +7,7 @@ start vector alone. The position that is added is the slot's own: that of the by
 import torch
 from torch import Tensor, nn
 
-from longstride.model.config import ModelConfig
-
-BYTES = 256
+from longstride.model.config import BYTES, ModelConfig
 
 
 class Embedding(nn.Module):

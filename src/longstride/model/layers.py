@@ -62,9 +62,13 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, slopes: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         x, weight, bias, mean, scale = ctx.saved_tensors
         wide = _wide(x)
+        slopes, wide_x, on_cpu = slopes.to(wide), x.to(wide), x.device.type == "cpu"
         dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-            slopes.to(wide), x.to(wide), weight.shape, mean, scale, weight.to(wide), bias.to(wide), [True] * 3
+            slopes, wide_x, weight.shape, mean, scale, weight.to(wide), bias.to(wide), [True, not on_cpu, not on_cpu]
         )
+        if on_cpu:  # PyTorch adds up the rows of each thread first, so that the bits depend on the number of threads.
+            normal = ((wide_x - mean) * scale).mul_(slopes)
+            dweight, dbias = (x.reshape(-1, x.shape[-1]).sum(0) for x in (normal, slopes))
         return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(bias.dtype)
 
 
@@ -107,6 +111,9 @@ def drop(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
 
 def feed_forward_again(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
     """drop(outer(gelu(inner(x))), mask, scale), which keeps x and the mask alone.
+
+    Above PART_BYTES of inner layer the gradients of the weights are sums over parts of the rows, and round differently in
+    the last bit from those of one product over all rows, as a model without recomputation has them.
 
     All is kept before any product: a block that is computed again for its gradient ends there. So the gradient belongs to
     the first of two functions, whose result is x, and the second one hands on what it is given.

@@ -11,12 +11,14 @@ Patterns are written as `longstride.notation` has them. A sum is a cycle of bloc
 """
 
 import ast
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
 from longstride import notation
-from longstride.checks import suggest
+from longstride.checks import shown, suggest
+from longstride.limits import check_limit
 from longstride.patterns import Pattern, Summary, union
 
 Heads = tuple[Pattern, ...]
@@ -26,28 +28,31 @@ WORDS = ("interleave", "heads", "distinct")
 HINT = "say how blocks and heads take them: interleave(...), merged(...) or heads(...)"
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)  # At the limits an entry has some megabytes.
 def place(text: str, heads: int) -> tuple[Heads, ...]:
     """The cycle of blocks that `text` names: block r has entry r modulo its length."""
+    check_limit("pattern", "the length of the text", len(text), "text")
     try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError(f"pattern {text!r} does not read as one; write it like '3*local(96) + column(96)'") from None
+        node = notation.read_syntax(text.strip())
+    except SyntaxError:
+        raise ValueError(f"pattern {shown(text)} does not read as one; write it like '3*local(96) + column(96)'") from None
     try:
         return tuple(_cycle(node, heads))
     except ValueError as error:
-        raise ValueError(f"pattern {text!r}: {error}") from None
+        raise ValueError(f"pattern {shown(text)}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"pattern {shown(text)} has too many brackets inside brackets") from None
 
 
 def _cycle(node: ast.expr, heads: int) -> list[Heads]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _joined([_cycle(node.left, heads), _cycle(node.right, heads)])
+    if len(added := notation.operands(node, ast.Add)) > 1:
+        return _joined((_cycle(one, heads) for one in added), heads)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         times, repeated = _repeated(node)
-        return _joined([_cycle(repeated, heads)] * times)
+        return _joined([_cycle(repeated, heads)] * times, heads)
     match _called(node):
         case "interleave":
-            return _joined([_one_block_each(argument, heads) for argument in _arguments(node)])
+            return _joined((_one_block_each(argument, heads) for argument in _arguments(node)), heads)
         case "heads":
             return [_across([one for argument in _arguments(node) for one in _patterns(argument)], heads)]
         case "distinct":
@@ -57,14 +62,18 @@ def _cycle(node: ast.expr, heads: int) -> list[Heads]:
             return _with_own_cells(_cycle(arguments[0], heads))
     patterns = _patterns(node)
     if len(patterns) > 1:
-        raise ValueError(f"{ast.unparse(node)!r} is {len(patterns)} patterns; {HINT}")
+        raise ValueError(f"{notation.written(node)} is {len(patterns)} patterns; {HINT}")
     return [patterns * heads]
 
 
-def _joined(parts: list[list[Heads]]) -> list[Heads]:
-    if sum(map(len, parts)) > LONGEST_CYCLE:
-        raise ValueError(f"a cycle has at most {LONGEST_CYCLE:,} blocks")
-    return [block for part in parts for block in part]
+def _joined(parts: Iterable[list[Heads]], heads: int) -> list[Heads]:
+    found: list[Heads] = []
+    for part in parts:
+        if len(found) + len(part) > LONGEST_CYCLE:
+            raise ValueError(f"a cycle has at most {LONGEST_CYCLE:,} blocks")
+        check_limit("cycle", "blocks times heads", (len(found) + len(part)) * heads, "placed")
+        found += part
+    return found
 
 
 def _repeated(node: ast.BinOp) -> tuple[int, ast.expr]:
@@ -72,7 +81,7 @@ def _repeated(node: ast.BinOp) -> tuple[int, ast.expr]:
     if not isinstance(times, ast.Constant):
         times, repeated = repeated, times
     if not isinstance(times, ast.Constant) or type(times.value) is not int or not 1 <= times.value <= LONGEST_CYCLE:
-        raise ValueError(f"{ast.unparse(node)!r} must repeat by a whole number from 1 on, as in 3*local(96)")
+        raise ValueError(f"{notation.written(node)} must repeat by a whole number from 1 on, as in 3*local(96)")
     return times.value, repeated
 
 
@@ -93,11 +102,13 @@ def _with_own_cells(cycle: list[Heads]) -> list[Heads]:
     """Of the heads of a block that have summary cells, each takes the next sub-block."""
     if not any(_has_cells(pattern) for block in cycle for pattern in block):
         raise ValueError("distinct is for summary cells, and there are none; leave it out")
-    found = []
-    for block in cycle:
-        numbers = accumulate(map(_has_cells, block), initial=0)
-        found.append(tuple(_with_part(pattern, number) for pattern, number in zip(block, numbers)))
-    return found
+    return [_own_cells(block) for block in cycle]
+
+
+@lru_cache(maxsize=1)  # A block that is repeated is the same each time.
+def _own_cells(block: Heads) -> Heads:
+    numbers = accumulate(map(_has_cells, block), initial=0)
+    return tuple(_with_part(pattern, number) for pattern, number in zip(block, numbers))
 
 
 def _has_cells(pattern: Pattern) -> bool:
@@ -111,8 +122,8 @@ def _with_part(pattern: Pattern, number: int) -> Pattern:
 
 def _patterns(node: ast.expr) -> Heads:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _called(node) not in notation.NAMES:
-        raise ValueError(f"there is no {node.func.id!r}; {suggest(node.func.id.lower(), [*WORDS, *notation.NAMES])}")
-    return notation.parse(ast.unparse(node))
+        raise ValueError(f"there is no {shown(node.func.id)}; {suggest(node.func.id.lower(), [*WORDS, *notation.NAMES])}")
+    return notation.read_heads(node)
 
 
 def _called(node: ast.expr) -> str | None:

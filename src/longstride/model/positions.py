@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longstride.checks import whole_number
+from longstride.checks import shown, whole_number
+from longstride.limits import check_limit
+from longstride.notation import read_syntax
 
 
 class Positions(NamedTuple):
@@ -27,30 +29,31 @@ class Positions(NamedTuple):
 
 @lru_cache(maxsize=256)
 def positions(text: str, context: int) -> Positions:
+    check_limit("embedding", "the length of the text", len(text), "text")
     name, sizes = _read(text)
+    owner = f"embedding {shown(text)}"
     if name == "matrix" and len(sizes) == 1:
-        width = whole_number(f"embedding {text!r}", "the width", sizes[0], 1)
+        width = whole_number(owner, "the width", sizes[0], 1, limit="positions")
         return Positions(("row", "column"), (-(-context // width), width))
     if name == "image" and len(sizes) == 3:
         names = ("row", "column", "channel")
         for what, size in zip(("height", "width", "channels"), sizes):
-            whole_number(f"embedding {text!r}", what, size, 1)
+            whole_number(owner, what, size, 1, limit="positions")
         count = sizes[0] * sizes[1] * sizes[2]
         if count != context:
             raise ValueError(
-                f"embedding {text!r} has {count:,} bytes and context is {context:,}; "
-                "context must be height * width * channels"
+                f"{owner} has {count:,} bytes and context is {context:,}; context must be height * width * channels"
             )
         return Positions(names, tuple(sizes))
-    raise ValueError(f"embedding {text!r} must be matrix(width) or image(height, width, channels)")
+    raise ValueError(f"{owner} must be matrix(width) or image(height, width, channels)")
 
 
 def _read(text: str) -> tuple[str, list[Any]]:
     """The name and the arguments of a call."""
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        node = read_syntax(text.strip())
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
             return node.func.id.lower(), [ast.literal_eval(argument) for argument in node.args]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
-    raise ValueError(f"embedding {text!r} does not read as one; write matrix(128) or image(32, 32, 3)")
+    raise ValueError(f"embedding {shown(text)} does not read as one; write matrix(128) or image(32, 32, 3)")

@@ -1,6 +1,5 @@
 """A model as a folder: config.json and model.safetensors. Nothing is ever unpickled."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longstride.atomic import atomic_path
+from longstride.files import read_json
 from longstride.model.config import ModelConfig
+from longstride.model.cost import check_memory
 from longstride.tensor_file import save_file
 
 CHANGEABLE = ("dropout", "precision", "recompute", "chunk")
 """Fields that leave the weights as they are."""
+WEIGHT_BYTES = 4
+"""Of each weight in model.safetensors, which are float32."""
 
 
 def save(folder: str | Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
@@ -40,6 +43,13 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
         if name not in CHANGEABLE:
             raise ValueError(f"from_pretrained: {name} cannot be changed, only {', '.join(CHANGEABLE)}")
     config = replace(read_config(settings), **changes)
+    size, needed = (folder / "model.safetensors").stat().st_size, WEIGHT_BYTES * config.parameters
+    if size < needed:
+        raise ValueError(
+            f"{folder / 'model.safetensors'} cannot be read: it has {size:,} bytes, and {settings} asks for "
+            f"{config.parameters:,} weights, which have {needed:,}"
+        )
+    check_memory(config, torch.device("cpu"))
     try:
         weights = load_file(folder / "model.safetensors")
     except Exception as error:  # Of any kind: who wrote the file may have meant harm.
@@ -59,17 +69,10 @@ def settings_path(folder: Path) -> Path:
 
 def read_config(path: Path) -> ModelConfig:
     """Of a saved model, or of a run, which has it among other settings."""
-    try:
-        text = path.read_text()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text: {error}") from None
-    try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
-        whole = None
-    if isinstance(whole, dict) and isinstance(whole.get("model"), dict):
-        return ModelConfig.from_json(json.dumps(whole["model"]), f"{path}: model")
-    return ModelConfig.from_json(text, str(path))
+    whole = read_json(path, finite=False)
+    if isinstance(whole.get("model"), dict):
+        return ModelConfig.from_fields(whole["model"], f"{path}: model")
+    return ModelConfig.from_fields(whole, str(path))
 
 
 def check(folder: str | Path, wanted: dict[str, tuple[int, ...]], weights: dict[str, Tensor]) -> None:

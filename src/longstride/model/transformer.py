@@ -18,8 +18,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from longstride.model import pretrained
 from longstride.model.attention import Attend, Attention
-from longstride.model.config import ModelConfig
-from longstride.model.embedding import BYTES, Embedding
+from longstride.model.config import BYTES, ModelConfig
+from longstride.model.cost import check_memory
+from longstride.model.embedding import Embedding
 from longstride.model.layers import Linear, Norm, draw_mask, drop, feed_forward_again, gelu
 from longstride.model.loss import nats
 
@@ -62,6 +63,7 @@ class ResidualBlock(nn.Module):
 class SparseTransformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        check_memory(config, torch.get_default_device())
         self.config = config
         self.embedding = Embedding(config)
         self.blocks = nn.ModuleList(ResidualBlock(config, block) for block in range(config.layers))

@@ -1,17 +1,36 @@
 """TrainConfig: all that a run depends on. It is saved as the run's config.json."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
-from math import inf
 from typing import Literal
 
-from longstride.checks import read_fields, whole_number
+from longstride.checks import (
+    Choice,
+    Made,
+    PathText,
+    Real,
+    Rule,
+    Text,
+    Truth,
+    Whole,
+    check_fields,
+    known_fields,
+    shown,
+)
+from longstride.files import parse_object
 from longstride.model.config import ModelConfig
 
-OPTIMIZERS = ("adamw", "muon", "adafactor")
 PARALLEL = ("ddp", "fsdp")
-AVERAGING = ("auto", "float32", "bfloat16", "float16")
+OPTIMIZER_RULES: dict[str, Rule] = {
+    "name": Choice("adamw", "muon", "adafactor"),
+    "learning_rate": Real(0, 1000),
+    "warmup": Whole(0),
+    "final": Real(0, 1),
+    "beta1": Real(0, 1, below=True),
+    "beta2": Real(0, 1, below=True),
+    "decay": Real(0, 1000),
+    "clip": Real(0, 1e30, above=True, infinite=True),
+}
 
 
 @dataclass(frozen=True)
@@ -34,16 +53,7 @@ class OptimizerConfig:
     """The largest norm of all gradients together."""
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
-            raise ValueError(f"optimizer: name must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
-        object.__setattr__(self, "warmup", whole_number("optimizer", "warmup", self.warmup, 0))
-        for name, least, most in (
-            ("learning_rate", 0, None), ("final", 0, 1), ("beta1", 0, 1), ("beta2", 0, 1), ("decay", 0, None),
-            ("clip", 0, None),
-        ):  # fmt: skip
-            _number("optimizer", name, getattr(self, name), least, most)
-        if self.clip == 0:
-            raise ValueError("optimizer: clip must be more than 0, or nothing is learned; inf clips nothing")
+        check_fields("optimizer", self, OPTIMIZER_RULES)
 
 
 @dataclass(frozen=True)
@@ -85,21 +95,7 @@ class TrainConfig:
     """What gradients are averaged in over processes. Auto is the precision of activations on GPUs, float32 on CPUs."""
 
     def __post_init__(self) -> None:
-        least = {"patience": 0, "seed": 0}
-        for name in (
-            "steps", "batch", "accumulate", "seed", "validate_every", "validate_bytes", "patience", "save_every", "keep",
-            "log_every",
-        ):  # fmt: skip
-            object.__setattr__(self, name, whole_number("train", name, getattr(self, name), least.get(name, 1)))
-        _number("train", "ema", self.ema, 0, 1)
-        for name in ("data", "out"):  # Paths are welcome too.
-            object.__setattr__(self, name, os.fspath(getattr(self, name)))
-        for name in ("compile", "tensorboard"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"train: {name} must be true or false, got {getattr(self, name)!r}")
-        for name, known in (("parallel", PARALLEL), ("averaging", AVERAGING)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"train: {name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        check_fields("train", self, RULES)
         if self.batch % self.accumulate:
             raise ValueError(f"train: accumulate = {self.accumulate} must divide batch = {self.batch}")
 
@@ -109,25 +105,71 @@ class TrainConfig:
     @classmethod
     def from_json(cls, text: str, owner: str = "config") -> "TrainConfig":
         """`owner` names the file in errors."""
-        given = read_fields(text, owner, cls)
+        given = known_fields(parse_object(text, owner, finite=False), owner, cls)
         optimizer = given.get("optimizer", {})
         for name, value in (("model", given["model"]), ("optimizer", optimizer)):
             if not isinstance(value, dict):
-                raise ValueError(f"{owner}: {name} must be an object, got {value!r}")
-        read_fields(json.dumps(optimizer), f"{owner}: optimizer", OptimizerConfig)
-        model = ModelConfig.from_json(json.dumps(given["model"]), f"{owner}: model")
+                raise ValueError(f"{owner}: {name} must be an object, got {shown(value)}")
+        model = ModelConfig.from_fields(given["model"], f"{owner}: model")
+        optimizer = known_fields(optimizer, f"{owner}: optimizer", OptimizerConfig)
         try:
             return cls(**{**given, "model": model, "optimizer": OptimizerConfig(**optimizer)})
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"{owner}: {str(error).removeprefix('train: ')}") from None
 
 
-def _number(owner: str, name: str, value: object, least: float, most: float | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
-        raise ValueError(f"{owner}: {name} must be a number of at least {least}, got {value!r}")
-    if most is None and value == inf and name != "clip":
-        raise ValueError(f"{owner}: {name} must be finite, got {value!r}")
-    if name == "final" and value > 1:
-        raise ValueError(f"{owner}: final must be at most 1, got {value!r}")
-    if most is not None and value >= most and name != "final":
-        raise ValueError(f"{owner}: {name} must be less than {most}, got {value!r}")
+# Configs as somebody typed them, checked afterwards: what parses the command line shows errors as a box of its own.
+class TypedModel(ModelConfig):
+    def __post_init__(self) -> None:
+        pass
+
+
+class TypedOptimizer(OptimizerConfig):
+    __doc__ = OptimizerConfig.__doc__
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class TypedConfig(TrainConfig):
+    model: TypedModel
+    optimizer: TypedOptimizer = field(default_factory=TypedOptimizer)
+
+    def __post_init__(self) -> None:
+        pass
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> "TypedConfig":
+        """The same fields, to be changed by what is typed."""
+        parts = {"model": TypedModel(**vars(config.model)), "optimizer": TypedOptimizer(**vars(config.optimizer))}
+        return cls(**{**vars(config), **parts})
+
+    def checked(self) -> TrainConfig:
+        """The config, or ValueError."""
+        parts = {"model": ModelConfig(**vars(self.model)), "optimizer": OptimizerConfig(**vars(self.optimizer))}
+        return TrainConfig(**{**vars(self), **parts})
+
+
+RULES: dict[str, Rule] = {
+    "model": Made(ModelConfig),
+    "data": PathText(),
+    "out": PathText(),
+    "steps": Whole(1),
+    "batch": Whole(1, "batch"),
+    "accumulate": Whole(1),
+    "seed": Whole(0),
+    "optimizer": Made(OptimizerConfig),
+    "ema": Real(0, 1, below=True),
+    "validate_every": Whole(1),
+    "validate_bytes": Whole(1),
+    "patience": Whole(0),
+    "save_every": Whole(1),
+    "keep": Whole(1),
+    "log_every": Whole(1),
+    "compile": Truth(),
+    "tensorboard": Truth(),
+    "device": Text(),
+    "parallel": Choice(*PARALLEL),
+    "averaging": Choice("auto", "float32", "bfloat16", "float16"),
+}

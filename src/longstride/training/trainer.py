@@ -22,6 +22,7 @@ from torch import Tensor
 from longstride.checks import whole_number
 from longstride.data.loader import Prefetch, Sequences
 from longstride.model import SparseTransformer
+from longstride.model.cost import check_memory
 from longstride.standard import StandardError
 from longstride.training.checkpoint import Checkpoints, SaveError
 from longstride.training.config import TrainConfig
@@ -72,6 +73,8 @@ class Trainer:
         self.config, self.ranks = config, ranks
         ranks.together(lambda: check_settings(config, ranks))
         self.device = ranks.together(lambda: ranks.device(config.device))
+        shares = ranks.count if config.parallel == "fsdp" else 1
+        ranks.together(lambda: check_memory(config.model, self.device, shares))
         self.averaging = ranks.together(lambda: averaging_dtype(config.averaging, config.model.precision, self.device))
         self.run = ranks.together(lambda: Run.resumed(config) if resume else Run.new(config))
         try:
