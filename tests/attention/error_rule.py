@@ -61,8 +61,8 @@ class Ran(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ops: set[str] = set()
+        self.ops: list[str] = []
 
     def __torch_dispatch__(self, func: Callable, types, args=(), kwargs=None):
-        self.ops.add(str(func).removesuffix(".default"))
+        self.ops.append(str(func).removesuffix(".default"))
         return func(*args, **(kwargs or {}))

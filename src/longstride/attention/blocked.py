@@ -220,5 +220,5 @@ def _backward_like(
     return like_q, like_k, like_v
 
 
-join(blocked_forward, blocked_backward)
+join(blocked_forward, blocked_backward, "blocked")
 count_flops(torch.ops.longstride.blocked_forward, torch.ops.longstride.blocked_backward)

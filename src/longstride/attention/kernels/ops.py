@@ -298,5 +298,5 @@ def _result_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-join(triton_forward, triton_backward)
+join(triton_forward, triton_backward, "triton")
 count_flops(torch.ops.longstride.triton_forward, torch.ops.longstride.triton_backward)
