@@ -46,7 +46,8 @@ FLOW = [
 ]
 # Inside attention: the oracle and the fast implementations never import each other, and api joins them.
 BY_LANES = {f"attention.kernels.hopper.{name}" for name in ("lane_boxes", "lane_settings", "pair_slopes")}
-BY_LANES |= {"attention.kernels.settings"}
+BY_LANES |= {"attention.kernels.settings", "attention.kernels.primitives"}
+IN_TILES = {"attention.kernels.hopper.ring", "attention.kernels.hopper.tiles", "attention.kernels.primitives"}
 ATTENTION = {
     "reference": {"patterns"},
     "tiles": {"patterns"},
@@ -99,11 +100,11 @@ ATTENTION = {
     "kernels/hopper/choice": {"attention.kernels.jobs"},
     "kernels/hopper/ring": set(),
     "kernels/hopper/tiles": set(),
-    "kernels/hopper/window_forward": {"attention.kernels.hopper.ring", "attention.kernels.hopper.tiles"},
-    "kernels/hopper/past_forward": {"attention.kernels.hopper.ring", "attention.kernels.hopper.tiles"},
+    "kernels/hopper/window_forward": IN_TILES,
+    "kernels/hopper/past_forward": IN_TILES,
     "kernels/hopper/backward_dq": {"attention.kernels.hopper.ring", "attention.kernels.hopper.tiles"},
     "kernels/hopper/backward_dkv": {"attention.kernels.hopper.ring"},
-    "kernels/hopper/numbers": {"attention.kernels.backward"},
+    "kernels/hopper/numbers": {"attention.kernels.backward", "attention.kernels.primitives"},
     "kernels/hopper/lane_boxes": {"attention.kernels.settings"},
     "kernels/hopper/lane_settings": set(),
     "kernels/hopper/pair_slopes": set(),

@@ -50,7 +50,16 @@ def attend(
     impl: "auto", "reference", "blocked" or "triton"; one that cannot run is an error, never replaced by another.
 
     A query that sees no key gets output 0 and gradient 0. Under autocast the inputs are cast to the region's dtype.
-    Inputs must be finite: a NaN or inf in v may also reach queries that do not see it, as 0 times it is NaN.
+
+    NaN and infinity follow IEEE arithmetic over the keys that a query sees, in every implementation:
+
+    - A score of NaN or +inf, by overflow too, makes the query's output NaN, and the gradients of all that it sees.
+    - A score of -inf has weight 0. A query whose scores are all -inf gets output 0, as one that sees no key.
+    - A NaN or infinity in a value reaches that component of the output of every query that sees it.
+    - What a query does not see has no influence on its output or gradients. There is one exception: "triton" multiplies
+      whole tiles, and 0 * NaN is NaN. There a NaN or infinity in v may reach outputs, and any NaN or infinity gradients, at
+      other positions of the same head and batch entry. So it may with "reference" under torch.compile and torch.func, and
+      from a gradient that comes in.
     """
     q, k, v = _checked_tensors(q, k, v)
     heads = _one_per_head(pattern, q.shape[1])

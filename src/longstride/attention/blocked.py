@@ -5,6 +5,9 @@ passes over the tiles of `tiles.plan`. Backward computes a tile's weights again 
 head and a few tiles at a time, so what is in memory besides inputs and results does not even grow with pairs(n), and on a
 CPU most of it stays in the cache.
 
+Products pass over all pairs of a tile, and one that does not count adds 0: unless it adds 0 * NaN or 0 * inf. Each head is
+computed as if all were finite, and where its result is not, once more with pairs that do not count left out of products.
+
 Half precision is computed in float32 and rounded once at the end. Both directions are custom ops, so that a compiled graph
 holds each as one node, whatever the length.
 
@@ -46,18 +49,10 @@ def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float
         for pattern, head in _head_by_head(q, patterns):
             inputs = _take(q, head), _take(k, head), _take(v, head)
             weighted = _zeros(output, head)
-            weight = torch.zeros_like(weighted[..., :1])
-            largest = torch.full_like(weight, torch.finfo(weight.dtype).min)
-            for arrangement in plan(pattern, q.shape[2]):
-                for lanes in lane_groups(arrangement, inputs[0]):
-                    arranged = lanes.load_queries(inputs[0]), lanes.load_keys(inputs[1]), lanes.load_keys(inputs[2])
-                    states = [lanes.load_queries(state) for state in (largest, weight, weighted)]
-                    for chunk in lanes.chunks():
-                        _forward_chunk(chunk, scratch, scale, *arranged, *states)
-                    for state, total in zip(states, (largest, weight, weighted)):
-                        lanes.store_queries(state, total)
-            weight.masked_fill_(weight == 0, 1)  # A query that sees no key: 0 / 1.
-            _put(weighted.div_(weight), output, head)
+            largest, weight = _forward_head(pattern, scratch, scale, inputs, weighted, exact=False)
+            if not _all_finite([weighted]):
+                largest, weight = _forward_head(pattern, scratch, scale, inputs, weighted.zero_(), exact=True)
+            _put(weighted, output, head)
             all_largest[head], all_weight[head] = largest.squeeze(-1), weight.squeeze(-1)
     return output, all_largest, all_weight
 
@@ -88,22 +83,70 @@ def blocked_backward(
             mean = (slopes * _take(output, head)).sum(-1, keepdim=True)
             by_query = slopes, mean, largest[head].unsqueeze(-1), weight[head].unsqueeze(-1).log2().neg_()
             totals = [_zeros(x, head) if wanted else None for x, wanted in zip(results, needed)]
-            for arrangement in plan(pattern, q.shape[2]):
-                for lanes in lane_groups(arrangement, inputs[0]):
-                    loads = lanes.load_queries, lanes.load_keys, lanes.load_keys
-                    stores = lanes.store_queries, lanes.store_keys, lanes.store_keys
-                    arranged = [load(x) for load, x in zip(loads, inputs)]
-                    sums = [None if x is None else load(x) for load, x in zip(loads, totals)]
-                    arranged += [lanes.load_queries(x) for x in by_query]
-                    for chunk in lanes.chunks():
-                        _backward_chunk(chunk, scratch, scale, *arranged, *sums)
-                    for store, part, total in zip(stores, sums, totals):
-                        if part is not None and total is not None:
-                            store(part, total)
+            _backward_head(pattern, scratch, scale, inputs, by_query, totals, exact=False)
+            sums = [total for total in totals if total is not None]
+            if not _all_finite(sums):
+                for x in sums:
+                    x.zero_()
+                _backward_head(pattern, scratch, scale, inputs, by_query, totals, exact=True)
             for result, total in zip(results, totals):
                 if total is not None:
                     _put(total, result, head)
     return results
+
+
+def _forward_head(
+    pattern: Pattern, scratch: Scratch, scale: float, inputs: Sequence[Tensor], weighted: Tensor, exact: bool
+) -> tuple[Tensor, Tensor]:
+    """Fills `weighted`, zeros so far, with a head's output; returns every query's largest score and sum of weights."""
+    q, k, v = inputs
+    weight = torch.zeros_like(weighted[..., :1])
+    largest = torch.full_like(weight, torch.finfo(weight.dtype).min)
+    for arrangement in plan(pattern, q.shape[1]):
+        for lanes in lane_groups(arrangement, q):
+            arranged = lanes.load_queries(q), lanes.load_keys(k), lanes.load_keys(v)
+            states = [lanes.load_queries(state) for state in (largest, weight, weighted)]
+            for chunk in lanes.chunks(exact):
+                _forward_chunk(chunk, scratch, scale, *arranged, *states)
+            for state, total in zip(states, (largest, weight, weighted)):
+                lanes.store_queries(state, total)
+    weight.masked_fill_(weight == 0, 1)  # A query that sees no key: 0 / 1.
+    weighted.div_(weight)
+    return largest, weight
+
+
+def _backward_head(
+    pattern: Pattern,
+    scratch: Scratch,
+    scale: float,
+    inputs: Sequence[Tensor],
+    by_query: Sequence[Tensor],
+    totals: Sequence[Tensor | None],
+    exact: bool,
+) -> None:
+    """Adds a head's gradients to `totals`, of which those that are not needed are None."""
+    for arrangement in plan(pattern, inputs[0].shape[1]):
+        for lanes in lane_groups(arrangement, inputs[0]):
+            loads = lanes.load_queries, lanes.load_keys, lanes.load_keys
+            stores = lanes.store_queries, lanes.store_keys, lanes.store_keys
+            arranged = [load(x) for load, x in zip(loads, inputs)]
+            sums = [None if x is None else load(x) for load, x in zip(loads, totals)]
+            arranged += [lanes.load_queries(x) for x in by_query]
+            for chunk in lanes.chunks(exact):
+                _backward_chunk(chunk, scratch, scale, *arranged, *sums)
+            for store, part, total in zip(stores, sums, totals):
+                if part is not None and total is not None:
+                    store(part, total)
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no NaN or inf is in these results; then none has come from a pair that does not count, either.
+
+    By sums, which are faster than a look at each number. A sum that overflows costs time, not correctness.
+    """
+    if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
+        return False  # A graph cannot wait for the answer.
+    return all(bool(x.sum().isfinite()) for x in tensors)
 
 
 def _exp(x: Tensor, bits: Tensor | None = None) -> Tensor:
@@ -137,7 +180,7 @@ def _forward_chunk(
         sums.addcmul_(weight_so_far, kept)
     before.copy_(now)
     weight_so_far.copy_(sums)
-    scratch.add_product(weighted_so_far, weights, chunk.keys(v), 1, chunk.tiles.fresh)
+    scratch.add_product(weighted_so_far, weights, chunk.keys(v), 1, chunk.tiles.fresh, chunk.seen)
 
 
 def _backward_chunk(
@@ -156,15 +199,16 @@ def _backward_chunk(
     v_sum: Tensor | None,
 ) -> None:
     queries, keys, output_slopes = chunk.queries(q), chunk.keys(k), chunk.queries(slopes)
-    weights = _exp(chunk.scores(queries, keys, scale, scratch).sub_(chunk.queries(largest)), chunk.queries(shrink))
+    scores = chunk.scores(queries, keys, scale, scratch)
+    weights = chunk.hide(_exp(scores.sub_(chunk.queries(largest)), chunk.queries(shrink)))
     if v_sum is not None:
         chunk.add_to_keys(v_sum, weights.transpose(1, 2), output_slopes, 1, scratch)
     if q_sum is None and k_sum is None:
         return
     score_slopes = scratch.product("slopes", output_slopes, chunk.keys(v).transpose(1, 2))
-    score_slopes.sub_(chunk.queries(mean)).mul_(weights)
+    score_slopes = chunk.hide(score_slopes.sub_(chunk.queries(mean)).mul_(weights))
     if q_sum is not None:
-        scratch.add_product(chunk.query_windows(q_sum), score_slopes, keys, scale, chunk.tiles.fresh)
+        scratch.add_product(chunk.query_windows(q_sum), score_slopes, keys, scale, chunk.tiles.fresh, chunk.seen)
     if k_sum is not None:
         chunk.add_to_keys(k_sum, score_slopes.transpose(1, 2), queries, scale, scratch)
 

@@ -77,7 +77,7 @@ class LaneGroup:
         position: Tensor = self.arrangement.key_position(0, cells)
         return position
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self, exact: bool = False) -> Iterator[Chunk]:
         """The tiles of these lanes, in chunks of about as many scores as the budget has."""
         lane = torch.arange(self.first, self.first + self.count, device=self.device).repeat(self.batch)
         for tiles in self.arrangement.tiles:
@@ -91,7 +91,7 @@ class LaneGroup:
                 elif tiles.masked:
                     tile = torch.arange(first, first + count, device=self.device)
                     cap = _cap(self.arrangement.visible(tiles, lane, tile), self.dtype)
-                yield Chunk(tiles, first, count, cap)
+                yield Chunk(tiles, first, count, cap, exact)
 
 
 @lru_cache(maxsize=64)
@@ -115,6 +115,13 @@ class Chunk:
     first: int
     count: int
     cap: Tensor | None
+    exact: bool = False
+    """Whether pairs that do not count are kept out of all sums, also where numbers are not finite."""
+
+    @property
+    def seen(self) -> Tensor | None:
+        """Which pairs count, bool [tiles, rows, columns], for sums that are exact; None where all do."""
+        return None if self.cap is None or not self.exact else self.cap > 0
 
     def queries(self, x: Tensor) -> Tensor:
         """[lanes, length, d] -> [lanes * tiles, rows, d]."""
@@ -139,13 +146,21 @@ class Chunk:
         for offset in range(0, tiles.columns, width):
             columns = left[:, offset : offset + width]
             target = _windows(total, start + offset, tiles.key_shift, columns.shape[1], self.count)
-            scratch.add_product(target, columns, right, factor, fresh=False)
+            seen = None if self.seen is None else self.seen.transpose(1, 2)[:, offset : offset + width]
+            scratch.add_product(target, columns, right, factor, fresh=False, seen=seen)
 
     def scores(self, queries: Tensor, keys: Tensor, scale: float, scratch: Scratch) -> Tensor:
         """q k^T * scale, and -inf for pairs that do not count."""
         scores = scratch.product("scores", queries, keys.transpose(1, 2), scale)
-        # A cap rather than adding -inf: it also holds where a product has overflowed.
-        return scores if self.cap is None else torch.minimum(scores, self.cap, out=scores)
+        if self.cap is None:
+            return scores
+        # A cap rather than adding -inf: it also holds where a product has overflowed. `fmin` leaves no NaN: one at a pair
+        # that does not count is then -inf, and one at a pair that does +inf, whose weight is NaN.
+        return (torch.fmin if self.exact else torch.minimum)(scores, self.cap, out=scores)
+
+    def hide(self, x: Tensor) -> Tensor:
+        """x with 0 at pairs that do not count, where sums are exact; elsewhere they are 0 unless something is not finite."""
+        return x if self.seen is None else x.masked_fill_(~self.seen, 0)
 
 
 class Scratch:
@@ -164,8 +179,17 @@ class Scratch:
         result = self.buffers[name][:size].view(shape)
         return torch.baddbmm(result, left, right, beta=0, alpha=factor, out=result)
 
-    def add_product(self, total: Tensor, left: Tensor, right: Tensor, factor: float, fresh: bool) -> None:
-        """Adds left right * factor to a view [lanes, tiles, ...], or sets it if it is fresh."""
+    def add_product(
+        self, total: Tensor, left: Tensor, right: Tensor, factor: float, fresh: bool, seen: Tensor | None = None
+    ) -> None:
+        """Adds left right * factor to a view [lanes, tiles, ...], or sets it if it is fresh.
+
+        seen: where left counts; elsewhere it is 0, and not even 0 * NaN is added.
+        """
+        if seen is not None:
+            self.add_product(total, left, right.masked_fill(~right.isfinite(), 0), factor, fresh)
+            total.add_(_not_finite_products(left, right, seen).view(total.shape), alpha=factor)
+            return
         if total.is_contiguous():
             place = total.flatten(0, 1)
             torch.baddbmm(place, left, right, beta=0 if fresh else 1, alpha=factor, out=place)
@@ -173,6 +197,21 @@ class Scratch:
             total.copy_(self.product("sum", left, right, factor).view(total.shape))
         else:
             total.add_(self.product("sum", left, right).view(total.shape), alpha=factor)
+
+
+def _not_finite_products(left: Tensor, right: Tensor, seen: Tensor) -> Tensor:
+    """The sums of left right that the numbers of right that are not finite make NaN or inf, and 0 for all others.
+
+    Only products of numbers that are seen. They are counted, with matrix products: those that are +inf, -inf and NaN.
+    """
+    infinite = right.isinf()
+    signs, infinities = left.sign().masked_fill_(left.isnan(), 0), right.sign().masked_fill_(~infinite, 0)
+    difference, total = signs @ infinities, signs.abs() @ infinities.abs()
+    nans = (seen & (left == 0)).to(left.dtype) @ infinite.to(left.dtype)  # 0 * inf
+    nans += seen.to(left.dtype) @ right.isnan().to(left.dtype)
+    sums = torch.zeros_like(total).masked_fill_(total + difference > 0, torch.inf)
+    sums += torch.zeros_like(total).masked_fill_(total - difference > 0, -torch.inf)
+    return sums.masked_fill_(nans > 0, torch.nan)
 
 
 def _windows(x: Tensor, start: int, shift: int, size: int, count: int) -> Tensor:

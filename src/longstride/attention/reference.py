@@ -7,14 +7,39 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from longstride.patterns import Pattern
 
 
 def attend_reference(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
-    """softmax(q k^T * scale) v over the pairs of each head's pattern, with the whole n x n score matrix in memory."""
-    hidden = ~torch.stack([pattern.mask(q.shape[-2], q.device) for pattern in heads])  # [heads, n, n]
-    scores = (q @ k.transpose(-1, -2)) * scale  # [batch, heads, n, n]
-    # A finite fill keeps a query that sees no key free of NaN; the second mask then takes its even weights to 0.
-    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(dim=-1)
-    return weights.masked_fill(hidden, 0) @ v
+    """softmax(q k^T * scale) v over the pairs of each head's pattern, with the whole n x n score matrix in memory.
+
+    Where an input is not finite, query by query over the keys that it sees: in a product with all keys, 0 * NaN reaches the
+    others. Under torch.compile and torch.func, where numbers cannot be looked at, it does, and from an incoming gradient.
+    """
+    masks = torch.stack([pattern.mask(q.shape[-2], q.device) for pattern in heads])  # [heads, n, n]
+    if not _has_numbers(q) or all(x.isfinite().all() for x in (q, k, v)):
+        return _attend(q, k, v, ~masks, scale)
+    by_head = []
+    for head, mask in enumerate(masks):
+        rows = []
+        for query, seen in enumerate(mask):
+            keys = seen.nonzero().squeeze(1)
+            rows.append(_attend(q[:, head, [query]], k[:, head, keys], v[:, head, keys], ~seen[keys], scale))
+        by_head.append(torch.cat(rows, 1))
+    return torch.stack(by_head, 1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> Tensor:
+    """hidden: which pairs do not count, [..., queries, keys]."""
+    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(hidden, -torch.inf)  # [..., queries, keys]
+    # A query that sees no key, or only scores of -inf: even weights keep it free of NaN, and are then taken to 0.
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    return scores.masked_fill(nothing, 0).softmax(dim=-1).masked_fill(hidden | nothing, 0) @ v
+
+
+def _has_numbers(x: Tensor) -> bool:
+    """Whether a tensor's numbers can be looked at: not while it is traced, transformed, or has none."""
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return type(x) in (Tensor, Parameter) and not traced and x.device.type != "meta"

@@ -24,6 +24,7 @@ from longstride.attention.kernels.primitives import (
     store_rows,
     unmasked_keys,
     window_sees,
+    without_keys,
 )
 
 
@@ -151,7 +152,7 @@ def backward_dq(
         position = lane_start + row * step
         query = load_rows(q, lane_start, row * step, q_row, valid, D_QK, WIDTH_QK, WIDE, True)
         slopes = load_rows(gradient, lane_start, row * step, gradient_row, valid, D_V, WIDTH_V, WIDE, True)
-        row_log_sum_exp = tl.load(log_sum_exp + position, mask=valid, other=float("inf"))
+        row_log_sum_exp = without_keys(tl.load(log_sum_exp + position, mask=valid, other=float("inf")))
         row_mean = tl.load(mean + position, mask=valid, other=0.0)
         total = tl.zeros([ROWS, WIDTH_QK], tl.float32)
 
@@ -221,7 +222,7 @@ def add_dkv(
         position = base + offset * step
         query = load_rows(q, base, offset * step, q_row, valid, D_QK, WIDTH_QK, WIDE, True)
         # A row that is not there has weight 0: 2 ** (0 - inf).
-        row_log_sum_exp = tl.load(log_sum_exp + position, mask=valid, other=float("inf"))
+        row_log_sum_exp = without_keys(tl.load(log_sum_exp + position, mask=valid, other=float("inf")))
         scores = tl.dot(keys, tl.trans(query), input_precision=PRECISION)
         weights = tl.exp2(scores * scale - row_log_sum_exp[None, :])
         if MASKED:

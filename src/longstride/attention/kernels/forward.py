@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.primitives import (
+    LOWEST,
     cell_base,
     cell_offset,
     excluded,
@@ -23,14 +24,11 @@ from longstride.attention.kernels.primitives import (
 
 
 @triton.jit
-def take_in(accumulator, weight, running_max, scores, value, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """The state after a tile of scores. A row that has seen no key yet stays at -inf, which no exp2 may meet twice."""
+def take_in(accumulator, weight, running_max, scores, value, scale, PRECISION: tl.constexpr):
+    """The state after a tile of scores. `running_max` begins at LOWEST, not -inf, so that a score of -inf weighs 0."""
     new_max = tl.maximum(running_max, tl.max(scores, 1) * scale)
-    finite = new_max
-    if MASKED:
-        finite = tl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = tl.exp2(scores * scale - finite[:, None])
-    shrink = tl.exp2(running_max - finite)
+    weights = tl.exp2(scores * scale - new_max[:, None])
+    shrink = tl.exp2(running_max - new_max)
     weight = weight * shrink + tl.sum(weights, 1)
     accumulator = tl.dot(
         weights.to(value.dtype), value, accumulator * shrink[:, None], input_precision=PRECISION, out_dtype=tl.float32
@@ -61,9 +59,7 @@ def over_window(
                 seen = seen & ~excluded((lane_start + row * step)[:, None], position[None, :], exclusions, index, EXCLUDE)
             scores = tl.where(seen, scores, float("-inf"))
         values = load_rows(v, base, offset * step, v_row, key < last, D_V, WIDTH_V, WIDE, MASKED)
-        accumulator, weight, running_max = take_in(
-            accumulator, weight, running_max, scores, values, scale, MASKED, PRECISION
-        )
+        accumulator, weight, running_max = take_in(accumulator, weight, running_max, scores, values, scale, PRECISION)
     return accumulator, weight, running_max
 
 
@@ -89,9 +85,7 @@ def over_cells(
                 seen = seen & ~excluded(query_position[:, None], (base + place)[None, :], exclusions, index, EXCLUDE)
             scores = tl.where(seen, scores, float("-inf"))
         values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, WIDE, MASKED)
-        accumulator, weight, running_max = take_in(
-            accumulator, weight, running_max, scores, values, scale, MASKED, PRECISION
-        )
+        accumulator, weight, running_max = take_in(accumulator, weight, running_max, scores, values, scale, PRECISION)
     return accumulator, weight, running_max
 
 
@@ -124,13 +118,14 @@ def forward(
         position = lane_start + row * step
         query = load_rows(q, lane_start, row * step, q_row, valid, D_QK, WIDTH_QK, WIDE, True)
         if LATER:
-            running_max = tl.load(log_sum_exp + position, mask=valid, other=0.0)
-            weight = tl.where(running_max == float("-inf"), 0.0, 1.0)
+            earlier = tl.load(log_sum_exp + position, mask=valid, other=0.0)
+            weight = tl.where(earlier == float("-inf"), 0.0, 1.0)
+            running_max = tl.where(earlier == float("-inf"), LOWEST, earlier)
             accumulator = load_rows(output, lane_start, row * step, output_row, valid, D_V, WIDTH_V, WIDE, True).to(
                 tl.float32
             )
         else:
-            running_max = tl.full([ROWS], float("-inf"), tl.float32)
+            running_max = tl.full([ROWS], LOWEST, tl.float32)
             weight = tl.zeros([ROWS], tl.float32)
             accumulator = tl.zeros([ROWS, WIDTH_V], tl.float32)
 

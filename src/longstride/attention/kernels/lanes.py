@@ -9,7 +9,14 @@ r // TOGETHER of its lane r % TOGETHER.
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.primitives import excluded, load_rows, read_job, store_rows, window_sees
+from longstride.attention.kernels.primitives import (
+    excluded,
+    load_rows,
+    read_job,
+    store_rows,
+    window_sees,
+    without_keys,
+)
 
 
 @triton.jit
@@ -121,6 +128,7 @@ def lane_backward(
             output + batch * output_batch + head * output_head, start, offset, output_row, valid, D_V, WIDTH_V, WIDE, True
         )  # fmt: skip
         totals = tl.load(log_sum_exp + (batch * heads + head) * n + start + offset, mask=valid, other=float("inf"))
+        totals = without_keys(totals)
         mean = tl.sum(slopes.to(tl.float32) * results.to(tl.float32), 1)
 
         scores = tl.dot(keys, tl.trans(query), input_precision=PRECISION)

@@ -9,6 +9,8 @@ import triton.language as tl
 
 JOB_FIELDS = tl.constexpr(11)
 EXCLUSION_FIELDS = tl.constexpr(6)
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+"""Below every finite score: where a running maximum begins, so that it is finite, and a score of -inf has weight 0."""
 
 
 @triton.jit
@@ -88,6 +90,12 @@ def unmasked_keys(
     if (own == 0) | (block < limit):
         outer = inner
     return inner, outer
+
+
+@triton.jit
+def without_keys(log_sum_exp):
+    """Log-sum-exps for backward: inf instead of -inf, so that a row without keys, or with scores of -inf alone, weighs 0."""
+    return tl.where(log_sum_exp == float("-inf"), float("inf"), log_sum_exp)
 
 
 @triton.jit

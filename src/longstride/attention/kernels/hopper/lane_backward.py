@@ -25,7 +25,7 @@ from longstride.attention.kernels.hopper.lane_boxes import (
     locate,
 )
 from longstride.attention.kernels.hopper.lane_settings import LaneBackward, lane_backward_settings
-from longstride.attention.kernels.hopper.pair_slopes import add_pairs
+from longstride.attention.kernels.hopper.pair_slopes import add_pairs, without_keys
 from longstride.attention.kernels.settings import processors
 
 MOST_NUMBERS = 64 * 128
@@ -147,7 +147,7 @@ def lane_backward(
     for item in range(gl.program_id(0), items, programs):
         batch, head, lane = locate(item, heads, lanes, HEADS_FIRST)
         places = log_sum_exp + (batch * heads + head).to(gl.int64) * n + first + lane * lane_step
-        total = gl.load(places + index * index_step, mask=index < length, other=float("inf"))
+        total = without_keys(gl.load(places + index * index_step, mask=index < length, other=float("inf")))
         if LATER:
             tma.store_wait(0)
             for number in gl.static_range(STAGED):
@@ -165,7 +165,7 @@ def lane_backward(
         if HAND_ON:
             place = numbers + (batch * heads + head).to(gl.int64) * 2 * row_length + first + lane * lane_step
             place += index * index_step
-            gl.store(place, gl.where(total == float("-inf"), float("inf"), total), mask=index < length)
+            gl.store(place, total, mask=index < length)
             gl.store(place + row_length, means.load(row_layout), mask=index < length)
 
         dq_sums = ()

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.backward import mean_of_rows
+from longstride.attention.kernels.primitives import without_keys
 
 
 @triton.jit
@@ -23,5 +24,5 @@ def backward_numbers(
     )  # fmt: skip
     bits = tl.load(log_sum_exp + number * n + row, mask=valid, other=0.0)
     numbers += number * 2 * padded + row % step * along + row // step
-    tl.store(numbers, tl.where(bits == float("-inf"), float("inf"), bits), mask=valid)
+    tl.store(numbers, without_keys(bits), mask=valid)
     tl.store(numbers + padded, total, mask=valid)

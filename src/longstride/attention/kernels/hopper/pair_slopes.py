@@ -1,4 +1,4 @@
-"""add_pairs: what 64 keys and 64 queries add to the gradients, for lane_backward and walk_backward.
+"""What lane_backward and walk_backward share. add_pairs: what 64 keys and 64 queries add to the gradients.
 
 Pairs lie keys down and queries across, so that the products for dv and dk take the weights and slopes from registers; only
 for dq do the slopes pass through shared memory, where they lie queries down.
@@ -7,6 +7,12 @@ for dq do the slopes pass through shared memory, where they lie queries down.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+
+@gluon.jit
+def without_keys(log_sum_exp):
+    """As in primitives.py."""
+    return gl.where(log_sum_exp == float("-inf"), float("inf"), log_sum_exp)
 
 
 @gluon.jit

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from longstride.attention.kernels.hopper.ring import beside, item_of_round, make_ring, rounds
 from longstride.attention.kernels.hopper.tiles import take_softmax
+from longstride.attention.kernels.primitives import LOWEST
 
 GROUPS = gl.constexpr(3)
 TILE = gl.constexpr(128)
@@ -125,10 +126,10 @@ def take_tile(running_max, weight, sums, query, keys, values, turn, scale):
     left = score(query, keys, turn, 0)
     right = score(query, keys, turn, 1)
     scores = warpgroup_mma_wait(1, deps=(left,))
-    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale, False)
+    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
     adding = add_values(weights, shrink, sums, values, turn, 0)
     scores = warpgroup_mma_wait(1, deps=(right,))
-    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale, False)
+    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
     sums = warpgroup_mma_wait(0, deps=(adding,))
     adding = add_values(weights, shrink, sums, values, turn, 1)
     sums = warpgroup_mma_wait(0, deps=(adding,))
@@ -158,7 +159,7 @@ def take_half(
     keys.wait_full(turn)
     scores = warpgroup_mma_wait(0, deps=(score(query, keys, turn, half),))
     scores = hide(scores, start, is_cell, before, first_row, near, inside, own_cells, OWN)
-    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale, True)
+    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
     sums = warpgroup_mma_wait(0, deps=(add_values(weights, shrink, sums, values, turn, half),))
     mbarrier.arrive(keys.empty.index(turn % keys.stages), count=1, pred=is_last)
     return running_max, weight, sums
@@ -201,7 +202,7 @@ def compute_tiles(
         totals = log_sum_exp + (batch * heads + head).to(gl.int64) * n + lane_start
 
         by_score = first_row + gl.arange(0, HALF, row_layout)
-        running_max = gl.full([HALF], float("-inf"), gl.float32, row_layout)
+        running_max = gl.full([HALF], LOWEST, gl.float32, row_layout)
         weight = gl.zeros([HALF], gl.float32, row_layout)
         sums = gl.zeros([HALF, WIDTH_V], gl.float32, sum_layout)
         if LATER:
@@ -209,8 +210,9 @@ def compute_tiles(
             column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, sum_layout))
             place = (lane_start + by_sum * step).to(gl.int64)[:, None] * output_row + column[None, :]
             there = (by_sum < rows)[:, None] & (column < D_V)[None, :]
-            running_max = gl.load(totals + by_score * step, mask=by_score < rows, other=float("-inf"))
-            weight = gl.where(running_max == float("-inf"), 0.0, 1.0)
+            earlier = gl.load(totals + by_score * step, mask=by_score < rows, other=float("-inf"))
+            weight = gl.where(earlier == float("-inf"), 0.0, 1.0)
+            running_max = gl.where(earlier == float("-inf"), LOWEST, earlier)
             sums = gl.load(result + place, mask=there, other=0.0).to(gl.float32)
 
         query = queries.wait_full(GROUPS * turn + group).load(query_layout)

@@ -76,12 +76,9 @@ def hide(
 
 
 @gluon.jit
-def take_softmax(scores, running_max, weight, scale, MASKED: gl.constexpr):
-    """MASKED: a row that has seen no key yet stays at -inf, which no exp2 may meet twice."""
+def take_softmax(scores, running_max, weight, scale):
+    """`running_max` begins at LOWEST and is never -inf, so that a score of -inf weighs 0."""
     new_max = gl.maximum(running_max, gl.max(scores, 1) * scale)
-    finite = new_max
-    if MASKED:
-        finite = gl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = gl.exp2(scores * scale - finite[:, None])
-    shrink = gl.exp2(running_max - finite)
+    weights = gl.exp2(scores * scale - new_max[:, None])
+    shrink = gl.exp2(running_max - new_max)
     return weights, shrink, new_max, weight * shrink + gl.sum(weights, 1)

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from longstride.attention.kernels.hopper.lane_boxes import TILE, Lanes, copy_in, copy_out, lane_box, walking_programs
 from longstride.attention.kernels.hopper.lane_settings import Walk, walk_backward_settings
-from longstride.attention.kernels.hopper.pair_slopes import add_pairs
+from longstride.attention.kernels.hopper.pair_slopes import add_pairs, without_keys
 
 
 @gluon.jit
@@ -101,7 +101,7 @@ def walk_backward(
         batch, head, tile = place(position + BACK, heads, tiles, BACK)
         index = tile * 64 + row
         places = log_sum_exp + (batch * heads + head).to(gl.int64) * n + index
-        total = gl.load(places, mask=(index >= 0) & (index < n), other=float("inf"))
+        total = without_keys(gl.load(places, mask=(index >= 0) & (index < n), other=float("inf")))
         batch, head, tile = place(position, heads, tiles, BACK)
         stage = number % AHEAD + zero
         now = number % RING

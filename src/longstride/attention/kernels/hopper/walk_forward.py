@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from longstride.attention.kernels.hopper.lane_boxes import TILE, Lanes, copy_in, copy_out, lane_box, walking_programs
 from longstride.attention.kernels.hopper.lane_settings import Walk, walk_forward_settings
+from longstride.attention.kernels.primitives import LOWEST
 
 
 @gluon.jit
@@ -136,7 +137,7 @@ def walk_forward(
             else:
                 scores_1 = warpgroup_mma_wait(0, deps=(scores_1,))
             scores_1, largest_1 = hide(scores_1, tile, zero, 1, FAR, layout)
-            largest = gl.maximum(largest, largest_1) * scale
+            largest = gl.maximum(gl.maximum(largest, largest_1) * scale, LOWEST)  # A score of -inf weighs 0.
             sums = gl.zeros([64, D], gl.float32, sum_layout)
             weights = weigh(scores_0, largest, tile, scale, 0)
             added = weights
@@ -155,7 +156,7 @@ def walk_forward(
             row = tile * 64 + gl.arange(0, 64, row_layout)
             places = log_sum_exp + (batch * heads + head).to(gl.int64) * n + row
             gl.store(places, largest + gl.log2(weight), mask=row < n)
-            inverse = gl.convert_layout(1.0 / weight, gl.SliceLayout(1, sum_layout))
+            inverse = gl.convert_layout(1.0 / gl.where(weight == 0, 1.0, weight), gl.SliceLayout(1, sum_layout))
             tma.store_wait(0)
             sums = warpgroup_mma_wait(0, deps=(sums,))
             staged.store((sums * inverse[:, None]).to(dtype))

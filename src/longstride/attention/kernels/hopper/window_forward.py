@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from longstride.attention.kernels.hopper.ring import item_of_round, make_ring, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, TILE, hide, key_tiles, locate, take_softmax
+from longstride.attention.kernels.primitives import LOWEST
 
 STAGES = gl.constexpr(4)
 
@@ -48,7 +49,7 @@ def compute_tile(
     key = keys.wait_full(count + 1)
     scoring = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
     scores = hide(scores, tile * TILE, False, 0, first_row, near, far, 0, 0, True, 0, False)
-    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale, True)
+    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
     operand = gl.convert_layout(weights.to(values.tiles.dtype), weight_layout)
     adding = warpgroup_mma(operand, values.wait_full(count), sums, is_async=True)
@@ -84,7 +85,7 @@ def compute_tiles(
         totals = log_sum_exp + (batch * heads + head).to(gl.int64) * n
 
         by_score = first_row + gl.arange(0, ROWS, row_layout)
-        running_max = gl.full([ROWS], float("-inf"), gl.float32, row_layout)
+        running_max = gl.full([ROWS], LOWEST, gl.float32, row_layout)
         weight = gl.zeros([ROWS], gl.float32, row_layout)
         sums = gl.zeros([ROWS, WIDTH_V], gl.float32, sum_layout)
         if LATER:
@@ -92,8 +93,9 @@ def compute_tiles(
             column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, sum_layout))
             place = (lane_start + by_sum * step).to(gl.int64)[:, None] * output_row + column[None, :]
             there = (by_sum < length)[:, None] & (column < D_V)[None, :]
-            running_max = gl.load(totals + lane_start + by_score * step, mask=by_score < length, other=float("-inf"))
-            weight = gl.where(running_max == float("-inf"), 0.0, 1.0)
+            earlier = gl.load(totals + lane_start + by_score * step, mask=by_score < length, other=float("-inf"))
+            weight = gl.where(earlier == float("-inf"), 0.0, 1.0)
+            running_max = gl.where(earlier == float("-inf"), LOWEST, earlier)
             sums = gl.load(result + place, mask=there, other=0.0).to(gl.float32)
 
         query = queries.wait_full(2 * turn + group)
@@ -109,7 +111,7 @@ def compute_tiles(
         queries.release(2 * turn + group)
         start = (first_tile + total - 1) * TILE
         scores = hide(scores, start, False, 0, first_row, near, far, 0, 0, True, 0, True)
-        weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale, True)
+        weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
         sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
         operand = gl.convert_layout(weights.to(dtype), weight_layout)
         adding = warpgroup_mma(operand, values.wait_full(count), sums, is_async=True)
