@@ -79,7 +79,7 @@ def test_an_evil_pickle_is_refused(tmp_path, monkeypatch, protocol):
     (tmp_path / "executed").unlink()
     files = batches(TRAIN, TEST, python_2_batch) | {"data_batch_3": evil}
     folder = write_files(tmp_path / "in", files)
-    with pytest.raises(ValueError, match=r"in/data_batch_3 is refused: its pickle asks for (posix|nt).system"):
+    with pytest.raises(ValueError, match=r"in/data_batch_3 is refused: its pickle asks for '(posix|nt).system"):
         made(images.plan(folder), tmp_path / "made")
     with pytest.raises(ValueError, match=r"c.tar.gz/data_batch_3 is refused"):
         made(images.plan(write_tar(tmp_path / "c.tar.gz", files)), tmp_path / "made")
@@ -99,9 +99,9 @@ def test_an_evil_pickle_is_refused(tmp_path, monkeypatch, protocol):
         (pickle.dumps({"data": np.zeros((2, 3072))}, 2), "it holds an array of 'f8', not of uint8"),
         (raw(b"cnumpy\nndarray\n."), "is no batch"),
         (raw(b"cnumpy.core.multiarray\n_reconstruct\n}(U\x08__dict__K\x01ub."), "it changes what it may only call"),
-        (raw(b"cnumpy.core.multiarray\nscalar\n."), "asks for numpy.core.multiarray.scalar"),
-        (raw(b"c__builtin__\neval\nU\x011\x85R."), "asks for __builtin__.eval"),
-        (raw(b"ccopyreg\n_reconstructor\n."), "asks for copyreg._reconstructor"),
+        (raw(b"cnumpy.core.multiarray\nscalar\n."), "asks for 'numpy.core.multiarray.scalar"),
+        (raw(b"c__builtin__\neval\nU\x011\x85R."), "asks for '__builtin__.eval"),
+        (raw(b"ccopyreg\n_reconstructor\n."), "asks for 'copyreg._reconstructor"),
     ],
 )
 def test_other_pickles_are_refused(content, message):

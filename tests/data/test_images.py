@@ -151,7 +151,7 @@ def cut_npy(tmp_path):
         (
             lambda p: np.savez(p / "a.npz", x=some_images(3), z=some_images(3)),
             "a.npz",
-            r"a.npz holds the arrays x, z; keep one",
+            r"a.npz holds the arrays 'x', 'z'; keep one",
         ),
         (
             lambda p: np.savez(p / "a.npz", x=np.array([{}])),

@@ -149,7 +149,7 @@ def test_the_manifest_is_checked(folder, change, message):
 
 def test_no_manifest(folder, tmp_path):
     (folder / "manifest.json").write_bytes(b"\xff{")
-    with pytest.raises(ValueError, match=r"manifest.json is not JSON"):
+    with pytest.raises(ValueError, match=r"manifest.json is (not JSON|no UTF-8 text)"):
         open_store(folder)
     with pytest.raises(ValueError, match=r"is no prepared data: it has no manifest.json"):
         open_store(tmp_path)

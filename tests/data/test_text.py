@@ -98,7 +98,7 @@ def test_a_zip_of_many_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
         for number in range(5):
             archive.writestr(f"{number}.txt", "text")
-    with pytest.raises(ValueError, match=r"many.zip must hold one file, it holds 5 \(0.txt, 1.txt, 2.txt, ...\)"):
+    with pytest.raises(ValueError, match=r"many.zip must hold one file, it holds 5 \('0.txt', '1.txt', '2.txt', ...\)"):
         text.plan(tmp_path / "many.zip")
 
 

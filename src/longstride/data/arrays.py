@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from longstride.checks import shown
 from longstride.data.limits import Limit
 from longstride.data.plan import is_packed
 from longstride.data.store import READ, Bytes
@@ -17,6 +18,8 @@ from longstride.data.streams import Reader, gathered, open_entry, opened, zip_en
 MAGIC = b"\x93NUMPY"
 LONGEST = 1 << 14
 """Bytes of a header. One of NumPy's has 118 for a shape of four numbers."""
+DIMENSIONS = 32
+"""More than any array of images has, and fewer than NumPy takes."""
 FIELDS = {
     "descr": r"'([<>|=]?[A-Za-z][0-9]{0,9})'",
     "fortran_order": "(True|False)",
@@ -60,10 +63,10 @@ def open_npz(path: Path, limit: Limit | None = None) -> Iterator[tuple[str, Byte
         for entry, archive in zip_entries(stack, path):
             name = entry.filename
             if not name.endswith(".npy"):
-                raise ValueError(f"{path} cannot be read as .npz: it holds {name!r}, which is no .npy file")
+                raise ValueError(f"{path} cannot be read as .npz: it holds {shown(name)}, which is no .npy file")
             with ExitStack() as opening:
                 file = open_entry(opening, path, entry, archive)
-                yield name.removesuffix(".npy"), _array(Reader(f"{path}: array {name!r}", file, limit), limit)
+                yield name.removesuffix(".npy"), _array(Reader(f"{path}: array {shown(name)}", file, limit), limit)
 
 
 def _array(file: Reader, limit: Limit) -> Bytes:
@@ -99,6 +102,8 @@ def read_header(file: Reader) -> Header:
     if dtype != "uint8":
         raise ValueError(f"{file.name} holds {dtype}; images must be uint8, from 0 to 255")
     shape = tuple(int(size.strip(" L")) for size in fields["shape"].split(",") if size.strip())
+    if len(shape) > DIMENSIONS:
+        raise ValueError(f"{file.name} has {len(shape)} dimensions; at most {DIMENSIONS} are read")
     return Header(dtype, fields["fortran_order"] == "True", shape)
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstride.atomic import atomic_path
-from longstride.checks import whole_number
+from longstride.checks import shown, whole_number
 from longstride.data import cifar
 from longstride.data.arrays import open_npy, open_npz
 from longstride.data.limits import Limit
-from longstride.data.plan import ARRAYS, PICTURES, Plan, cut, ending, files_under, named_splits, optional, shown, split_of
+from longstride.data.plan import ARRAYS, PICTURES, Plan, cut, ending, files_under, named_splits, optional, split_of
 from longstride.data.store import READ, SPLITS, Bytes
 from longstride.data.streams import beginning, opened
 
@@ -182,8 +182,8 @@ def _from_npz(path: Path, limit: Limit) -> dict[str, Images]:
     found: dict[str, Images] = {}
     for name, array in open_npz(path, limit):
         if name in found:
-            raise ValueError(f"{path} holds the array {name!r} twice; save it again")
-        found[name] = _array(array, f"{path}: array {name!r}")
+            raise ValueError(f"{path} holds the array {shown(name)} twice; save it again")
+        found[name] = _array(array, f"{path}: array {shown(name)}")
     if len(found) == 1:
         return {"": next(iter(found.values()))}
     splits = [split_of(name) for name in found]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from longstride.checks import shown
 from longstride.data.limits import HELD
-from longstride.data.plan import shown
 from longstride.data.store import Bytes
 
 STEPS = 300_000

@@ -114,11 +114,6 @@ def some_names(folder: Path, paths: Sequence[Path]) -> str:
     return names if len(paths) <= 3 else f"{names} and {len(paths) - 3:,} more"
 
 
-def shown(name: str) -> str:
-    """A name out of somebody's file, on one line and not too long."""
-    return repr(name[:100])[1:-1]
-
-
 def is_packed(path: Path) -> bool:
     """Whether a name says that the file is compressed."""
     return path.suffix.lower() in PACKED

@@ -14,8 +14,9 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from longstride.checks import whole_number
+from longstride.checks import shown, whole_number
 from longstride.data.hashes import sha256_of
+from longstride.files import read_json
 
 VERSION = 1
 KINDS = ("text", "images", "audio", "bytes")
@@ -172,21 +173,21 @@ def _write(path: Path, pieces: Iterable[Bytes] | Bytes) -> tuple[int, str]:
 
 def _check(owner: str, kind: object, item: tuple[Any, ...], rate: object, splits: list[str]) -> None:
     if kind not in KINDS:
-        raise ValueError(f"{owner}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        raise ValueError(f"{owner}: kind must be one of {', '.join(KINDS)}, got {shown(kind)}")
     if kind == "images":
         if len(item) != 3:
-            raise ValueError(f"{owner}: item of images must be [height, width, channels], got {list(item)}")
+            raise ValueError(f"{owner}: item of images must be [height, width, channels], got {shown(list(item))}")
         for name, size in zip(("height", "width", "channels"), item):
             whole_number(owner, name, size, 1)
     elif item:
-        raise ValueError(f"{owner}: item of {kind} must be empty, got {list(item)}")
+        raise ValueError(f"{owner}: item of {kind} must be empty, got {shown(list(item))}")
     if kind == "audio":
         whole_number(owner, "rate", rate, 1)
     elif rate is not None:
-        raise ValueError(f"{owner}: rate is for audio, got {rate!r} with {kind}")
+        raise ValueError(f"{owner}: rate is for audio, got {shown(rate)} with {kind}")
     for name in splits:
         if name not in SPLITS:
-            raise ValueError(f"{owner}: splits must be among {', '.join(SPLITS)}, got {name!r}")
+            raise ValueError(f"{owner}: splits must be among {', '.join(SPLITS)}, got {shown(name)}")
     for name in ("train", "valid"):
         if name not in splits:
             raise ValueError(f"{owner}: split {name!r} must be there, got {', '.join(splits) or 'none'}")
@@ -202,25 +203,22 @@ def _check_sizes(owner: str, store: Store) -> None:
 
 def read_manifest(folder: Path, manifest: Path) -> Store:
     """What a manifest says of the store in `folder`, which need not be there."""
-    try:
-        given: Any = json.loads(manifest.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{manifest} is not JSON: {error}") from None
-    if not isinstance(given, dict) or "version" not in given:
+    given = read_json(manifest)
+    if "version" not in given:
         raise ValueError(f"{manifest} is no manifest of prepared data: it has no version")
     if given["version"] != VERSION:
-        raise ValueError(f"{manifest} has version {given['version']!r}; this release reads version {VERSION}")
+        raise ValueError(f"{manifest} has version {shown(given['version'])}; this release reads version {VERSION}")
     for name in FIELDS:
         if name not in given:
             raise ValueError(f"{manifest}: {name} is missing")
     for name, kind in (("item", list), ("splits", dict), ("source", str)):
         if not isinstance(given[name], kind):
-            raise ValueError(f"{manifest}: {name} must be a {kind.__name__}, got {given[name]!r}")
+            raise ValueError(f"{manifest}: {name} must be a {kind.__name__}, got {shown(given[name])}")
     _check(str(manifest), given["kind"], tuple(given["item"]), given["rate"], list(given["splits"]))
     sizes, digests = {}, {}
     for name, entry in given["splits"].items():
         if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
-            raise ValueError(f"{manifest}: split {name!r} must have bytes and sha256, got {entry!r}")
+            raise ValueError(f"{manifest}: split {name!r} must have bytes and sha256, got {shown(entry)}")
         sizes[name] = whole_number(str(manifest), f"bytes of {name}", entry.get("bytes"), 0)
         digests[name] = entry["sha256"]
     store = Store(folder, given["kind"], tuple(given["item"]), given["rate"], sizes, digests, given["source"])

@@ -15,8 +15,9 @@ from typing import IO, Any
 import numpy as np
 
 from longstride.atomic import atomic_path
+from longstride.checks import shown
 from longstride.data.limits import HELD, Limit
-from longstride.data.plan import Plan, cut, ending, files_under, named_splits, shown
+from longstride.data.plan import Plan, cut, ending, files_under, named_splits
 from longstride.data.store import READ, Bytes
 
 MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip"}

@@ -1,5 +1,6 @@
 """A model as a folder: config.json and model.safetensors. Nothing is ever unpickled."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def settings_path(folder: Path) -> Path:
     """Where its config.json is, if it has one."""
     settings = folder / "config.json"
     if not settings.is_file():
-        for parent in (folder.parent, folder.resolve().parent):
+        for parent in (folder.parent, Path(os.path.realpath(folder)).parent):
             if parent.name == "checkpoints":  # Of a run, which has one for all.
                 return parent.parent / "config.json"
     return settings

@@ -15,8 +15,10 @@ from typing import Any
 
 from longstride.atomic import atomic_path
 from longstride.attention.kernels.launches import Key, Setting, as_row, from_row
+from longstride.files import read_text
 
 VARIABLE = "LONGSTRIDE_SETTINGS"
+LONGEST_REASON = 300
 
 ByGpu = dict[str, dict[Key, Setting]]
 """Settings by the GPU's name."""
@@ -51,16 +53,16 @@ def in_force() -> ByGpu:
 def read(path: Path) -> ByGpu:
     """The settings in a file, or an error that names the file, the place in it, the value and what would be right."""
     try:
-        gpus = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repetition)
+        gpus = json.loads(read_text(path), object_pairs_hook=_without_repetition)
         if not isinstance(gpus, dict):
             raise ValueError(f"it must be an object with a list of settings for each GPU, got {_kind(gpus)}")
         return {name: _settings(name, rows) for name, rows in gpus.items()}
     except OSError as error:
         raise ValueError(f"settings: {str(path)!r} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"settings: in {str(path)!r}, {error}; correct it, or delete the file and make a new one with: "
-            "longstride bench tune"
+            f"settings: in {str(path)!r}, {str(error)[:LONGEST_REASON]}; correct it, or delete the file and make a new one "
+            "with: longstride bench tune"
         ) from None
 
 
