@@ -82,7 +82,7 @@ def _register(op: Any, function: Any) -> None:
     with warnings.catch_warnings():
         # It replaces the kernel that custom_op made, and PyTorch warns of any that is replaced.
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
-        op._lib.impl(op._name, differentiable, "Autograd", with_keyset=True)
+        op._lib.impl(op._name, differentiable, "Autograd", with_keyset=True, allow_override=True)
     op.register_vmap(_vmap_rule(op))
 
 
