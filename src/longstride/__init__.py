@@ -13,7 +13,7 @@ from longstride.patterns import (
     grid,
     strided,
 )
-from longstride.notation import parse
+from longstride.patterns.notation import parse
 from longstride.attention import attend
 from longstride.model import ModelConfig, SparseTransformer, preset
 from longstride.evaluation import bits_per_byte

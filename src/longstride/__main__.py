@@ -1,5 +1,5 @@
 """`python -m longstride` is the command line."""
 
-from longstride.cli import main
+from longstride.commands.main import main
 
 main()

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck
 import longstride.attention.chunks as chunks
 import longstride.attention.tiles as tiles
 from longstride import attend
-from longstride.benchmarks.measure import exponent, peak_bytes
+from longstride.commands.bench.measure import exponent, peak_bytes
 from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary, fixed, grid, strided, union
 from tests.attention.cases import cases, tensors
 from tests.attention.error_rule import Ran, assert_within_the_rule

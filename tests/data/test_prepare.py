@@ -9,8 +9,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from longstride import samples
-from longstride.data import hashes
+from longstride.data import hashes, samples
 from longstride.data import prepare as module
 from longstride.data.prepare import guess_kind, open_data, prepare
 from longstride.data.store import verify

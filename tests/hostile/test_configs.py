@@ -15,16 +15,16 @@ from math import inf, nan
 import pytest
 import torch
 
-from longstride import limits, notation
-from longstride.checks import shown
-from longstride.cli import main
-from longstride.doctor import show_sampling
-from longstride.endings import told_in_one_line
-from longstride.limits import Limits, read_limits
+from longstride.commands.doctor import show_sampling
+from longstride.commands.exits import told_in_one_line
+from longstride.commands.main import main
+from longstride.common import limits
+from longstride.common.checks import shown
+from longstride.common.limits import Limits, read_limits
 from longstride.model import ModelConfig, SparseTransformer, cost, pretrained
 from longstride.model.config import RULES as MODEL_RULES
 from longstride.model.cost import parameter_count
-from longstride.patterns import Block, Column, Dense, Local, Summary, connects, grid, union
+from longstride.patterns import Block, Column, Dense, Local, Summary, connects, grid, notation, union
 from longstride.training import OptimizerConfig, TrainConfig
 from longstride.training.config import OPTIMIZER_RULES
 from longstride.training.config import RULES as TRAIN_RULES

@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from longstride import cli
+from longstride.commands import main as cli
 from longstride.training import train
 from longstride.training.config import TrainConfig
 from longstride.training.sealed import seal

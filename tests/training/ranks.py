@@ -22,7 +22,7 @@ import torch
 from torch.distributed import TCPStore
 
 PROCESSES = get_context("forkserver")
-PROCESSES.set_forkserver_preload(["__main__", "tests.training.worker", "torch._dynamo", "longstride.plots"])
+PROCESSES.set_forkserver_preload(["__main__", "tests.training.worker", "torch._dynamo", "longstride.pictures.patterns"])
 KILLED = -9
 GRACE = 10
 """Seconds over the limit in which a process that hangs may say where."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from longstride import samples
+from longstride.data import samples
 from longstride.data.store import write_store
 from longstride.model import ModelConfig
 from longstride.training import OptimizerConfig, TrainConfig

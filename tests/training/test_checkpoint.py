@@ -252,7 +252,7 @@ PLACES = {
     "the state": ("longstride.training.state.Writer.write_data", half),
     "the weights": ("longstride.training.checkpoint.save_file", fails),
     "the seal": ("longstride.training.checkpoint.seal", fails),
-    "the seal's last moment": ("longstride.atomic.os.replace", fails),
+    "the seal's last moment": ("longstride.common.atomic.os.replace", fails),
 }
 
 

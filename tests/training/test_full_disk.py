@@ -17,7 +17,7 @@ LIMITED = """
 import resource, sys
 limit = int(sys.argv.pop(1))
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-from longstride.cli import main
+from longstride.commands.main import main
 main()
 """
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from longstride.common.tensor_file import save_file
 from longstride.data.store import open_store, write_store
 from longstride.model import SparseTransformer
-from longstride.tensor_file import save_file
 from longstride.training import train
 from longstride.training.sealed import check, seal
 from tests.training.saved import keeper, made, part, save

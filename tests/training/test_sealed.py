@@ -48,7 +48,7 @@ def test_a_failure_while_it_is_sealed_leaves_no_manifest(folder, monkeypatch):
     def fails(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("longstride.atomic.os.replace", fails)
+    monkeypatch.setattr("longstride.common.atomic.os.replace", fails)
     with pytest.raises(OSError, match="No space"):
         seal(folder)
     assert sorted(folder.rglob("*")) == before

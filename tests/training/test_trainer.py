@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longstride import samples
+from longstride.data import samples
 from longstride.data.store import write_store
 from longstride.model import SparseTransformer
 from longstride.training import train, train_preset, trainer

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longstride.cli import main
+from longstride.commands.main import main
 from longstride.model import SparseTransformer
 from longstride.training import distributed, interrupts, train
 from longstride.training import state as state_files

@@ -1,4 +1,7 @@
-"""The attention operator: `attend`, an oracle, and what runs fast."""
+"""The attention operator: `attend`, its oracle, and the fast implementations.
+
+May import common and patterns.
+"""
 
 from longstride.attention.api import attend
 

@@ -21,13 +21,12 @@ from math import log
 import torch
 from torch import Tensor
 
-from longstride import notation
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
 from longstride.attention.flops import count_flops
 from longstride.attention.gradient import join
 from longstride.attention.precision import without_autocast
 from longstride.attention.tiles import plan
-from longstride.patterns import Pattern
+from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
 

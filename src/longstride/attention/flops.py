@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.utils.flop_counter import register_flop_formula
 
-from longstride import notation
+from longstride.patterns import notation
 
 
 def count_flops(forward: Any, backward: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longstride.checks import shown
+from longstride.common.checks import shown
 from longstride.data.limits import Limit
 from longstride.data.plan import is_packed
 from longstride.data.store import READ, Bytes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from longstride.atomic import atomic_path
+from longstride.common.atomic import atomic_path
 from longstride.data.limits import Limit
 from longstride.data.plan import ENCODED, SOUNDS, Plan, cut, ending, files_under, is_packed, named_splits, optional
 from longstride.data.store import READ, Bytes

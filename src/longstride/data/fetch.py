@@ -12,9 +12,9 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from longstride.atomic import writable
-from longstride.bar import byte_bar
-from longstride.checks import suggest
+from longstride.common.atomic import writable
+from longstride.common.checks import suggest
+from longstride.common.console import byte_bar
 
 CHUNK = 2**18
 TIMEOUT = 60.0

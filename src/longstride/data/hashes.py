@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from longstride.atomic import atomic_path
-from longstride.bar import byte_bar
+from longstride.common.atomic import atomic_path
+from longstride.common.console import byte_bar
 
 CACHE = "LONGSTRIDE_CACHE"
 """The variable that names another folder than ~/.cache/longstride."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longstride.atomic import atomic_path
-from longstride.checks import shown, whole_number
+from longstride.common.atomic import atomic_path
+from longstride.common.checks import shown, whole_number
 from longstride.data import cifar
 from longstride.data.arrays import open_npy, open_npz
 from longstride.data.limits import Limit

@@ -4,7 +4,7 @@ import os
 import shlex
 from pathlib import Path
 
-from longstride.checks import whole_number
+from longstride.common.checks import whole_number
 
 LEAST = 1 << 30
 RATIO = 100

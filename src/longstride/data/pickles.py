@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from longstride.checks import shown
+from longstride.common.checks import shown
 from longstride.data.limits import HELD
 from longstride.data.store import Bytes
 

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from longstride.bar import byte_bar
+from longstride.common.console import StandardError, byte_bar
 from longstride.data import audio, cifar, files, images, text
 from longstride.data.hashes import data_cache, sha256_of
 from longstride.data.limits import Limit
 from longstride.data.plan import ARRAYS, PICTURES, SOUNDS, Plan, ending, files_under, size_of, some_names
 from longstride.data.store import KINDS, MANIFEST, VERSION, Bytes, Store, check_target, open_store, write_store
 from longstride.data.streams import beginning, packing
-from longstride.standard import StandardError
 
 PLANS: dict[str, Callable[[Path, Limit, bool], Plan]] = {
     "text": text.plan,

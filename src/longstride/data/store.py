@@ -14,9 +14,9 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from longstride.checks import shown, whole_number
+from longstride.common.checks import shown, whole_number
+from longstride.common.files import read_json
 from longstride.data.hashes import sha256_of
-from longstride.files import read_json
 
 VERSION = 1
 KINDS = ("text", "images", "audio", "bytes")

@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from longstride.atomic import atomic_path
-from longstride.checks import shown
+from longstride.common.atomic import atomic_path
+from longstride.common.checks import shown
 from longstride.data.limits import HELD, Limit
 from longstride.data.plan import Plan, cut, ending, files_under, named_splits
 from longstride.data.store import READ, Bytes

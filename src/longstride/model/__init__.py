@@ -1,4 +1,7 @@
-"""The Sparse Transformer: bytes in, logits out."""
+"""The Sparse Transformer: bytes in, logits out; presets, cost, saved models, inspection of weights.
+
+May import common, patterns and attention.
+"""
 
 from longstride.model.config import ModelConfig
 from longstride.model.presets import PRESETS, preset

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from math import isqrt
 from typing import Any, Literal
 
-from longstride.checks import Choice, Real, Rule, Text, Whole, check_fields, known_fields, shown
-from longstride.files import parse_object
-from longstride.limits import check_limit
+from longstride.common.checks import Choice, Real, Rule, Text, Whole, check_fields, known_fields, shown
+from longstride.common.files import parse_object
+from longstride.common.limits import check_limit
 from longstride.model.placement import Heads, place
 from longstride.model.positions import Positions, positions
 

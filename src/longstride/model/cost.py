@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from longstride.checks import shown
-from longstride.device import memory_bytes
+from longstride.common.checks import shown
+from longstride.common.device import memory_bytes
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.layers import part_count
 from longstride.patterns import Pattern, total_pairs

@@ -7,7 +7,7 @@
     distinct(merged(fixed(128, 32)))          each head has summary cells of its own: the next sub-block, of l / c
     dense()                                   full attention, the comparison
 
-Patterns are written as `longstride.notation` has them. A sum is a cycle of blocks, a product repeats a part of it.
+Patterns are written as `longstride.patterns.notation` has them. A sum is a cycle of blocks, a product repeats a part of it.
 """
 
 import ast
@@ -16,10 +16,9 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
-from longstride import notation
-from longstride.checks import shown, suggest
-from longstride.limits import check_limit
-from longstride.patterns import Pattern, Summary, union
+from longstride.common.checks import shown, suggest
+from longstride.common.limits import check_limit
+from longstride.patterns import Pattern, Summary, notation, union
 
 Heads = tuple[Pattern, ...]
 """One pattern for each head of a block."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longstride.checks import shown, whole_number
-from longstride.limits import check_limit
-from longstride.notation import read_syntax
+from longstride.common.checks import shown, whole_number
+from longstride.common.limits import check_limit
+from longstride.patterns.notation import read_syntax
 
 
 class Positions(NamedTuple):

@@ -7,7 +7,7 @@ one block of columns to three of rows; enwik8's heads with summary cells of thei
 from collections.abc import Callable
 from dataclasses import replace
 
-from longstride.checks import suggest
+from longstride.common.checks import suggest
 from longstride.model.config import ModelConfig
 
 DENSE = "-dense"

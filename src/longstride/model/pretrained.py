@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from longstride.atomic import atomic_path
-from longstride.files import read_json
+from longstride.common.atomic import atomic_path
+from longstride.common.files import read_json
+from longstride.common.tensor_file import save_file
 from longstride.model.config import ModelConfig
 from longstride.model.cost import check_memory
-from longstride.tensor_file import save_file
 
 CHANGEABLE = ("dropout", "precision", "recompute", "chunk")
 """Fields that leave the weights as they are."""

@@ -1,4 +1,7 @@
-"""From a trained network to bytes: `generate`."""
+"""From a trained network to bytes: `generate`, and what a person asks for and gets.
+
+May import every room up to training.
+"""
 
 from longstride.sampling.generate import generate
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longstride.checks import finite_number, whole_number
+from longstride.common.checks import finite_number, whole_number
 from longstride.model.config import BYTES
 
 MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

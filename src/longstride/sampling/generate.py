@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from longstride.checks import whole_number
+from longstride.common.checks import whole_number
 from longstride.model import SparseTransformer
 from longstride.sampling.choose import Choice, stream_state
 from longstride.sampling.streams import Streams, open_streams, piece_size

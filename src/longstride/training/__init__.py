@@ -1,4 +1,7 @@
-"""Training (section 6 of the paper): `train(config)` makes a run, a folder with everything about it."""
+"""Training (section 6 of the paper): `train(config)` makes a run, a folder with everything about it.
+
+May import every room up to evaluation.
+"""
 
 from longstride.training.config import OptimizerConfig, TrainConfig
 from longstride.training.presets import train_preset

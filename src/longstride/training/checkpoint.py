@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
-from longstride.files import read_json
-from longstride.tensor_file import save_file
+from longstride.common.files import read_json
+from longstride.common.tensor_file import save_file
 from longstride.training.ranks import Ranks
 from longstride.training.sealed import MANIFEST, DamagedError, UnfinishedError, check, is_sealed, seal
 from longstride.training.state import Copies, Reader, Writer, check_counts, first_error, reason, state_tensors

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from longstride.checks import (
+from longstride.common.checks import (
     Choice,
     Made,
     PathText,
@@ -17,7 +17,7 @@ from longstride.checks import (
     known_fields,
     shown,
 )
-from longstride.files import parse_object
+from longstride.common.files import parse_object
 from longstride.model.config import ModelConfig
 
 PARALLEL = ("ddp", "fsdp")

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longstride.figures import new_figure, picture_path, write_figure
-from longstride.files import check_run_folder
+from longstride.common.figures import new_figure, picture_path, write_figure
+from longstride.common.files import check_run_folder
 from longstride.training.metrics import read_metrics
 
 if TYPE_CHECKING:

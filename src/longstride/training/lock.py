@@ -5,7 +5,7 @@ import os
 import socket
 from pathlib import Path
 
-from longstride.files import open_inside
+from longstride.common.files import open_inside
 
 NAME = ".lock"
 LONGEST = 1000

@@ -12,9 +12,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from longstride.atomic import atomic_path
-from longstride.checks import whole_number
-from longstride.files import open_inside, open_regular, parse_object
+from longstride.common.atomic import atomic_path
+from longstride.common.checks import whole_number
+from longstride.common.files import open_inside, open_regular, parse_object
 
 NAME = "metrics.jsonl"
 KEPT = re.compile(r"metrics-to-step-(\d{1,18})\.jsonl")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from longstride.checks import finite_number, whole_number
+from longstride.common.checks import finite_number, whole_number
 from longstride.training.distributed import whole
 
 FIRST_SCALE = 2.0**16

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from longstride.standard import StandardError
+from longstride.common.console import StandardError, count, duration
 
 
 class Reporter:
@@ -71,19 +71,6 @@ def check_tensorboard() -> None:
 def describe(row: dict[str, Any]) -> str:
     """A row of metrics as a short line, what matters most first."""
     return "  ".join(show(row[name]) for name, show in SHOWN.items() if row.get(name) is not None)
-
-
-def count(x: float) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if x >= size:
-            return f"{x / size:.1f} {letter}"
-    return f"{x:.0f} "
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 SHOWN: dict[str, Callable[[float], str]] = {

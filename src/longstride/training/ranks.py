@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from longstride.device import choose_device
+from longstride.common.device import choose_device
 
 Result = TypeVar("Result")
 Failure = TypeVar("Failure", bound=Exception)

@@ -24,10 +24,10 @@ from uuid import uuid4
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from longstride.atomic import atomic_path, is_temporary
-from longstride.checks import finite_number, whole_number
+from longstride.common.atomic import atomic_path, is_temporary
+from longstride.common.checks import finite_number, whole_number
+from longstride.common.files import check_run_folder, read_json, read_text
 from longstride.data.store import Store
-from longstride.files import check_run_folder, read_json, read_text
 from longstride.model.pretrained import save_weights
 from longstride.training.config import TrainConfig
 from longstride.training.lock import NAME as LOCK

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from longstride.atomic import atomic_path
+from longstride.common.atomic import atomic_path
 from longstride.data.loader import Sequences
 from longstride.data.store import Store
 from longstride.model import SparseTransformer

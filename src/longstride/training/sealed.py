@@ -10,8 +10,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from longstride.atomic import atomic_path, sync
-from longstride.files import parse_object, read_text
+from longstride.common.atomic import atomic_path, sync
+from longstride.common.files import parse_object, read_text
 
 MANIFEST = "manifest.json"
 VERSION = 1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from longstride.checks import finite_number, whole_number
+from longstride.common.checks import finite_number, whole_number
 
 
 @dataclass

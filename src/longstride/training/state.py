@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from longstride.tensor_file import save_file
+from longstride.common.tensor_file import save_file
 from longstride.training.distributed import fill, whole_weights
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)

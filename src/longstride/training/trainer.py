@@ -19,11 +19,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from longstride.checks import whole_number
+from longstride.common.checks import whole_number
+from longstride.common.console import StandardError
 from longstride.data.loader import Prefetch, Sequences
 from longstride.model import SparseTransformer
 from longstride.model.cost import check_memory
-from longstride.standard import StandardError
 from longstride.training.checkpoint import Checkpoints, SaveError
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve

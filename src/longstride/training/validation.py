@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from longstride.data.loader import Places, Sequences
-from longstride.evaluation import Window, score
+from longstride.evaluation.scoring import Window, score
 from longstride.model import SparseTransformer
 from longstride.training.ranks import ALONE, Ranks
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from longstride import attend, notation
+from longstride import attend
+from longstride.patterns import notation
 
 CASES = [  # pattern, n, d, dtype: odd lengths, so that every tile has an end
     ("merged(fixed(128, 32))", 405, 64, torch.bfloat16),

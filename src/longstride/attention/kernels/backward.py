@@ -10,6 +10,9 @@ backward_dkv one of keys: each gradient is summed by one program in one order, a
 `scale` is in bits here too, as the log-sum-exp is; `slope_scale` is the plain one.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 import triton
 import triton.language as tl
 

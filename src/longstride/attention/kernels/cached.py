@@ -8,6 +8,9 @@ nothing is divided while the network waits. `table` has what it needs, by patter
     then: whether everything is kept, the length of the ring, its first slot
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from collections.abc import Sequence
 
 import torch

@@ -5,6 +5,9 @@ the window in its own lane, with the online softmax: `running_max` is the larges
 2 ** (score - running_max), `accumulator` the same sum with the values. Scores are in bits: `scale` includes log2(e).
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 import triton
 import triton.language as tl
 

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longstride import notation
-from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary
+from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary, notation
 
 LANE = 128
 """The most rows of a tile that holds whole lanes. Short blocks share a lane of about this length, to fill one."""

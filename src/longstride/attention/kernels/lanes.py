@@ -6,6 +6,9 @@ side in a tile, index by index, so that what is next to each other in memory is 
 r // TOGETHER of its lane r % TOGETHER.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 import triton
 import triton.language as tl
 

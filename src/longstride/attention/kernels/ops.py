@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride import notation
 from longstride.attention.flops import count_flops
 from longstride.attention.gradient import join
 from longstride.attention.kernels.backward import backward_dkv, backward_dq, backward_mean
@@ -22,7 +21,7 @@ from longstride.attention.kernels.hopper.choice import Kind, choose, copyable, i
 from longstride.attention.kernels.jobs import Pass, passes
 from longstride.attention.kernels.lanes import lane_backward, lane_forward
 from longstride.attention.kernels.settings import LaneLaunch, Launch, gpu, lane_launch, launch, padded, processors
-from longstride.patterns import Pattern
+from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
 LEAST_SCALE = 1e-30

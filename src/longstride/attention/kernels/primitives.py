@@ -4,6 +4,9 @@ A position in the sequence is 32 bits; an address is 64. Rows that may overrun a
 between the head's dimension and the power of two above it.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 import triton
 import triton.language as tl
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from longstride.atomic import atomic_path
 from longstride.attention.kernels.launches import Key, Setting, as_row, from_row
-from longstride.files import read_text
+from longstride.common.atomic import atomic_path
+from longstride.common.files import read_text
 
 VARIABLE = "LONGSTRIDE_SETTINGS"
 LONGEST_REASON = 300

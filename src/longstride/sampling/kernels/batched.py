@@ -6,6 +6,9 @@ than one. Its result may be left as SHARES sums, each over a part of IN, so that
 adds them up: [SHARES, B, OUT].
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 import triton
 import triton.language as tl
 

@@ -1,5 +1,8 @@
 """What both ways to make bytes share: embedding, norm, the choice of a byte, and addresses."""
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 import triton
 import triton.language as tl
 

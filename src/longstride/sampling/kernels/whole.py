@@ -18,6 +18,9 @@ keys there are no lookers: workers are as fast, and need not be told.
 Shapes: width W, inner F, streams B, heads H. Activations are float32 throughout, weights as the model's precision has them.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 import triton
 import triton.language as tl
 

@@ -18,9 +18,9 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from longstride import notation
 from longstride.attention.kernels import ops
 from longstride.attention.kernels.hopper import lane_backward, lane_boxes, lane_forward, launch, walk_backward, walk_forward
+from longstride.patterns import notation
 
 PROCESSORS = 132
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32"}

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from longstride import notation
 from longstride.attention.kernels.hopper.choice import choose, copyable, is_hopper
 from longstride.attention.kernels.jobs import passes
+from longstride.patterns import notation
 
 
 def kinds(text, n=12_288, d_qk=64, d_v=64, heads=2):

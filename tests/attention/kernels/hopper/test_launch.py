@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from longstride import notation
 from longstride.attention.kernels import ops
+from longstride.patterns import notation
 from tests.attention.cases import tensors
 from tests.attention.error_rule import assert_within_the_rule, results
 

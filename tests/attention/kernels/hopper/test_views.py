@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon")
 
-from longstride import notation
 from longstride.attention.kernels.hopper import launch
 from longstride.attention.kernels.hopper.lane_boxes import block_lanes, column_lanes, lane_box
 from longstride.attention.kernels.jobs import passes
+from longstride.patterns import notation
 
 BATCH, HEADS, N, D = 2, 3, 60, 16
 

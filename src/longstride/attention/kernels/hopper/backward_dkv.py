@@ -5,6 +5,9 @@ that see these keys, and the output's gradient, into shared memory. Pairs lie ke
 and slopes then go from registers straight into the products that sum them.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait

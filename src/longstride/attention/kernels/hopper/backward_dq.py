@@ -4,6 +4,9 @@ The tiles, and who copies and computes what, are those of window_forward.py. A c
 the output's gradient in registers; while it does the arithmetic of 64 keys, the products for the next 64 are under way.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait

@@ -5,6 +5,9 @@ and queries across, 64 by 64, so that the products for dv and dk take the weight
 the slopes pass through shared memory. Keys ascend: a tile's dq is complete when its own keys are through.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -5,6 +5,9 @@ A lane is a set of positions at equal distances: first + lane * lane_step + inde
 has past the end of a lane, and leaves it out when it writes. Where n is no multiple of l there are two sets of lanes.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from typing import NamedTuple
 
 import torch

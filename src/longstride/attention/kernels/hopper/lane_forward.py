@@ -5,6 +5,9 @@ results away, and several programs share a multiprocessor. All keys of 64 querie
 that length the softmax is taken in one go. Scores are in bits: `scale` includes log2(e).
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

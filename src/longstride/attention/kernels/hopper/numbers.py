@@ -1,5 +1,8 @@
 """backward_numbers: what the backward kernels need of every query, side by side: log-sum-exp and mean, as one row each."""
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 import triton
 import triton.language as tl
 

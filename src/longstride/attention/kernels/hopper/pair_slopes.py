@@ -4,6 +4,9 @@ Pairs lie keys down and queries across, so that the products for dv and dk take 
 for dq do the slopes pass through shared memory, where they lie queries down.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait

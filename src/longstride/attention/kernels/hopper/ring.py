@@ -5,6 +5,9 @@ until it is full, compute, and say that they are done. Turn `turn` of a ring use
 the ring has gone round tells the two sides which phase of a barrier to wait for.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma

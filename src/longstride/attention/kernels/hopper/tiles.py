@@ -1,5 +1,8 @@
 """What kernels that go tile by tile share: where tiles lie, which of their pairs count, and the softmax of one."""
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 

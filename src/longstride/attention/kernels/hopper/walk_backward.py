@@ -6,6 +6,9 @@ until all their keys are through. So that these are complete, a part begins `BAC
 Pairs lie keys down and queries across, as in lane_backward. After a head's last tile there are `BACK` tiles of zeros.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -5,6 +5,9 @@ memory, so that each is read once, and again only where a program's part begins.
 head into the next. Before a head's first tile there are `BACK` tiles that the copy engine fills with zeros.
 """
 
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,0 +1,4 @@
+"""The verbs of the command line: each wires the other rooms together.
+
+May import every room.
+"""

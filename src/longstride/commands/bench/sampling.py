@@ -1,0 +1,327 @@
+"""The time of a byte at given positions, beside what one would use instead and beside what memory allows at best.
+
+longstride bench sampling --preset enwik8 --batches 1 64 --positions 200 12000 --json result.json --picture rates.png
+longstride bench sampling --preset music-65536 --batches 1 --positions 0 --bytes 65536 --peers none
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+from longstride.commands.bench.measure import Ceilings, ceilings, keep_freed_memory
+from longstride.commands.bench.sampling_peers import (
+    Contender,
+    Timing,
+    Transformers,
+    Uncached,
+    missing,
+    transformers_version,
+)
+from longstride.common.atomic import atomic_path, writable
+from longstride.common.device import choose_device, machine
+from longstride.common.figures import picture_path
+from longstride.model import ModelConfig, SparseTransformer
+from longstride.model.byte_cost import step_bytes, value_bytes
+from longstride.model.cache import cache_bytes
+from longstride.model.presets import preset
+from longstride.sampling import generate
+from longstride.sampling.streams import PIECE
+
+OURS, UNCACHED, TRANSFORMERS = "longstride", "no cache", "transformers"
+
+
+@dataclass(frozen=True)
+class SamplingBenchmark:
+    """Time of a byte. Example: longstride bench sampling --preset enwik8 --batches 1 64 --positions 200 12000"""
+
+    preset: str = "enwik8"
+    """Whose numbers the network has; its weights are random. `longstride presets` has the names."""
+    batches: tuple[int, ...] = (1, 64)
+    """Streams that are made together."""
+    positions: tuple[int, ...] = (200, 12_000)
+    """Bytes that are there before the first one is made."""
+    bytes: int | None = None
+    """Of a stream, that are timed in each round; left out, 256 on a GPU and 32 elsewhere. Fewer where the context ends, and
+    of peers that take long."""
+    peers: Literal["all", "none"] = "all"
+    """What to measure beside ours: transformers' generate() with a GPT-2 of the same numbers, and ours without a cache."""
+    device: str = "auto"
+    """Auto is the GPU if there is one."""
+    repeats: int = 3
+    """Rounds, in which all take turns, after one that does not count; the median counts."""
+    json: Path | None = None
+    """Where to keep the results."""
+    picture: Path | None = None
+    """Where to draw bytes per second, a .png or .svg."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender, batch and position. None where it failed."""
+
+    name: str
+    batch: int
+    position: int
+    step_us: float | None = None
+    """Microseconds for a byte of every stream."""
+    bytes_per_second: float | None = None
+    """Of all streams together."""
+    floor_us: float | None = None
+    """What the step reads at least (weights once, visible keys and values of each stream once), at the rate of a copy."""
+    of_floor: float | None = None
+    """The step's time over its floor: 1 is the best that can be."""
+    cache_mib: float | None = None
+    """Of all streams, up to the last byte that was timed."""
+    timed: int | None = None
+    """Steps in each round."""
+    failure: str | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name == OURS
+
+
+@dataclass(frozen=True)
+class Result:
+    machine: dict[str, str | int]
+    settings: dict[str, Any]
+    context: int
+    ceilings: Ceilings
+    rows: list[Row] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Task:
+    """A contender at a position, and what each round gave, or why there is none."""
+
+    name: str
+    contender: Contender
+    prompts: Tensor
+    steps: int
+    timings: list[Timing] = field(default_factory=list)
+    failure: str | None = None
+
+
+class NothingTimedError(Exception):
+    """There were too few bytes."""
+
+
+class Ours:
+    """`generate`, as everybody calls it."""
+
+    def __init__(self, model: SparseTransformer) -> None:
+        self.model = model
+
+    def time(self, prompts: Tensor, steps: int) -> Timing:
+        """Prompts are computed all at once and not timed: the clock starts when the first bytes are there."""
+        position, streams = prompts.shape[1], [bytes(row) for row in prompts.tolist()]
+        length = min(self.model.config.context - position, PIECE + steps)
+        pieces = generate(self.model, streams, length)
+        first, timed = len(next(pieces)[0]), 0
+        begun = ended = perf_counter()
+        for piece in pieces:
+            ended = perf_counter()  # Not after the last one, when a generator's end lets go of a whole network.
+            timed += len(piece[0])
+            if timed >= steps:
+                break
+        if not timed:
+            raise NothingTimedError(f"all {length} bytes came at once; give an earlier position, or more --bytes")
+        return Timing((ended - begun) / timed, position + first, timed)
+
+    def floor_bytes(self, batch: int, first: int, steps: int) -> float:
+        return step_bytes(self.model.config, batch, first, steps)
+
+    def cache_bytes(self, batch: int, length: int) -> int:
+        return batch * cache_bytes(self.model.config, value_bytes=value_bytes(self.model.config), length=length)
+
+
+def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
+    """Measures, prints a table, and writes JSON where that is asked for."""
+    config = _check(settings)
+    device = choose_device("bench sampling", settings.device)
+    console = console or Console()
+    keep_freed_memory()
+    limits = ceilings(getattr(torch, config.precision), device)
+    result = Result({**machine(device), **transformers_version()}, _plain(settings), config.context, limits)
+    model = random_model(config, device)
+    contenders: dict[str, Contender] = {OURS: Ours(model)}
+    if settings.peers == "all":
+        contenders[UNCACHED] = Uncached(model)
+        reason = missing()
+        if reason is None:
+            contenders[TRANSFORMERS] = Transformers(model)
+        else:
+            result.left_out.append(reason)
+    with Progress(console=console, transient=True) as progress:
+        each = len(settings.positions) * len(contenders) * (settings.repeats + 1)
+        bar = progress.add_task("measuring", total=len(settings.batches) * each)
+        for batch in settings.batches:
+            progress.update(bar, description=f"batch {batch}")
+            tasks = []
+            for position in settings.positions:
+                steps = settings.bytes or (256 if device.type == "cuda" else 32)
+                steps = min(steps, config.context - position - 1)
+                prompts = torch.randint(256, (batch, position), dtype=torch.uint8, device=device)
+                tasks += [Task(name, contender, prompts, steps) for name, contender in contenders.items()]
+            take_turns(tasks, settings.repeats, lambda: progress.advance(bar))
+            result.rows.extend(_row(task, limits) for task in tasks)
+            _save(result, settings.json)  # Now, not at the end: the next may take too long, or too much memory.
+    show(result, console)
+    return result
+
+
+def random_model(config: ModelConfig, device: torch.device) -> SparseTransformer:
+    """An untrained network's output is 0, so that every byte were as likely: it gets weights, too."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = SparseTransformer(config)
+    torch.nn.init.normal_(model.output.weight, std=config.width**-0.5)
+    return model.eval()
+
+
+def take_turns(tasks: Sequence[Task], repeats: int, tell: Callable[[], object]) -> None:
+    """All positions and contenders of a batch do, so that a machine's slow minutes meet them alike."""
+    for number in range(repeats + 1):
+        for task in tasks:
+            tell()
+            if task.failure is not None:
+                continue
+            try:
+                timing = task.contender.time(task.prompts, task.steps)
+            except Exception as error:
+                # Ours may have too little memory or too few bytes. All else of ours is a fault, and no peer's business.
+                if task.name == OURS and not isinstance(error, torch.OutOfMemoryError | NothingTimedError):
+                    raise
+                task.failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+                if task.prompts.device.type == "cuda":
+                    torch.cuda.empty_cache()
+            else:
+                if number:  # In the first one kernels are compiled.
+                    task.timings.append(timing)
+
+
+def _row(task: Task, limits: Ceilings) -> Row:
+    batch, position = task.prompts.shape
+    if task.failure is not None:
+        return Row(task.name, batch, position, failure=task.failure)
+    seconds = median(one.seconds for one in task.timings)
+    contender, (_, first, steps) = task.contender, task.timings[0]
+    floor = contender.floor_bytes(batch, first, steps) / limits.bytes_per_second
+    return Row(
+        task.name,
+        batch,
+        position,
+        step_us=_figures(seconds * 1e6),
+        bytes_per_second=_figures(batch / seconds),
+        floor_us=_figures(floor * 1e6),
+        of_floor=_figures(seconds / floor),
+        cache_mib=_figures(contender.cache_bytes(batch, first + steps) / 2**20),
+        timed=steps,
+    )
+
+
+def _figures(value: float) -> float:
+    """Six that count."""
+    return float(f"{value:.6g}")
+
+
+def _check(settings: SamplingBenchmark) -> ModelConfig:
+    """The network, after everything that could be wrong has been looked at."""
+    config = preset(settings.preset)
+    for name, least in (("batches", 1), ("positions", 0)):
+        given = getattr(settings, name)
+        if not given or len(set(given)) < len(given):
+            raise ValueError(f"bench sampling: {name} must be one or more different ones, got {list(given)}")
+        if min(given) < least:
+            raise ValueError(f"bench sampling: {name} must be at least {least}, got {min(given)}")
+    most = config.context - 2  # One byte more, from which on time counts, and one that is timed.
+    if max(settings.positions) > most:
+        raise ValueError(
+            f"bench sampling: positions has {max(settings.positions):,}, and the context of {settings.preset} is "
+            f"{config.context:,}; give at most {most:,}"
+        )
+    for name, number in (("bytes", settings.bytes), ("repeats", settings.repeats)):
+        if number is not None and number < 1:
+            raise ValueError(f"bench sampling: {name} must be at least 1, got {number}")
+    if settings.picture is not None:
+        picture_path("bench sampling", settings.picture)
+    for name, path in (("json", settings.json), ("picture", settings.picture)):
+        if path is not None:
+            writable("bench sampling", name, path)
+    return config
+
+
+def show(result: Result, console: Console) -> None:
+    about = ", ".join(f"{name} {value}" for name, value in result.machine.items())
+    console.print(about, highlight=False)
+    console.print(f"copy {result.ceilings.bytes_per_second / 1e12:.3f} TB/s", highlight=False)
+    table = Table(
+        title=result.settings["preset"], title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    for heading in ("streams", "position"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("sampling", no_wrap=True)
+    for heading in ("step\nus", "bytes/s", "floor\nus", "step\n/ floor", "cache\nMiB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in result.rows:
+        figures = (row.step_us, row.bytes_per_second, row.floor_us, row.of_floor, row.cache_mib)
+        table.add_row(f"{row.batch:,}", f"{row.position:,}", row.name, *map(_cell, figures))
+    console.print(table)
+    for note in _notes(result):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+def _notes(result: Result) -> list[str]:
+    notes = [f"left out: {reason}" for reason in result.left_out]
+    notes += [
+        f"{row.name}, {_streams(row.batch)}, position {row.position:,} did not run: {row.failure}"
+        for row in result.rows
+        if row.failure
+    ]
+    ours = [row for row in result.rows if row.name == OURS and row.step_us]
+    for batch in dict.fromkeys(row.batch for row in ours):
+        notes.append(_summary([row for row in ours if row.batch == batch], result.context))
+    return notes
+
+
+def _summary(rows: Sequence[Row], context: int) -> str:
+    """Of one batch: how time grows with the position, and how long a whole context takes."""
+    slowest = max(row.step_us or 0 for row in rows)
+    text = f"{OURS}, {_streams(rows[0].batch)}: "
+    if len(rows) > 1:
+        first, last = min(rows, key=lambda row: row.position), max(rows, key=lambda row: row.position)
+        growth = (last.step_us or 0) / (first.step_us or 1)
+        text += f"position {last.position:,} takes {growth:.2f}x position {first.position:,}; "
+    return text + f"the whole context, {context:,} bytes at the slowest rate above, takes {context * slowest / 1e6:,.1f} s"
+
+
+def _streams(batch: int) -> str:
+    return f"{batch:,} stream{'s' if batch > 1 else ''}"
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _save(result: Result, path: Path | None) -> None:
+    if path is not None:
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(_plain(result), indent=2) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dicts and paths as text, for JSON."""
+    return json.loads(json.dumps(asdict(value), default=str))

@@ -1,0 +1,84 @@
+"""From bundled bytes to a trained model and its bits per byte, in minutes on two cores: longstride demo"""
+
+import gzip
+import lzma
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from longstride.common.checks import whole_number
+from longstride.data import samples
+from longstride.data.store import Store, open_store, write_store
+from longstride.evaluation import bits_per_byte
+from longstride.model import SparseTransformer
+from longstride.training import train, train_preset
+
+HELD_OUT = 195 * 512
+"""The last bytes of the text, whole sequences of text-small; those before them choose the best weights."""
+CHOOSING = 50_000
+
+
+def demo(folder: Path, steps: int, console: Console | None = None) -> float:
+    """Trains `text-small` on the bundled text, and returns its bits per byte on bytes that it has never seen."""
+    whole_number("demo", "steps", steps, 1)
+    console = console or Console()
+    store = _store(folder / "wikipedia")
+    run = _free(folder)
+    console.print(f"Training text-small on {store.splits['train']:,} bytes of Wikipedia, {steps} steps.")
+    config = train_preset("text-small", data=str(store.folder), out=str(run), steps=steps, validate_every=steps // 4 or 1)
+    found = train(config, console=console)
+    if found.step < steps:
+        raise ValueError(
+            f"demo: {found.reason} at step {found.step}; to go on: longstride train text-small --data {store.folder} "
+            f"--out {run} --steps {steps} --resume"
+        )
+    bits = held_out_bits(SparseTransformer.from_pretrained(run), store)
+
+    console.print(f"The last {HELD_OUT:,} bytes of the text, which no step has seen:")
+    table = Table()
+    table.add_column("")
+    table.add_column("bits per byte", justify="right")
+    for name, size in {f"text-small after {found.seconds:.0f} s": bits, **compressed_bits(store)}.items():
+        table.add_row(name, f"{size:.3f}")
+    console.print(table)
+    there = "curve.png, sample-data.txt, sample-model.txt, model.safetensors, metrics.jsonl"
+    console.print(f"The run is {run}: {there}", soft_wrap=True, markup=False)
+    console.print(f"Let it write:            longstride sample {run} --prompt 'The '", soft_wrap=True, markup=False)
+    console.print("Next, on your own bytes: longstride train text-small --data FILE --out RUN --steps 2000", soft_wrap=True)
+    console.print("The paper's networks:    longstride presets")
+    return bits
+
+
+def held_out_bits(model: SparseTransformer, store: Store) -> float:
+    """Bits per byte of the test split, each sequence of the context's length from nothing."""
+    return bits_per_byte(model, store.split("test"), batch=8).bits_per_byte
+
+
+def compressed_bits(store: Store) -> dict[str, float]:
+    """What others make of the same bytes: alone, and xz also with the training text before them."""
+    test, before = store.split("test").tobytes(), store.split("train").tobytes()
+    knowing = len(lzma.compress(before + test, preset=9)) - len(lzma.compress(before, preset=9))
+    sizes = {
+        "gzip -9": len(gzip.compress(test, 9)),
+        "xz -9": len(lzma.compress(test, preset=9)),
+        "xz -9 that has read the training text": knowing,
+    }
+    return {name: 8 * size / len(test) for name, size in sizes.items()}
+
+
+def _store(folder: Path) -> Store:
+    if folder.exists():
+        return open_store(folder)
+    text = samples.text()
+    end = len(text) - HELD_OUT
+    splits = {"train": text[: end - CHOOSING], "valid": text[end - CHOOSING : end], "test": text[end:]}
+    return write_store(folder, "text", splits, source="a part of enwik8, bundled with longstride")
+
+
+def _free(folder: Path) -> Path:
+    """The next run's folder that is not there yet."""
+    number = 1
+    while (folder / f"run-{number}").exists():
+        number += 1
+    return folder / f"run-{number}"

@@ -1,0 +1,79 @@
+"""How a command ends: with an exit code, and if anything is wrong with one line that says what."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+from longstride.common.console import silence
+from longstride.training.ranks import SAID, is_joined
+
+BAD_INPUT, INTERRUPTED, UNREAD = 2, 130, 141
+"""The last two as shells have them: 128 and the signal's number."""
+NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed", "unable to mmap")
+"""What PyTorch says on a CPU, in a plain RuntimeError."""
+
+
+@contextmanager
+def told_in_one_line(verb: str) -> Iterator[None]:
+    try:
+        try:
+            yield
+        except SystemExit:
+            _flush()
+            raise
+        _flush()
+    except BrokenPipeError:  # Whoever reads has enough.
+        _end(UNREAD, at_once=is_joined())
+    except (ValueError, OSError, FloatingPointError) as error:
+        _end(BAD_INPUT, "" if SAID in getattr(error, "__notes__", ()) else str(error), at_once=is_joined())
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        first = next(iter(str(error).splitlines()), "") or "The machine has too little memory."
+        more = "" if verb in ("eval", "sample") else "--accumulate, --model.recompute on, or "
+        hint = f" Try {more}a smaller --batch." if verb in ("train", "eval", "sample", "demo") else ""
+        _end(BAD_INPUT, f"{first}{hint}", at_once=is_joined())
+    except KeyboardInterrupt:
+        # A checkpoint that is being written is not waited for: it is known as unfinished.
+        _end(INTERRUPTED, "interrupted" if speaks() else "", at_once=is_joined() or _threads_work())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had, of a GPU or of the machine."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+
+
+def speaks() -> bool:
+    """Of several processes one does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _threads_work() -> bool:
+    """Whether there are threads that the end of the process would wait for."""
+    return any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread())
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # As it is where it was closed.
+        sys.stdout.flush()
+
+
+def _end(code: int, line: str = "", *, at_once: bool) -> NoReturn:
+    """At once: what waits for threads, or for other processes, is left as it is."""
+    if line and sys.stderr is not None:
+        with suppress(OSError):
+            print(f"longstride: {' '.join(line.splitlines())}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            silence(stream)
+    if at_once:
+        os._exit(code)
+    sys.exit(code)

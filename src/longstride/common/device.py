@@ -1,0 +1,54 @@
+"""Devices: which one is meant (auto is the GPU if there is one), its memory, and what machine it is."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from longstride.version import __version__
+
+
+def choose_device(owner: str, name: str) -> torch.device:
+    """The device, after it was tried; or an error that names whose argument it is, and why not."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.ones(1, device=name).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{owner}: device = {name!r} cannot be used: {reason}") from None
+    return torch.device(name)
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """All the memory of a GPU, or of the machine; None where nothing says how much that is."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def machine(device: torch.device) -> dict[str, str | int]:
+    """What a result was measured on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **({"triton": version("triton")} if device.type == "cuda" else {}),
+        "longstride": __version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,378 @@
+"""Who may see whom: the paper's connectivity patterns as small frozen values.
+
+    >>> merged = Local(128) | Column(128)
+    >>> merged
+    Local(128) | Column(128)
+    >>> merged.pairs(1_048_576)
+    4428652608
+
+A pattern is a set of pairs (query i, key j) with 0 <= j <= i. It has no length of its own and holds no tensor: `sees` is
+its definition, and everything else follows from that. Sections 4.2 and 4.3 of the paper are its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import FrozenInstanceError, dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longstride.common.checks import shown, whole_number
+from longstride.common.limits import check_limit
+from longstride.patterns.pair_counts import Parts, check_steps, count_pairs, dilated_pairs
+from longstride.patterns.reach import after_step
+
+MASK_ENTRIES = 2**24
+"""Of a mask, how many are computed together."""
+
+
+class Pattern:
+    """A set of (query, key) pairs in which no query sees its future. Join two with `|`."""
+
+    text: str
+    """How one writes it. Kept as a string, since a compiler may treat the numbers in it as unknowns, but never a string."""
+
+    def sees(self, query: Any, key: Any) -> Any:
+        """Whether `query` sees `key`; positions as ints, or as tensors that broadcast."""
+        raise NotImplementedError
+
+    def pairs(self, n: int) -> int:
+        """How many (query, key) pairs there are in a sequence of length n, exactly, without an n x n table."""
+        raise NotImplementedError
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The simple patterns whose union this is."""
+        raise NotImplementedError
+
+    def mask(self, n: int, device: torch.device | str | None = None) -> Tensor:
+        """The n x n truth table, queries down and keys across: for tests and pictures."""
+        n = whole_number("mask", "n", n, least=0, limit="table")
+        position = torch.arange(n, device=device)
+        rows = max(1, MASK_ENTRIES // max(1, n))
+        if n <= rows:
+            seen: Tensor = self.sees(position[:, None], position[None, :])
+            return seen
+        mask = torch.empty(n, n, dtype=torch.bool, device=device)
+        for start in range(0, n, rows):  # Differences of positions have eight bytes each.
+            mask[start : start + rows] = self.sees(position[start : start + rows, None], position[None, :])
+        return mask
+
+    def __or__(self, other: Pattern) -> Pattern:
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        return union(self, other)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Leaf(Pattern):
+    """A pattern that is no union: Dilated, Block or Summary."""
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        return (self,)
+
+    def contains(self, other: Leaf) -> bool:
+        """Whether it is certain that this has every pair of `other`, at any length."""
+        raise NotImplementedError
+
+    def repeats(self, shift: int) -> bool:
+        """Whether moving query and key by `shift` together never changes the answer."""
+        raise NotImplementedError
+
+    def touches(self, queries: range, keys: range) -> bool:
+        """False only where no query of this range sees any key of that range."""
+        raise NotImplementedError
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Sorts the leaves of a union, so that `a | b` equals `b | a`."""
+        raise NotImplementedError
+
+
+class Dilated(Leaf):
+    """Every `step`-th earlier position, at most `reach` back (None: no limit). The rule under Dense, Local and Column.
+
+    Frozen, but no dataclass: compilers build a dataclass from its fields and pass over the __init__ of those three.
+    """
+
+    step: int
+    reach: int | None
+
+    def __init__(self, step: int, reach: int | None = None) -> None:
+        object.__setattr__(self, "step", _length("Dilated", step, "step", 1))
+        object.__setattr__(self, "reach", None if reach is None else _length("Dilated", reach, "reach"))
+        # Local(l), Column(l) and Dense() are names for some of these values, so all print and compare by value.
+        if self.reach is None:
+            text = "Dense()" if self.step == 1 else f"Column({self.step})"
+        else:
+            text = f"Local({self.reach})" if self.step == 1 else f"Dilated({self.step}, {self.reach})"
+        object.__setattr__(self, "text", text)
+
+    def sees(self, query: Any, key: Any) -> Any:
+        distance = query - key
+        seen = (distance >= 0) & (distance % self.step == 0)
+        return seen if self.reach is None else seen & (distance <= self.reach)
+
+    def pairs(self, n: int) -> int:
+        return dilated_pairs(self.step, self.reach, _length("pairs", n))
+
+    def contains(self, other: Leaf) -> bool:
+        if self.step == 1 and self.reach is None:
+            return True
+        if not isinstance(other, Dilated) or other.step % self.step:
+            return False
+        return self.reach is None or (other.reach is not None and other.reach <= self.reach)
+
+    def repeats(self, shift: int) -> bool:
+        return True
+
+    def touches(self, queries: range, keys: range) -> bool:
+        nearest, farthest = max(0, queries[0] - keys[-1]), queries[-1] - keys[0]
+        if self.reach is not None:
+            farthest = min(farthest, self.reach)
+        return farthest // self.step * self.step >= nearest
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        return (0, self.step, inf if self.reach is None else self.reach)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Dilated):
+            return NotImplemented
+        return (self.step, self.reach) == (other.step, other.reach)
+
+    def __hash__(self) -> int:
+        return hash((Dilated, self.step, self.reach))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+class Dense(Dilated):
+    """Every position up to the query's own: full attention."""
+
+    def __init__(self) -> None:
+        super().__init__(1, None)
+
+
+class Local(Dilated):
+    """The query's own position and the l before it: strided attention, A(1)."""
+
+    def __init__(self, l: int) -> None:
+        super().__init__(1, _length("Local", l, "l"))
+
+
+class Column(Dilated):
+    """Every l-th position, counted back from the query's own: strided attention, A(2)."""
+
+    def __init__(self, l: int) -> None:
+        super().__init__(_length("Column", l, "l", 1), None)
+
+
+@dataclass(frozen=True, repr=False)
+class Block(Leaf):
+    """The positions so far in the query's own block of l: fixed attention, A(1)."""
+
+    l: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l", _length("Block", self.l, "l", 1))
+        object.__setattr__(self, "text", f"Block({self.l})")
+
+    def sees(self, query: Any, key: Any) -> Any:
+        return (key <= query) & (query // self.l == key // self.l)
+
+    def pairs(self, n: int) -> int:
+        whole, rest = divmod(_length("pairs", n), self.l)
+        return whole * (self.l * (self.l + 1) // 2) + rest * (rest + 1) // 2
+
+    def contains(self, other: Leaf) -> bool:
+        return isinstance(other, Block) and self.l % other.l == 0
+
+    def repeats(self, shift: int) -> bool:
+        return shift % self.l == 0
+
+    def touches(self, queries: range, keys: range) -> bool:
+        return keys[0] // self.l <= queries[-1] // self.l and queries[0] // self.l <= keys[-1] // self.l
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        return (1, self.l)
+
+
+@dataclass(frozen=True, repr=False)
+class Summary(Leaf):
+    """The c summary cells of every block of l so far: fixed attention, A(2).
+
+    Part 0 is the last c cells of each block, part 1 the c before those, and so on: the distinct sub-blocks that the
+    paper gives to different heads.
+    """
+
+    l: int
+    c: int
+    part: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l", _length("Summary", self.l, "l", 1))
+        object.__setattr__(self, "c", _length("Summary", self.c, "c", 1))
+        object.__setattr__(self, "part", _length("Summary", self.part, "part"))
+        if self.c > self.l:
+            raise ValueError(f"Summary: c = {self.c} cells do not fit into a block of l = {self.l}; c must be 1 to {self.l}")
+        if (self.part + 1) * self.c > self.l:
+            raise ValueError(
+                f"Summary: part = {self.part} is out of range; a block of l = {self.l} has {self.l // self.c} parts "
+                f"of c = {self.c} cells, so part must be 0 to {self.l // self.c - 1}"
+            )
+        part = f", part={self.part}" if self.part else ""
+        object.__setattr__(self, "text", f"Summary({self.l}, {self.c}{part})")
+
+    @property
+    def cells(self) -> range:
+        """Where in a block the summary cells are."""
+        return range(self.l - (self.part + 1) * self.c, self.l - self.part * self.c)
+
+    def cells_before(self, position: int) -> int:
+        """How many summary cells there are before a position."""
+        whole, rest = divmod(position, self.l)
+        return whole * self.c + min(self.c, max(0, rest - self.cells.start))
+
+    def sees(self, query: Any, key: Any) -> Any:
+        cell = key % self.l
+        return (key <= query) & (cell >= self.cells.start) & (cell < self.cells.stop)
+
+    def pairs(self, n: int) -> int:
+        # Key j is seen by the n - j queries from its own on. Blocks whose cells all lie inside n are summed as one
+        # arithmetic series; the block that n cuts adds the cells that still fit.
+        whole, rest = divmod(_length("pairs", n), self.l)
+        first, last = self.cells[0], self.cells[-1]
+        in_whole = whole * self.c * n - self.c * self.l * (whole * (whole - 1) // 2) - whole * self.c * (first + last) // 2
+        cut = max(0, min(rest, self.cells.stop) - first)
+        return in_whole + cut * (rest - first) - cut * (cut - 1) // 2
+
+    def contains(self, other: Leaf) -> bool:
+        return (
+            isinstance(other, Summary)
+            and self.l == other.l
+            and self.cells.start <= other.cells.start
+            and other.cells.stop <= self.cells.stop
+        )
+
+    def repeats(self, shift: int) -> bool:
+        return shift % self.l == 0
+
+    def touches(self, queries: range, keys: range) -> bool:
+        return keys[0] <= queries[-1]
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        return (2, self.l, self.part, self.c)
+
+
+@dataclass(frozen=True, repr=False)
+class Union(Pattern):
+    """What any of several leaves sees, each key once: a merged head. Made by `a | b`, which drops what is contained."""
+
+    members: tuple[Leaf, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", " | ".join([leaf.text for leaf in self.members]))
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        return self.members
+
+    def sees(self, query: Any, key: Any) -> Any:
+        seen = self.members[0].sees(query, key)
+        for leaf in self.members[1:]:
+            seen = seen | leaf.sees(query, key)
+        return seen
+
+    def pairs(self, n: int) -> int:
+        return count_pairs(_parts(self), _length("pairs", n))
+
+
+def union(*patterns: Pattern) -> Pattern:
+    """What any of the patterns sees: `a | b | ...` for patterns that come in a list."""
+    kept: list[Leaf] = []
+    given = dict.fromkeys(leaf for pattern in _all_patterns("union", patterns) for leaf in pattern.leaves)
+    check_limit("union", "the number of leaves", len(given), "leaves")
+    for leaf in given:
+        if not any(other.contains(leaf) for other in kept):
+            kept = [other for other in kept if not leaf.contains(other)] + [leaf]
+    if not kept:
+        raise ValueError("union: no pattern was given; it needs at least one")
+    return kept[0] if len(kept) == 1 else Union(tuple(sorted(kept, key=lambda leaf: leaf.order)))
+
+
+def strided(l: int) -> tuple[Pattern, Pattern]:
+    """The paper's strided factorization, for data whose structure aligns with the stride: images, some music."""
+    l = _length("strided", l, "l", 1)
+    return Local(l), Column(l)
+
+
+def fixed(l: int, c: int) -> tuple[Pattern, Pattern]:
+    """The paper's fixed factorization, for data without a period, such as text: blocks, and c cells that summarize each."""
+    l = _length("fixed", l, "l", 1)
+    return Block(l), Summary(l, c)
+
+
+def grid(n: int, p: int) -> tuple[Pattern, ...]:
+    """The strided factorization in p dimensions: p patterns of about n ** (1 / p) keys each. grid(l * l, 2) is strided(l).
+
+    A distance below n is a p-digit number in base l, where l ** p >= n; pattern m moves by the m-th digit.
+    """
+    n, p = _length("grid", n, "n", 1), whole_number("grid", "p", p, least=2, limit="dimensions")
+    l = max(1, round(n ** (1 / p)) - 1)
+    while l**p < n:
+        l += 1
+    return tuple(Dilated(l**m, l ** (m + 1) if m < p - 1 else None) for m in range(p))
+
+
+def connects(patterns: Iterable[Pattern], n: int) -> bool:
+    """Whether every position reaches every later one through the patterns, one step of each, in their order.
+
+    This is the paper's validity criterion: for every j <= i a path j, a, b, ..., i with j in A(1) of a, a in A(2) of b and
+    so forth. A step may also stay where it is, as the residual connection does.
+    """
+    patterns = _all_patterns("connects", (patterns,) if isinstance(patterns, Pattern) else patterns)
+    # Bit j of reached[i] says that what position j held has arrived at position i.
+    reached = [1 << position for position in range(whole_number("connects", "n", n, least=0, limit="table"))]
+    for pattern in patterns:
+        reached = after_step(_parts(pattern), reached)
+    return all(bits == (1 << position + 1) - 1 for position, bits in enumerate(reached))
+
+
+def total_pairs(counts: Mapping[Pattern, int], n: int) -> int:
+    """The pairs of several patterns, each as often as `counts` says. Refused at once if it would take too long."""
+    n = _length("pairs", n)
+    check_steps([_parts(pattern) for pattern in counts if isinstance(pattern, Union)], n)
+    return sum(count * pattern.pairs(n) for pattern, count in counts.items())
+
+
+def _parts(pattern: Pattern) -> Parts:
+    leaves = pattern.leaves
+    return Parts(
+        tuple((leaf.step, leaf.reach) for leaf in leaves if isinstance(leaf, Dilated)),
+        tuple(leaf.l for leaf in leaves if isinstance(leaf, Block)),
+        tuple((leaf.l, leaf.cells.start, leaf.cells.stop) for leaf in leaves if isinstance(leaf, Summary)),
+    )
+
+
+def _length(owner: str, value: object, name: str = "n", least: int = 0) -> int:
+    return whole_number(owner, name, value, least, limit="positions")
+
+
+def _all_patterns(owner: str, patterns: Iterable[Pattern]) -> tuple[Pattern, ...]:
+    if not isinstance(patterns, Iterable):
+        raise ValueError(f"{owner}: patterns must be patterns, got {shown(patterns)}")
+    patterns = tuple(patterns)
+    for index, pattern in enumerate(patterns):
+        if not isinstance(pattern, Pattern):
+            raise ValueError(f"{owner}: patterns[{index}] must be a Pattern, got {shown(pattern)}")
+    return patterns

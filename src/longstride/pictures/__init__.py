@@ -1,0 +1,4 @@
+"""Pictures: patterns, learned attention, runs, benchmarks.
+
+May import every room but commands.
+"""

@@ -1,0 +1,327 @@
+"""A run on one page: its curves, its settings and its samples; or several runs compared."""
+
+import textwrap
+import wave
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longstride.common.atomic import writable
+from longstride.common.figures import EDGE, INK, QUIET, add_axes, add_text, letters, new_figure, picture_path, write_figure
+from longstride.common.files import check_run_folder, read_json, read_text
+from longstride.model.cost import parameter_count
+from longstride.training.config import TrainConfig
+from longstride.training.curve import DARK, LIGHT, OWNER, Rows, draw_bits, draw_line, finish, read_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Settings = dict[str, str]
+COLOURS = ("#2f6fb7", "#d9822b", "#4c9a62", "#9a5fb0", "#c0504d", "#6b7a89")
+"""Of several runs."""
+PANELS = (("learning_rate", "learning rate"), ("gradient_norm", "gradient norm"), ("bytes_per_second", "bytes/s"))
+# Inches.
+TOP, CURVES, RIGHT = 0.75, 6.4, 5.0
+BITS, SMALL, SKIP = 3.1, 0.95, 0.2
+SHORTEST = 7.75
+"""What the curves take."""
+OFF = 8
+"""How many times the middle one a gradient's norm is shown."""
+SIZE, LINE, KEY = 7.5, 0.155, 17
+"""Of the settings: letters, lines, and the names' column in letters."""
+SHEET, SOUND = (RIGHT - 0.15) / 2, 1.45
+"""A sheet of images, and a wave with its axis."""
+TEXT_SIZE, TEXT_LINE, TEXT_LINES = 6.5, 0.13, 11
+TEXT_BYTES, FRAMES, PIXELS = 2**16, 2**24, 2**24
+"""The most that is read of a sample."""
+SAMPLES = (
+    ("sample-data", "held-out data"), ("sample-model", "what the model thinks most likely, byte for byte"),
+    ("sample", "made by longstride sample"),
+)  # fmt: skip
+
+
+def plot_run(runs: Sequence[str | Path], path: str | Path | None = None) -> Path:
+    """page.png in the run, or runs.png here for several; unless told."""
+    folders = [Path(run) for run in runs]
+    if not folders:
+        raise ValueError(f"{OWNER}: which run comes next, as in: longstride plot run RUN")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError(f"{OWNER}: runs must be different ones, got {', '.join(map(str, folders))}")
+    if len(folders) > len(COLOURS):
+        raise ValueError(f"{OWNER}: {len(folders)} runs are given, and there are colours for {len(COLOURS)}; give fewer")
+    if path is None and len(folders) == 1:
+        check_run_folder(OWNER, folders[0])
+        path = folders[0] / "page.png"
+    path = picture_path(OWNER, path or "runs.png")
+    new_figure(OWNER, 1, 1)  # Without matplotlib it ends here.
+    rows = [read_rows(folder) for folder in folders]
+    writable(OWNER, "out", path)
+    write_figure(_page(folders[0], rows[0]) if len(folders) == 1 else _comparison(folders, rows), path)
+    return path
+
+
+def _page(folder: Path, rows: Rows) -> "Figure":
+    left, below = EDGE + CURVES + 0.35, TOP
+    blocks = [block for block in (results(rows), settings(folder)) if block]
+    files = [(found, name) for stem, name in SAMPLES for found in [_sample(folder, stem)] if found]
+    ends = TOP + sum(_height(block) + 0.12 for block in blocks) + _samples_height([path for path, _ in files])
+    figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
+    add_text(figure, EDGE, EDGE + 0.2, folder.resolve().name, 14, within=CURVES)
+    _curves(figure, [rows], [(LIGHT, DARK)], [("training", "validation")])
+    for block in blocks:
+        below = _block(figure, left, below, block) + 0.12
+    _samples(figure, files, left, below + 0.1)
+    return figure
+
+
+def _comparison(folders: Sequence[Path], rows: Sequence[Rows]) -> "Figure":
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    left, below = EDGE + CURVES + 0.35, TOP
+    given = [settings(folder) for folder in folders]
+    blocks = [
+        results(lines) | {key: value for key, value in known.items() if any(value != other.get(key) for other in given)}
+        for lines, known in zip(rows, given)
+    ]
+    ends = TOP + sum(_height(block) + 0.43 for block in blocks)
+    figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
+    add_text(figure, EDGE, EDGE + 0.2, " and ".join(names), 14, within=CURVES)
+    colours = [(f"{colour}60", colour) for colour in COLOURS]
+    # Names of the lines: that of validation, if there is one. What begins with _ gets none.
+    validated = [any(row.get("valid_bits_per_byte") is not None for row in lines) for lines in rows]
+    _curves(figure, rows, colours, [("_" if known else name, name) for name, known in zip(names, validated)])
+    for name, block, (_, colour) in zip(names, blocks, colours):
+        add_text(figure, left, below, name, 10, colour, within=RIGHT, weight="bold")
+        below = _block(figure, left, below + 0.18, block) + 0.25
+    return figure
+
+
+def _curves(
+    figure: "Figure", runs: Sequence[Rows], colours: Sequence[tuple[str, str]], labels: Sequence[tuple[str, str]]
+) -> None:  # fmt: skip
+    """Bits per byte, and below it what else the metrics have, all over the same steps."""
+    from matplotlib.ticker import EngFormatter
+
+    shown = [panel for panel in PANELS if any(row.get(panel[0]) is not None for rows in runs for row in rows)]
+    left, width = EDGE + 0.7, CURVES - 0.7
+    column = [add_axes(figure, left, TOP - 0.1, width, BITS + (len(PANELS) - len(shown)) * (SMALL + SKIP), bare=False)]
+    for rows, (light, dark), label in zip(runs, colours, labels):
+        draw_bits(column[0], rows, light, dark, label)
+    column[0].legend(frameon=False, fontsize=9)
+    down = TOP - 0.1 + column[0].get_position().height * figure.get_figheight() + SKIP
+    for name, title in shown:
+        axes = add_axes(figure, left, down, width, SMALL, bare=False)
+        axes.sharex(column[0])
+        for rows, (_, dark) in zip(runs, colours):
+            draw_line(axes, rows, name, dark, linewidth=1.2)
+        axes.set_ylabel(title, fontsize=8)
+        if name == "bytes_per_second":
+            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+        if name == "gradient_norm":  # One that is far off would make a flat line of all others.
+            values = sorted(row[name] for rows in runs for row in rows if row.get(name) is not None)
+            axes.set_ylim(0, max(1e-9, min(values[-1], OFF * values[len(values) // 2])) * 1.1)
+        column.append(axes)
+        down += SMALL + SKIP
+    for axes in column:
+        axes.tick_params(labelsize=8, labelbottom=axes is column[-1])
+        axes.yaxis.set_label_coords(-0.085, 0.5)
+    finish(column)
+
+
+def _block(figure: "Figure", left: float, down: float, lines: Settings) -> float:
+    """Names and what they are, below each other; returns where it ends."""
+    for name, value in lines.items():
+        add_text(figure, left, down, name, SIZE, QUIET)
+        for part in _wrapped(value):
+            add_text(figure, left + KEY * SIZE * 0.6 / 72, down, part, SIZE, INK, family="monospace")
+            down += LINE
+    return down
+
+
+def _wrapped(value: str) -> list[str]:
+    return textwrap.wrap(value, letters(RIGHT, SIZE) - KEY) or [""]
+
+
+def _height(lines: Settings) -> float:
+    return LINE * sum(len(_wrapped(value)) for value in lines.values())
+
+
+def _samples_height(paths: Sequence[Path]) -> float:
+    """Enough for any: two images stand beside each other."""
+    if any(path.suffix == ".png" for path in paths):
+        return -(-len(paths) // 2) * (SHEET + 0.3)
+    return 0.1 + sum(SOUND if path.suffix == ".wav" else (TEXT_LINES + 2) * TEXT_LINE for path in paths)
+
+
+def _sample(folder: Path, stem: str) -> Path | None:
+    return next((path for path in (folder / f"{stem}{end}" for end in (".png", ".txt", ".wav")) if path.is_file()), None)
+
+
+def _samples(figure: "Figure", files: Sequence[tuple[Path, str]], left: float, down: float) -> None:
+    """Two images beside each other, text and sound below each other."""
+    for number, (path, name) in enumerate(files):
+        try:
+            if path.suffix == ".png":
+                _image(figure, path, name, left + number % 2 * (SHEET + 0.15), down + number // 2 * (SHEET + 0.3))
+            elif path.suffix == ".wav":
+                down = _sound(figure, path, name, left, down)
+            else:
+                down = _text(figure, path, name, left, down)
+        except Exception as error:  # Of any kind: who wrote the file may have meant harm.
+            raise ValueError(
+                f"{OWNER}: {path} cannot be read: {error}; remove it, and the page is drawn without it"
+            ) from None
+
+
+def _image(figure: "Figure", path: Path, name: str, left: float, down: float) -> None:
+    from matplotlib.image import imread
+    from PIL import Image
+
+    with catch_warnings(action="ignore"), Image.open(path) as opened:  # Reads the header only.
+        if opened.width * opened.height > PIXELS:
+            raise ValueError(f"it is {opened.width} x {opened.height} pixels; at most {PIXELS:,} are drawn")
+    add_text(figure, left, down, name.split(",")[0], 8, QUIET)
+    axes = add_axes(figure, left, down + 0.08, SHEET, SHEET)
+    axes.imshow(imread(path), interpolation="nearest", cmap="gray")
+    axes.set_anchor("NW")  # Below its name, whatever its shape.
+    axes.set_axis_off()
+
+
+def _sound(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
+    samples, rate = read_wav(path)
+    add_text(figure, left, down, name, 8, QUIET)
+    axes = add_axes(figure, left + 0.3, down + 0.08, RIGHT - 0.3, 0.85, bare=False)
+    axes.plot(np.arange(len(samples)) / rate, samples, color=INK, linewidth=0.5)
+    axes.set_xlim(0, max(len(samples), 1) / rate)
+    axes.tick_params(labelsize=6, length=2)
+    axes.set_xlabel("seconds", fontsize=6, labelpad=0)
+    return down + SOUND
+
+
+def read_wav(path: Path) -> tuple[NDArray[np.float64], int]:
+    """A sound as training leaves it: one channel of 16 bits."""
+    with wave.open(str(path)) as file:
+        if (file.getnchannels(), file.getsampwidth()) != (1, 2):
+            raise ValueError("it is not one channel of 16 bits")
+        frames, rate = file.getnframes(), file.getframerate()
+        if rate < 1 or frames > FRAMES:
+            raise ValueError(f"it has {frames:,} samples, {rate} a second; at most {FRAMES:,} are drawn")
+        return np.frombuffer(file.readframes(frames), "<i2") / 32768, rate
+
+
+def _text(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
+    add_text(figure, left, down, name, 8, QUIET)
+    across = letters(RIGHT, TEXT_SIZE)
+    with path.open("rb") as file:
+        text = file.read(TEXT_BYTES).decode("utf-8", "replace")
+    lines = [line[start : start + across] for line in text.splitlines() for start in range(0, max(1, len(line)), across)]
+    for number, line in enumerate(lines[:TEXT_LINES], 1):
+        add_text(figure, left, down + number * TEXT_LINE + 0.03, plain(line), TEXT_SIZE, family="monospace")
+    return down + (min(len(lines), TEXT_LINES) + 2) * TEXT_LINE
+
+
+def plain(text: str) -> str:
+    """Letters that the picture's font has."""
+    return "".join(letter if " " <= letter < "\u0530" and letter != "\x7f" else "·" for letter in text)
+
+
+LONGEST = 1000
+"""Characters of a line, before it is wrapped."""
+
+
+def settings(folder: Path) -> Settings:
+    """From config.json and data.json, each if it is there."""
+    found: Settings = {}
+    path = folder / "config.json"
+    if path.is_file():
+        config = TrainConfig.from_json(read_text(path), str(path))
+        found |= _model(config) | {"data": Path(config.data).name}
+    found |= _data(folder / "data.json")
+    if path.is_file():
+        found |= _training(config)
+    return {name: _short(value) for name, value in found.items()}
+
+
+def results(rows: Rows) -> Settings:
+    """From the metrics."""
+    found: Settings = {}
+    validated = [row for row in rows if row.get("valid_bits_per_byte") is not None]
+    if validated:
+        best = min(validated, key=lambda row: float(row["valid_bits_per_byte"]))
+        found["best validation"] = f"{best['valid_bits_per_byte']:.4f} bits per byte, at step {best['step']:,}"
+    trained = [row for row in rows if row.get("bits_per_byte") is not None]
+    if trained:
+        found["training"] = f"{trained[-1]['bits_per_byte']:.4f} bits per byte, at step {trained[-1]['step']:,}"
+    seconds = _seconds(rows)
+    if seconds:
+        found["time in steps"] = in_words(seconds)
+    speeds = [row["bytes_per_second"] for row in rows if row.get("bytes_per_second")]
+    if speeds:
+        found["speed"] = f"{sorted(speeds)[len(speeds) // 2]:,.0f} bytes/s"
+    memory = [row["memory_gib"] for row in rows if row.get("memory_gib")]
+    if memory:
+        found["memory"] = f"{max(memory):.1f} GiB"
+    return found
+
+
+def in_words(seconds: float) -> str:
+    whole = round(seconds)
+    parts = [(whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
+    shown = [f"{count} {unit}" for count, unit in parts if count][:2]
+    return " ".join(shown) or f"{seconds:.1f} s"
+
+
+def _seconds(rows: Rows) -> float:
+    total, before = 0.0, 0
+    for row in rows:
+        total += (row["step"] - before) * (row.get("seconds_per_step") or 0.0)
+        before = row["step"]
+    return total
+
+
+def _model(config: TrainConfig) -> Settings:
+    model = config.model
+    found = {
+        "parameters": f"{parameter_count(model):,}",
+        "layers": f"{model.layers} of width {model.width}, {model.heads} heads",
+        "context": f"{model.context:,} bytes",
+        "pattern": model.pattern,
+        "embedding": model.embedding,
+        "precision": model.precision,
+    }
+    for name, plain in (("dropout", 0.0), ("qk_ratio", 1.0), ("ff_ratio", 4.0), ("recompute", "off")):
+        if getattr(model, name) != plain:
+            found[name.replace("_", " ")] = f"{getattr(model, name)}"
+    return found
+
+
+def _data(path: Path) -> Settings:
+    try:
+        given: Any = read_json(path) if path.is_file() else {}
+        sizes = ", ".join(f"{name} {entry['bytes']:,}" for name, entry in given.get("splits", {}).items())
+        return {"kind": str(given["kind"]), "bytes": sizes} if given else {}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"plot run: {path} is damaged: {error}; remove it, and the page is drawn without it") from None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _training(config: TrainConfig) -> Settings:
+    optimizer = config.optimizer
+    parts = f" in {config.accumulate} parts" if config.accumulate > 1 else ""
+    found = {
+        "steps": f"{config.steps:,} of batch {config.batch}{parts}",
+        "optimizer": f"{optimizer.name}, learning rate {optimizer.learning_rate:g}",
+        "warm-up": f"{optimizer.warmup:,} steps",
+        "decay, clip": f"{optimizer.decay:g}, {optimizer.clip:g}",
+        "seed": str(config.seed),
+    }
+    return found | ({"average": f"{config.ema:g}"} if config.ema else {})

@@ -1,0 +1,75 @@
+"""What is looked at: a model, and one sequence of the data that it reads."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from longstride.data.loader import Sequences
+from longstride.data.prepare import open_data
+from longstride.data.store import Bytes, Store
+from longstride.model import ModelConfig, SparseTransformer
+from longstride.training.source import is_the_runs, open_source, run_data
+
+OWNER = "plot attention"
+
+
+@dataclass(frozen=True)
+class Scene:
+    name: str
+    """Of the run or the model."""
+    model: SparseTransformer
+    data: str
+    """Where the bytes come from, for a caption."""
+    kind: str
+    tokens: Bytes
+    """One sequence, as long as the model's context."""
+    item: tuple[int, ...] = ()
+    """Height, width and channels of an image."""
+    rate: int | None = None
+    """Samples a second, of audio."""
+
+    @property
+    def columns(self) -> int:
+        """How wide the matrix is that positions are laid out in: patterns are periodic in the stride, and so is this."""
+        sizes = self.model.config.positions.sizes
+        return sizes[1] if len(sizes) == 2 else sizes[1] * sizes[2]
+
+    @property
+    def rows(self) -> int:
+        return -(-len(self.tokens) // self.columns)
+
+    @property
+    def default_position(self) -> int:
+        """About two thirds down, in the middle across."""
+        if self.item:
+            height, width, channels = self.item
+            return (height * 2 // 3 * width + width // 2) * channels
+        return min(len(self.tokens) - 1, self.rows * 2 // 3 * self.columns + self.columns // 2)
+
+
+def open_scene(folder: Path, data: Path | None, split: str, item: int, device: torch.device) -> Scene:
+    """A run has the path of its data, and a saved model needs to be told. `item`: which image or window of the split."""
+    source = open_source(OWNER, folder)
+    model = SparseTransformer.from_pretrained(source.weights, precision="float32", recompute="off").to(device)
+    path = run_data(OWNER, source) if data is None else data
+    store = open_data(path)
+    is_the_runs(OWNER, source, store, asked_for=data is not None)
+    _fits(store, model.config)
+    name = f"{path} ({split})"
+    sequences = Sequences(store.split(split), model.config.context, store.item_bytes, name)
+    count = len(sequences.data) // sequences.context
+    if not 0 <= item < count:
+        piece = "an image" if store.item else f"a piece of {sequences.context:,} bytes"
+        raise ValueError(f"{OWNER}: item must be 0 to {count - 1:,}, got {item:,}; it is {piece} of {name}")
+    start = item * sequences.context
+    tokens = sequences.data[start : start + sequences.context].copy()
+    described = f"{path.name}, {split} {'image' if store.item else 'item'} {item:,}"
+    return Scene(folder.resolve().name, model, described, store.kind, tokens, store.item, store.rate)
+
+
+def _fits(store: Store, config: ModelConfig) -> None:
+    sizes = config.positions.sizes
+    if len(sizes) == 3 and tuple(store.item) != tuple(sizes):
+        want, have = (" x ".join(map(str, shape)) or "no images" for shape in (sizes, store.item))
+        raise ValueError(f"{OWNER}: the model is for images of {want}, and {store.folder} has {have}; give other --data")

@@ -1,0 +1,111 @@
+"""A request for samples, all but the model; and what its bytes are: text, images of some shape, sound at some rate."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from longstride.common.checks import finite_number, whole_number
+from longstride.data.audio import RATE
+from longstride.data.images import MODES, shape_text
+from longstride.data.store import read_manifest
+from longstride.model import ModelConfig
+from longstride.training.source import Source
+
+OWNER = "sample"
+
+
+@dataclass(frozen=True)
+class Request:
+    length: int | None = None
+    """Bytes after the prompt. Left out: 500 of text, else all that the context has room for. An image is made whole."""
+    prompt: str | None = None
+    """Text that samples begin with."""
+    prompt_file: Path | None = None
+    """What samples begin with: a file of text or bytes, a sound, or images (PNG, JPEG, npy, or a folder of them), of which
+    the upper part is kept and the rest is made."""
+    items: tuple[int, ...] = ()
+    """Which images of the prompt file, from 0 on; all if left out."""
+    keep_top: float | None = None
+    """How much of these images is kept; half if left out."""
+    seconds: float | None = None
+    """How much of a sound is kept, from its beginning. Left out: a second, or half of the context if that is less."""
+    count: int = 1
+    """Samples; of each image, if some are completed."""
+    batch: int | None = None
+    """Samples that are made together; left out, as many as have 65,536 bytes. It changes none of them."""
+    seed: int = 0
+    """The same seed gives the same samples."""
+    temperature: float = 1.0
+    """Below 1 likely bytes become likelier; 1 is what the network has learned."""
+    top_k: int | None = None
+    """Only the k most likely bytes; 1 takes the most likely one each time."""
+    top_p: float | None = None
+    """Only the fewest bytes that together have this probability."""
+    out: Path | None = None
+    """A file for all samples, or a folder (a name without an ending) with a file for each. Left out: sample.txt, .png, .wav
+    or .bin in the run; a single text is printed as it comes."""
+    force: bool = False
+    """Files that are there may be replaced."""
+    kind: Literal["text", "images", "audio", "bytes"] | None = None
+    """What the bytes are, if the run or the model does not say."""
+    checkpoint: str | None = None
+    """One of the run's, such as step-1000, instead of its best weights."""
+    device: str = "auto"
+    """Auto is the GPU if there is one."""
+
+    def check(self) -> None:
+        """What is wrong with it whatever the model is. What has to do with probabilities, `generate` looks at."""
+        if self.prompt is not None and self.prompt_file is not None:
+            raise ValueError(f"{OWNER}: prompt = {self.prompt!r} and prompt_file = {str(self.prompt_file)!r}: give one")
+        if self.prompt_file is not None and not self.prompt_file.exists():
+            raise ValueError(f"{OWNER}: prompt_file = {str(self.prompt_file)!r} does not exist; give a file")
+        whole_number(OWNER, "count", self.count, 1)
+        for name in ("batch", "length"):
+            if getattr(self, name) is not None:
+                whole_number(OWNER, name, getattr(self, name), 1)
+        if self.keep_top is not None and not 0 < self.keep_top < 1:
+            raise ValueError(f"{OWNER}: keep_top must be between 0 and 1, got {self.keep_top}; 0.5 keeps the upper half")
+        if self.seconds is not None and finite_number(OWNER, "seconds", self.seconds) <= 0:
+            raise ValueError(f"{OWNER}: seconds must be above 0, got {self.seconds}")
+
+
+@dataclass(frozen=True)
+class Subject:
+    kind: str
+    item: tuple[int, ...] = ()
+    """Height, width and channels of an image."""
+    rate: int = RATE
+    """Samples a second, of audio."""
+
+
+def find_subject(source: Source, config: ModelConfig, kind: str | None) -> Subject:
+    """As the run's data was, or as the embedding has it; `kind`, if given, counts more than either."""
+    known = _of_run(source) or _of_embedding(config)
+    found = kind or (known.kind if known else None)
+    if found is None:
+        raise ValueError(f"{OWNER}: {source.folder} does not say what its bytes are; give --kind text, audio or bytes")
+    if found != "images":
+        return Subject(found, rate=known.rate if known else RATE)
+    shape = (known.item if known else ()) or config.positions.sizes
+    if len(shape) != 3:
+        raise ValueError(
+            f"{OWNER}: kind = 'images', and neither the run's data nor the embedding {config.embedding!r} says how large "
+            "they are; give another --kind"
+        )
+    if shape[2] not in MODES:
+        raise ValueError(f"{OWNER}: a PNG cannot have {shape[2]} channels ({shape_text(shape)}); give --kind bytes")
+    return Subject("images", shape)
+
+
+def _of_run(source: Source) -> Subject | None:
+    """The run keeps a manifest of its data, which may be gone itself."""
+    path = source.folder / "data.json"
+    if source.config is None or not path.is_file():
+        return None
+    store = read_manifest(source.folder, path)
+    return Subject(store.kind, store.item, store.rate or RATE)
+
+
+def _of_embedding(config: ModelConfig) -> Subject | None:
+    sizes = config.positions.sizes
+    return Subject("images", sizes) if len(sizes) == 3 else None

@@ -1,0 +1,94 @@
+"""Which weights, and which data, are meant by the path of a run, of one of its checkpoints, or of a saved model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from longstride.common.checks import suggest
+from longstride.common.files import parse_object, read_text
+from longstride.data.store import Store
+from longstride.model import ModelConfig
+from longstride.model.pretrained import settings_path
+from longstride.training.checkpoint import check_owner
+from longstride.training.config import TrainConfig
+from longstride.training.run import WEIGHTS as WEIGHTS
+from longstride.training.run import Run, read_id
+from longstride.training.sealed import check, is_sealed
+
+
+@dataclass(frozen=True)
+class Source:
+    folder: Path
+    weights: Path
+    """The folder that they are in: of a run, or of one of its checkpoints."""
+    config: TrainConfig | None
+    """Of a run; a saved model has none."""
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Its name, if the weights are one's."""
+        return self.weights.name if self.weights != self.folder else None
+
+
+def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Source:
+    """A run's best weights, or those of a checkpoint, which is looked at byte by byte; or a saved model."""
+    path = settings_path(folder)
+    if path != folder / "config.json":
+        if checkpoint is not None:
+            raise ValueError(f"{owner}: checkpoint = {checkpoint!r}, and {folder} is one; give its run, {path.parent}")
+        folder, checkpoint = path.parent, folder.resolve().name
+    if not path.is_file():
+        raise ValueError(f"{owner}: {folder} is no run and no saved model: it has no config.json")
+    text = read_text(path)
+    given = parse_object(text, str(path), finite=False)
+    if not isinstance(given.get("model"), dict):
+        ModelConfig.from_fields(given, str(path))
+        if checkpoint is not None:
+            raise ValueError(
+                f"{owner}: checkpoint = {checkpoint!r} is for runs, and {folder} is a saved model; leave it out"
+            )
+        return Source(folder, folder, None)
+    config = TrainConfig.from_json(text, str(path))
+    there = sorted((one for one in (folder / "checkpoints").glob("step-*") if is_sealed(one)), key=_step)
+    names = [one.name for one in there]
+    if checkpoint is not None:
+        if checkpoint not in names:
+            known = suggest(checkpoint, names) if names else "it has none yet"
+            raise ValueError(f"{owner}: {folder} has no checkpoint {checkpoint!r}; {known}")
+        check(folder / "checkpoints" / checkpoint)
+        check_owner(folder / "checkpoints" / checkpoint, read_id(folder))
+        return Source(folder, folder / "checkpoints" / checkpoint, config)
+    if not (folder / WEIGHTS).is_file():
+        hint = f", or give --checkpoint {names[-1]}" if names else ""
+        raise ValueError(
+            f"{owner}: {folder} has no weights yet: {WEIGHTS} comes with its first validation, "
+            f"after step {min(config.validate_every, config.steps)}; wait for it{hint}"
+        )
+    return Source(folder, folder, config)
+
+
+def run_data(owner: str, source: Source) -> Path:
+    """What a run was trained on."""
+    if source.config is None:
+        raise ValueError(f"{owner}: --data must be given: {source.folder} is a saved model, which does not name its data")
+    data = Path(source.config.data).expanduser()
+    if not data.exists():
+        raise ValueError(f"{owner}: {data}, which {source.folder} was trained on, is not here; give --data")
+    return data
+
+
+def is_the_runs(owner: str, source: Source, store: Store, asked_for: bool) -> bool:
+    """Whether these are the bytes that the run began with. Others must be asked for."""
+    if source.config is None:
+        return False
+    try:
+        Run(source.folder).check_data(store)
+    except ValueError as error:
+        if not asked_for:
+            raise ValueError(f"{owner}: {str(error).removeprefix('train: ')}") from None
+        return False
+    return True
+
+
+def _step(folder: Path) -> tuple[int, str]:
+    number = folder.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else -1, number

@@ -1,0 +1,99 @@
+import io
+import signal
+import sys
+from dataclasses import replace
+from math import log
+
+import pytest
+import torch
+from rich.console import Console
+
+import longstride.commands.demo as module
+from longstride.data import samples
+from longstride.data.store import open_store
+from longstride.model import SparseTransformer
+from longstride.training import train_preset
+from longstride.training.run import read_metrics
+from tests.training.small import MODEL
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Of the same parts, but seconds instead of minutes."""
+    text = samples.text()[:100_000]
+    monkeypatch.setattr(samples, "text", lambda: text)
+    monkeypatch.setattr(module, "HELD_OUT", 8_000)
+    monkeypatch.setattr(module, "CHOOSING", 4_000)
+    monkeypatch.setattr(module, "train_preset", lambda name, **changes: replace(train_preset(name, **changes), model=MODEL))
+
+
+def demo(folder, steps):
+    out = Console(file=io.StringIO(), width=100)
+    return module.demo(folder, steps, out), out.file.getvalue()
+
+
+def test_from_bytes_to_bits(tmp_path):
+    bits, text = demo(tmp_path, 40)
+    assert 3 < bits < 7.5  # 8 before the first step.
+    assert f"{bits:.3f}" in text
+    assert all(word in text for word in ("gzip -9", "xz -9", "The last 8,000 bytes", "longstride train text-small"))
+    store = open_store(tmp_path / "wikipedia")
+    assert store.splits == {"train": 88_000, "valid": 4_000, "test": 8_000}
+    assert store.split("test").tobytes() == samples.text()[-8_000:].tobytes()
+    names = {path.name for path in (tmp_path / "run-1").iterdir()}
+    assert {"curve.png", "model.safetensors", "sample-data.txt", "sample-model.txt"} <= names
+    assert f"The run is {tmp_path / 'run-1'}: curve.png, " in text  # On one line, however long.
+
+
+def test_a_second_run_has_its_own_folder_and_the_same_data(tmp_path):
+    demo(tmp_path, 1)
+    written = (tmp_path / "wikipedia/train.bin").stat().st_mtime_ns
+    _, text = demo(tmp_path, 2)
+    assert f"The run is {tmp_path / 'run-2'}" in text
+    assert (tmp_path / "wikipedia/train.bin").stat().st_mtime_ns == written
+    assert [read_metrics(tmp_path / f"run-{number}")[-1]["step"] for number in (1, 2)] == [1, 2]
+
+
+def test_held_out_bits_are_those_of_the_test_split(tmp_path):
+    model = SparseTransformer(MODEL).eval()
+    torch.nn.init.normal_(model.output.weight)  # Else every byte has 8 bits.
+    whole = samples.text()[-8_000:].reshape(-1, MODEL.context)
+    with torch.no_grad():
+        nats = model.nats(torch.from_numpy(whole)).double().mean()
+    found = module.held_out_bits(model, module._store(tmp_path / "data"))
+    assert found == pytest.approx(float(nats) / log(2), rel=1e-5)
+
+
+def test_compressed_bits(tmp_path):
+    found = module.compressed_bits(module._store(tmp_path / "data"))
+    assert list(found) == ["gzip -9", "xz -9", "xz -9 that has read the training text"]
+    alone, knowing = found["xz -9"], found["xz -9 that has read the training text"]
+    assert 1 < knowing < alone < 8
+    assert 1 < found["gzip -9"] < 8
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
+    from longstride.training.trainer import Trainer
+
+    take_step = Trainer.take_step
+
+    def interrupted(self, tokens):
+        signal.raise_signal(signal.SIGINT)
+        return take_step(self, tokens)
+
+    monkeypatch.setattr(Trainer, "take_step", interrupted)
+    run = tmp_path / "run-1"
+    with pytest.raises(ValueError, match=f"interrupted at step 1; to go on: .* --out {run} --steps 9 --resume"):
+        demo(tmp_path, 9)
+    assert (run / "checkpoints/step-1").is_dir()
+
+
+def test_it_needs_no_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    _, text = demo(tmp_path, 1)
+    assert "but for its pictures and samples: plot run needs matplotlib" in text
+
+
+def test_no_steps(tmp_path):
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        demo(tmp_path, 0)

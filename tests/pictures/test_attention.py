@@ -1,0 +1,246 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+from PIL import Image
+
+from longstride.model import SparseTransformer
+from longstride.model.inspection import look
+from longstride.pictures import attention
+from longstride.pictures.attention import evenly, plot_attention
+from longstride.pictures.panels import SEEN, UNSEEN, image_panel, lines, matrix_panel, to_rgb
+from longstride.pictures.scene import open_scene
+from tests.pictures.small import saved, store
+
+CPU = torch.device("cpu")
+
+
+def size(path):
+    with Image.open(path) as picture:
+        assert len(picture.convert("RGB").getcolors(2**22)) > 20
+        return picture.size
+
+
+@pytest.mark.parametrize("kind", ["images", "text", "audio", "bytes"])
+def test_a_picture_of_every_kind(kind, tmp_path):
+    folder, data = saved(tmp_path, kind)
+    path = tmp_path / "new/look.png"
+    assert plot_attention(folder, data=data, out=path) == [path]
+    wide, tall = size(path)
+    fewer = plot_attention(folder, layers=[2], data=data, out=path)[0]
+    assert size(fewer)[0] == wide >= 1100
+    panel, below = (2.1, 0) if kind == "images" else (2.7, 3 * 0.125 + 0.04)
+    assert (tall - size(fewer)[1]) / 150 == pytest.approx(2 * (0.2 + panel + below + 0.14), abs=0.02)
+    assert [found.name for found in path.parent.iterdir()] == ["look.png"]
+
+
+def test_svg_names_layers_heads_and_patterns(tmp_path, monkeypatch):
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    folder, data = saved(tmp_path, "text")
+    (path,) = plot_attention(folder, [50], [0, 2], [1], data=data, out=tmp_path / "look.svg")
+    text = path.read_text()
+    shown = [word for word in ("layer 0", "layer 1", "layer 2", "head 0", "head 1") if f">{word}<" in text]
+    assert shown == ["layer 0", "layer 2", "head 1"]
+    assert "Summary(8, 2)" in text
+    assert "Local(8)" not in text
+    assert "predicts byte 50" in text
+
+
+def test_several_positions_get_a_picture_each(tmp_path):
+    folder, data = saved(tmp_path, "text")
+    paths = plot_attention(folder, [3, 0, 95], data=data, out=tmp_path / "look.png")
+    assert [path.name for path in paths] == ["look-3.png", "look-0.png", "look-95.png"]
+    assert all(path.is_file() for path in paths)
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 74])
+def test_first_and_last_positions_of_an_image(position, tmp_path):
+    folder, data = saved(tmp_path, "images")
+    assert size(plot_attention(folder, [position], data=data, out=tmp_path / "look.png")[0])
+
+
+def test_what_the_panels_show_is_what_the_heads_weigh(tmp_path, monkeypatch):
+    folder, data = saved(tmp_path, "text", pattern="interleave(strided(8))")
+    drawn = []
+    monkeypatch.setattr(
+        attention, "_panel", lambda figure, box, scene, weights, pattern, size: drawn.append((weights, pattern))
+    )
+    plot_attention(folder, [61], [2, 1], data=data, split="train", item=1, out=tmp_path / "look.png")
+    model = SparseTransformer.from_pretrained(folder)
+    tokens = torch.from_numpy(np.fromfile(data / "train.bin", np.uint8)[96:192])
+    expected = look(model, tokens, 61).weights
+    for (weights, pattern), (layer, head) in zip(drawn, [(2, 0), (2, 1), (1, 0), (1, 1)], strict=True):
+        np.testing.assert_allclose(weights, expected[layer, head], rtol=1e-5)
+        assert pattern == model.config.patterns(layer)[head]
+
+
+def test_a_run_knows_its_data(tmp_path, monkeypatch):
+    folder, data = saved(tmp_path, "text")
+    config = folder / "config.json"
+    config.write_text(json.dumps({"model": json.loads(config.read_text()), "data": str(data)}))
+    assert plot_attention(folder, out=tmp_path / "look.png")[0].is_file()
+    config.write_text(json.dumps({"model": json.loads(config.read_text())["model"], "data": "nowhere"}))
+    with pytest.raises(ValueError, match=r"nowhere, which .* was trained on, is not here; give --data"):
+        plot_attention(folder, out=tmp_path / "other.png")
+    assert not (tmp_path / "other.png").exists()
+
+
+def test_other_data_than_a_runs_must_be_asked_for(tmp_path):
+    """It may lie where the run's was."""
+    folder, data = saved(tmp_path, "text")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model": config, "data": str(data)}))
+    known = json.loads((data / "manifest.json").read_text())
+    known["splits"]["valid"]["sha256"] = "0" * 64
+    (folder / "data.json").write_text(json.dumps(known))
+    with pytest.raises(ValueError, match=r"has other bytes in valid than .* began with; give the same --data"):
+        plot_attention(folder, out=tmp_path / "look.png")
+    assert plot_attention(folder, data=data, out=tmp_path / "look.png")[0].is_file()
+
+
+def test_a_run_without_weights(tmp_path):
+    folder, data = saved(tmp_path, "text")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model": config, "data": str(data)}))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"plot attention: .* has no weights yet"):
+        plot_attention(folder, out=tmp_path / "look.png")
+
+
+def test_deep_models_are_thinned_evenly():
+    assert evenly(3) == [0, 1, 2]
+    assert evenly(8) == list(range(8))
+    assert evenly(128) == [0, 18, 36, 54, 73, 91, 109, 127]
+
+
+def test_default_positions(tmp_path):
+    folder, data = saved(tmp_path / "a", "images")
+    assert open_scene(folder, data, "valid", 0, CPU).default_position == (3 * 5 + 2) * 3
+    folder, data = saved(tmp_path / "b", "text")
+    assert open_scene(folder, data, "valid", 0, CPU).default_position == 8 * 8 + 4
+
+
+def test_image_panels_are_white_where_weights_are_and_black_ahead():
+    weights = np.zeros(8, np.float32)  # byte 7: the second channel of pixel 2, which is at (1, 0)
+    weights[[0, 1, 2]] = 0.3  # all of pixel 0
+    weights[4] = 0.1
+    panel = image_panel(weights, np.full(18, 255, np.uint8), (3, 2, 3))
+    assert panel.shape == (3, 2, 3)
+    assert np.allclose(panel[0, 0], 1)
+    share = 0.1 / 0.9
+    assert np.allclose(panel[0, 1], share + (1 - share) * 0.53, atol=1e-3)
+    assert panel[1, 0].sum() > 0  # One of its channels is there.
+    assert not panel[1, 1].any()
+    assert not panel[2].any()
+
+
+def test_grey_images_and_ones_with_alpha_are_drawn_too():
+    for channels in (1, 4):
+        panel = image_panel(np.ones(channels, np.float32), np.zeros(4 * channels, np.uint8), (2, 2, channels))
+        assert panel.shape == (2, 2, 3)
+        assert np.allclose(panel[0, 0], 1)
+
+
+def test_matrix_panels_say_what_is_seen_and_what_is_ahead():
+    seen = np.array([True, False, True, True, True])
+    weights = np.array([1, 0, 0, 0.25, 0], np.float32)
+    panel = matrix_panel(weights, seen, context=9, columns=3)
+    assert panel.shape == (3, 3, 3)
+    assert np.allclose(panel[0, 0], 1)
+    assert np.allclose(panel[0, 1], to_rgb(UNSEEN))
+    assert np.allclose(panel[0, 2], to_rgb(SEEN))
+    assert np.allclose(panel[1, 0], np.array(to_rgb(SEEN)) * 0.75 + 0.25)
+    assert not panel[1, 2].any()
+    assert not panel[2].any()
+
+
+def test_long_matrices_keep_their_thin_lines():
+    n, columns = 1024 * 1024, 1024
+    seen = np.arange(n) % columns == 500
+    weights = np.where(seen, 1 / 1024, 0).astype(np.float32)
+    panel = matrix_panel(weights, seen, n, columns)
+    assert max(panel.shape) <= 192
+    assert (panel == 1).all(-1).any(1).all()
+    assert (panel == 1).all(-1).sum(1).max() == 1
+
+
+def test_words_name_the_byte_that_a_slot_has_read(tmp_path):
+    folder, data = saved(tmp_path, "text")
+    scene = open_scene(folder, data, "valid", 0, CPU)
+    scene.tokens[:20] = np.frombuffer(b"abc\ndefghijk$mnopqrs", np.uint8)
+    weights = np.zeros(19, np.float32)
+    weights[[0, 4, 18]] = 0.25, 0.05, 0.7
+    assert lines(scene, weights) == [
+        " 70%     1 back  ijk$mnop[q]",  # And no 'r', which is predicted.
+        " 25%  the start",
+        "5.0%    15 back       abc[↵]defghijk",
+    ]
+
+
+def test_words_for_sound_and_other_bytes(tmp_path):
+    weights = np.zeros(19, np.float32)
+    weights[7] = 1
+    folder, data = saved(tmp_path, "audio")
+    assert lines(open_scene(folder, data, "valid", 0, CPU), weights) == ["100%      1.0 ms back (12)"]
+    scene = open_scene(folder, store(tmp_path / "other", "bytes"), "valid", 0, CPU)
+    scene.tokens[6] = 200
+    assert lines(scene, weights) == ["100%    12 back  200"]
+    assert lines(scene, np.zeros(5, np.float32)) == []
+
+
+def test_text_that_reads_like_a_formula(tmp_path):
+    folder, data = saved(tmp_path, "text")
+    (data / "valid.bin").write_bytes(b"$^$ \\frac{ $_$ " * 20)
+    folder = folder.rename(tmp_path / "a$^$b")
+    assert plot_attention(folder, data=data, out=tmp_path / "look.png")[0].is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"positions": [96]}, "plot attention: position must be 0 to 95, got 96"),
+        ({"positions": [3, -1]}, "plot attention: position must be at least 0, got -1"),
+        ({"layers": [3]}, "plot attention: layers must be 0 to 2, got 3"),
+        ({"heads": [2]}, "plot attention: heads must be 0 to 1, got 2"),
+        ({"heads": [1, 1]}, "plot attention: heads must be one or more different ones"),
+        ({"item": 3}, r"item must be 0 to 2, got 3"),
+        ({"item": -1}, "item must be 0 to 2, got -1"),
+        ({"split": "test"}, "there is no split 'test'; it has train, valid"),
+        ({"data": None}, "--data must be given: .* is a saved model, which does not name its data"),
+        ({"data": "nowhere"}, "nowhere does not exist"),
+        ({"out": "look.gif"}, r"look.gif must end in .png or .svg"),
+    ],
+)
+def test_mistakes_are_named_and_leave_nothing(options, says, tmp_path, monkeypatch):
+    folder, data = saved(tmp_path, "text")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=says):
+        plot_attention(folder, **{"data": data, "out": "look.png", **options})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "model"]
+
+
+def test_images_of_another_size_are_refused(tmp_path):
+    folder, _ = saved(tmp_path, "images")
+    with pytest.raises(ValueError, match=r"the model is for images of 5 x 5 x 3, and .* has no images"):
+        plot_attention(folder, data=store(tmp_path / "text", "text"), out=tmp_path / "look.png")
+
+
+def test_too_many_panels(tmp_path, monkeypatch):
+    folder, data = saved(tmp_path, "text", layers=2)
+    monkeypatch.setattr(attention, "MOST", 3)
+    with pytest.raises(ValueError, match="2 layers of 2 heads are 4 panels; name at most 3"):
+        plot_attention(folder, data=data, out=tmp_path / "look.png")
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
+    folder, data = saved(tmp_path, "text")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r"plot attention needs .* pip install 'longstride\[plot\]'"):
+        plot_attention(folder, data=data, out=tmp_path / "look.png")

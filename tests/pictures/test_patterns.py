@@ -1,0 +1,136 @@
+import matplotlib.image
+import numpy as np
+import pytest
+
+import longstride.pictures.patterns
+from longstride.commands.bench import sampling
+from longstride.commands.bench.attention import Row
+from longstride.patterns.notation import parse
+from longstride.pictures.benchmarks import plot_rates, plot_times
+from longstride.pictures.patterns import Scheme, plot_patterns
+
+
+def schemes(*texts):
+    return [Scheme(text, parse(text)) for text in texts]
+
+
+def test_writes_a_png_that_is_not_blank(tmp_path):
+    plot_patterns(schemes("dense()", "strided(6)", "fixed(6, 1)"), tmp_path / "figure.png")
+    image = matplotlib.image.imread(tmp_path / "figure.png")
+    assert image.shape[0] > 500
+    assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 10
+    assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+
+
+def test_writes_an_svg_into_a_new_folder(tmp_path):
+    plot_patterns(schemes("strided(4)"), tmp_path / "new" / "figure.svg", height=3, width=4, row=2, column=0)
+    assert "<svg" in (tmp_path / "new" / "figure.svg").read_text()
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What was handed to imshow: the image and the matrix of each scheme, as RGB."""
+    pictures = []
+    original = longstride.pictures.patterns.Axes.imshow
+
+    def imshow(axes, picture, **options):
+        pictures.append(np.asarray(picture))
+        return original(axes, picture, **options)
+
+    monkeypatch.setattr(longstride.pictures.patterns.Axes, "imshow", imshow)
+    return pictures
+
+
+def test_draws_what_the_heads_see(tmp_path, drawn):
+    heads = parse("strided(6)")
+    plot_patterns([Scheme("strided", heads)], tmp_path / "figure.png", height=6, width=6, row=4, column=3)
+    image, matrix = drawn
+    first, second, unseen, future = (
+        longstride.pictures.patterns.to_rgb(colour)
+        for colour in (
+            *longstride.pictures.patterns.HEADS[:2],
+            longstride.pictures.patterns.UNSEEN,
+            longstride.pictures.patterns.FUTURE,
+        )
+    )
+    for key, colour in {26: first, 9: second, 0: unseen, 28: future}.items():
+        assert tuple(image[key // 6, key % 6]) == colour
+    assert np.allclose(image[3, 3], np.add(first, second) / 2)  # a stride back, both heads see it
+    assert matrix.shape == (36, 36, 3)
+    for i in range(36):
+        for j in range(36):
+            seen = [colour for head, colour in zip(heads, (first, second)) if head.sees(i, j)]
+            expected = np.mean(seen, axis=0) if seen else unseen if j <= i else future
+            assert np.allclose(matrix[i, j], expected)
+
+
+def test_a_large_matrix_keeps_its_thin_lines(tmp_path, drawn):
+    plot_patterns(schemes("column(50)"), tmp_path / "figure.png", height=50, width=50)
+    _, matrix = drawn
+    assert len(matrix) < 1024
+    coloured = (matrix == longstride.pictures.patterns.to_rgb(longstride.pictures.patterns.HEADS[0])).all(-1)
+    assert coloured.any(axis=1).all()
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "says"),
+    [
+        (["dense()"], {"path": "figure.pdf"}, "must end in .png or .svg"),
+        ([], {}, "no patterns were given"),
+        (["dense()"], {"height": 0}, "height must be at least 1, got 0"),
+        (["dense()"], {"height": 400, "width": 400}, "160000 is too much .* 16384 at most"),
+        (["dense()"], {"row": 6}, "row must be 0 to 5, got 6"),
+        (["dense()"], {"column": -1}, "column must be 0 to 5, got -1"),
+        (["grid(1000, 7)"], {}, "has 7 heads, and there are colours for 6"),
+    ],
+)
+def test_mistakes_are_named_and_leave_nothing(tmp_path, texts, options, says):
+    path = tmp_path / options.pop("path", "figure.png")
+    with pytest.raises(ValueError, match=says):
+        plot_patterns(schemes(*texts), path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_draws_times_against_length(tmp_path):
+    rows = [
+        Row(f"n = {n}", n, name, "", n, forward_ms=n / 10, both_ms=n / 3) for n in (64, 128) for name in ("ours", "Flex")
+    ]
+    rows.append(Row("n = 256", 256, "Flex", "", 256, failure="too long"))
+    plot_times(rows, tmp_path / "times.svg")
+    text = (tmp_path / "times.svg").read_text()
+    assert "<svg" in text
+    assert text.count("<!-- ours -->") + text.count("<!-- Flex -->") == 2  # in the legend
+
+
+def rates(batches, positions):
+    return [
+        sampling.Row(name, batch, position, bytes_per_second=rate * batch)
+        for batch in batches
+        for position in positions
+        for name, rate in (("longstride", 3000.0), ("transformers", 16.0))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "titles", "points"),
+    [
+        (rates((1, 64), (200, 12_000)), ["streams: 1", "streams: 64"], [(200, 3000), (12_000, 3000)]),
+        (rates((1, 64), (200,)), ["position 200"], [(1, 3000), (64, 192_000)]),
+    ],
+)
+def test_draws_rates_by_position_or_by_batch(tmp_path, monkeypatch, rows, titles, points):
+    drawn = []
+    plot = longstride.pictures.patterns.Axes.plot
+
+    def watched(axes, x, y, **options):
+        drawn.append((options["label"], list(zip(x, y))))
+        return plot(axes, x, y, **options)
+
+    monkeypatch.setattr(longstride.pictures.patterns.Axes, "plot", watched)
+    rows.append(sampling.Row("no cache", 1, rows[0].position, failure="too long"))
+    plot_rates(rows, tmp_path / "rates.svg")
+    text = (tmp_path / "rates.svg").read_text()
+    for title in titles:
+        assert f"<!-- {title} -->" in text
+    assert drawn[0] == ("longstride", points)
+    assert len(drawn) == 3 * len(titles)
