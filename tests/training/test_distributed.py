@@ -15,6 +15,7 @@ from tests.training.worker import (
     SHAKEN,
     SHORT,
     counted,
+    ended,
     interrupted,
     loaded,
     overflowed,
@@ -77,6 +78,13 @@ def test_gradients_averaged_in_half_precision_are_near(folder):
     for how in PARALLEL:
         assert figures(folder, f"{how} float16") != figures(folder, f"{how} float32")
         assert_near(figures(folder, f"{how} float16"), figures(folder, f"{how} float32"), within=1e-3)
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_group_ends_while_its_trainer_is_still_there(count, folder):
+    """PyTorch's threads then wait for each other, once in four times, if DistributedDataParallel is."""
+    half = {"averaging": "float16", "model": {"precision": "float16"}}
+    assert [done.found for done in start(ended, folder, half, count, limit=20 + count)] == [count, count]
 
 
 def test_half_precisions_that_would_lose_gradients_are_refused(folder):

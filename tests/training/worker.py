@@ -135,6 +135,19 @@ def overflowed(folder, plans, shard):
     return found
 
 
+def ended(folder, changes, count):
+    """So many groups one after the other. Each ends while a trainer that has averaged gradients in it is still there, and
+    goes right after it."""
+
+    def one(number):
+        with joined("cpu") as ranks, closing(Trainer(plan(folder, f"{number}", **changes), False, ranks)) as trainer:
+            step(trainer)
+
+    for number in range(count):
+        one(number)
+    return count
+
+
 class Counted(TorchDispatchMode):
     """How often the processes communicate while it lasts, by how."""
 

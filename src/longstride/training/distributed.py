@@ -62,6 +62,14 @@ class Spread:
         loss: Tensor = self.model.loss(tokens) if self.ddp is None else self.ddp(tokens)
         return loss
 
+    def close(self) -> None:
+        """Lets go of the group of processes, before it ends; the model stays.
+
+        Whoever holds the last reference to a group joins the threads of gloo. DistributedDataParallel would do so with
+        Python's lock held, and a thread that is about to release a tensor waits for that lock: neither would ever go on.
+        """
+        self.ddp = None
+
     @contextmanager
     def averaged(self, now: bool) -> Iterator[None]:
         """Gradients of passes in this context are averaged over the processes, or kept until such a pass."""

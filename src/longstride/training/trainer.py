@@ -165,6 +165,7 @@ class Trainer:
             with suppress(OSError):
                 self.checkpoints.wait()
             self.checkpoints.close()
+        self.spread.close()
         self.run.unlock()
 
     @property
