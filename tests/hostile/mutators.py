@@ -193,6 +193,10 @@ NUMBERS = ("0", "1", "2", "3", "7", "8", "16", "64", "-1", "1.5", "None", "True"
            "{[]}", "...", "x", "c=2", "reach=8", "part=1", "*[1]", "**{}", "lambda: 1", "(1, 2)")  # fmt: skip
 
 
+LONGEST = 100_000
+"""Letters of a pattern's text."""
+
+
 def pattern_text(rng: Random, depth: int = 3) -> str:
     """The text of a pattern, some of which are patterns."""
     kind = rng.random()
@@ -208,7 +212,9 @@ def pattern_text(rng: Random, depth: int = 3) -> str:
         return rng.choice((" | ", " + ", ", ", " * ", " - ")).join(some)
     if kind < 0.93:
         return f"{rng.choice(NUMBERS)}*({some[0]})"
-    times = rng.choice((20, 100, 900, 5000))
+    if depth < 3:
+        return some[0]
+    times = min(rng.choice((20, 100, 900, 5000)), LONGEST // sum(map(len, some)))
     return rng.choice((
         " | ".join(some * times), " + ".join(some * times), "(" * times + some[0] + ")" * times,
         "merged(" * times + some[0] + ")" * times, " | ".join(f"{NAMES[1 + k % 5]}({k + 2})" for k in range(times)),
