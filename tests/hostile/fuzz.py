@@ -35,9 +35,10 @@ if __name__ == "__main__":
 
 import torch  # noqa: E402
 
-from tests.hostile.formats import FORMATS, Files, case, made  # noqa: E402
+from tests.hostile.formats import FORMATS, write_case  # noqa: E402
 from tests.hostile.misdeeds import MISDEEDS  # noqa: E402
-from tests.hostile.worker import SECONDS, Outcome, run  # noqa: E402
+from tests.hostile.seeds import Files, make  # noqa: E402
+from tests.hostile.worker import SECONDS, Case, Outcome, run  # noqa: E402
 
 QUICK, ALL = 1_000, 30_000
 
@@ -56,7 +57,7 @@ def seeds(name: str) -> list[Files]:
     if child == 0:
         try:
             with os.fdopen(writer, "wb") as file:
-                pickle.dump(made(FORMATS[name]), file)
+                pickle.dump(make(FORMATS[name].seeds), file)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -68,14 +69,19 @@ def seeds(name: str) -> list[Files]:
     return pickle.loads(content)
 
 
+def write(name: str, number: int, folder: Path) -> Case:
+    """The files of a case, into the current folder; it returns what reads them."""
+    return write_case(FORMATS[name], seeds(name), Random(f"{name}-{number}"), number, folder)
+
+
 def outcome(name: str, number: int, seconds: int = SECONDS) -> Outcome:
     """Of case `number` of that format."""
     if name == "misdeeds":
         read, _ = list(MISDEEDS.values())[number]
         return run(lambda folder: read, seconds=1)
-    given = seeds(name)
-    found = run(lambda folder: case(Random(f"{name}-{number}"), FORMATS[name], given, number, folder), seconds)
-    if number < len(given) and found.kind == "refused":
+    seeds(name)  # Before the process is forked, so that they are made once.
+    found = run(lambda folder: write(name, number, folder), seconds)
+    if number < len(seeds(name)) and found.kind == "refused":
         return Outcome("failed", "a valid file is refused", found.detail, found.seconds, found.memory)
     return found
 
@@ -121,7 +127,7 @@ def show(name: str, number: int, keep: Path | None) -> int:
         shutil.rmtree(keep, ignore_errors=True)
         keep.mkdir(parents=True)
         with chdir(keep):
-            case(Random(f"{name}-{number}"), FORMATS[name], seeds(name), number, keep.absolute())
+            write(name, number, keep.absolute())
     return int(found.kind == "failed")
 
 
