@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir
 from dataclasses import asdict
 from functools import cache
@@ -49,15 +49,19 @@ def shares(total: int) -> dict[str, int]:
     return {name: -(-total * form.share // parts) for name, form in FORMATS.items()}
 
 
-@cache
 def seeds(name: str) -> list[Files]:
-    """Made in a process of their own, which may start threads."""
+    return _made(FORMATS[name].seeds)
+
+
+@cache
+def _made(how: Callable[[], list[Files]]) -> list[Files]:
+    """In a process of its own, which may start threads."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             with os.fdopen(writer, "wb") as file:
-                pickle.dump(make(FORMATS[name].seeds), file)
+                pickle.dump(make(how), file)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
