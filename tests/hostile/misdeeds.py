@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longstride.checks import whole_number
+from longstride.common.checks import whole_number
 from longstride.data.audio import decode
 from tests.hostile.containers import Harm
 from tests.hostile.worker import Case

@@ -16,21 +16,20 @@ from PIL import JpegImagePlugin, PngImagePlugin  # noqa: F401
 from longstride import plots  # noqa: F401
 from longstride.attention import attend
 from longstride.attention.kernels import saved
+from longstride.commands.doctor import find_config, sampling_report
 from longstride.data import audio
 from longstride.data.images import open_images
 from longstride.data.prepare import open_data, prepare
 from longstride.data.store import open_store, verify
-from longstride.doctor import find_config, sampling_report
-from longstride.looking.page import plot_run
-from longstride.looking.settings import results, settings
-from longstride.making.subject import find_subject
+from longstride.evaluation.results import Results
 from longstride.model import SparseTransformer
-from longstride.notation import parse
-from longstride.results import Results
-from longstride.source import is_the_runs, open_source
+from longstride.patterns.notation import parse
+from longstride.pictures.run import plot_run, results, settings
+from longstride.sampling.request import find_subject
 from longstride.training import train
 from longstride.training.curve import plot_curve, read_rows
 from longstride.training.run import read_metrics
+from longstride.training.source import is_the_runs, open_source
 from tests.hostile.seeds import ABOUT, CHECKPOINT, MODEL, PLAN, QUIET
 
 

@@ -20,12 +20,12 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from longstride import samples
 from longstride.attention.kernels import saved
 from longstride.attention.kernels.launches import KERNELS, TileKey
+from longstride.data import samples
 from longstride.data.store import write_store
+from longstride.evaluation.results import Results
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.results import Results
 from longstride.training import OptimizerConfig, TrainConfig, run, train
 from tests.data.small import batches, binary_batch, python_2_batch, python_3_batch, some_images, write_tar
 from tests.hostile import containers
