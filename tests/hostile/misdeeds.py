@@ -50,7 +50,7 @@ MISDEEDS: dict[str, tuple[Case, str]] = {
     "removes a file": (lambda: Path("../canary.txt").unlink(), "changes files outside of its folder"),
     "opens a file to write": (lambda: Path("../canary.txt").open("a").close(), "open outside of its folder"),
     "lets an error of a library pass": (lambda: decode("text"), "ValueError of a library, data/audio.py"),
-    "says several lines": (lambda: whole_number("a\nb", "x", 0, 1), "a message of several lines, checks.py"),
-    "says too much": (lambda: whole_number("a" * 2000, "x", 0, 1), "a message without end, checks.py"),
+    "says several lines": (lambda: whole_number("a\nb", "x", 0, 1), "a message of several lines, common/checks.py"),
+    "says too much": (lambda: whole_number("a" * 2000, "x", 0, 1), "a message without end, common/checks.py"),
 }
 """Each with what the reason of its failure begins with."""

@@ -13,7 +13,6 @@ import torch._dynamo
 from matplotlib import font_manager  # noqa: F401
 from PIL import JpegImagePlugin, PngImagePlugin  # noqa: F401
 
-from longstride import plots  # noqa: F401
 from longstride.attention import attend
 from longstride.attention.kernels import saved
 from longstride.commands.doctor import find_config, sampling_report
@@ -24,6 +23,7 @@ from longstride.data.store import open_store, verify
 from longstride.evaluation.results import Results
 from longstride.model import SparseTransformer
 from longstride.patterns.notation import parse
+from longstride.pictures import benchmarks, patterns  # noqa: F401
 from longstride.pictures.run import plot_run, results, settings
 from longstride.sampling.request import find_subject
 from longstride.training import train

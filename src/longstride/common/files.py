@@ -22,6 +22,11 @@ RUN_TREES = ("checkpoints", "tensorboard")
 """Folders of a run that it writes into."""
 
 
+def real_path(path: str | Path) -> Path:
+    """The path without links. A loop of links is no error here, as it is in `Path.resolve`: opening it is."""
+    return Path(os.path.realpath(path))
+
+
 def read_text(path: str | Path, most: int = LARGEST_JSON) -> str:
     """The UTF-8 text of a regular file, or of a link to one. Others, and those of more than `most` bytes, are refused."""
     with os.fdopen(open_regular(Path(path), os.O_RDONLY), "rb") as file:

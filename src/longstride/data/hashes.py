@@ -10,6 +10,7 @@ from pathlib import Path
 
 from longstride.common.atomic import atomic_path
 from longstride.common.console import byte_bar
+from longstride.common.files import real_path
 
 CACHE = "LONGSTRIDE_CACHE"
 """The variable that names another folder than ~/.cache/longstride."""
@@ -58,7 +59,7 @@ def _identity(paths: Sequence[Path]) -> tuple[str, int]:
     lines, newest = hashlib.sha256(), 0
     for path in paths:
         stat = path.stat()
-        fields = (path.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        fields = (real_path(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
         lines.update("\0".join(map(str, fields)).encode("utf-8", "surrogateescape") + b"\0")
         newest = max(newest, stat.st_ctime_ns)
     return lines.hexdigest(), newest

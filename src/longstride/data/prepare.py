@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from longstride.common.console import StandardError, byte_bar
+from longstride.common.files import real_path
 from longstride.data import audio, cifar, files, images, text
 from longstride.data.hashes import data_cache, sha256_of
 from longstride.data.limits import Limit
@@ -49,7 +50,7 @@ def prepare(
     source, out = _source(source), Path(out)
     limit = Limit(source, max_bytes)
     check_target(out)
-    if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
+    if source.is_dir() and real_path(out).is_relative_to(real_path(source)):
         raise ValueError(f"{out} lies in the source, {source}; give a folder outside of it")
     found = _kind(source, kind)
     bar = byte_bar(progress)
@@ -96,7 +97,7 @@ def open_data(path: str | Path, cache: str | Path | None = None, kind: str | Non
     if path.is_dir() and (path / MANIFEST).is_file():
         return open_store(path)
     cache = data_cache() if cache is None else Path(cache)
-    place = cache / f"{path.resolve().name}-{_fingerprint(path, kind, cache, progress)}"
+    place = cache / f"{real_path(path).name}-{_fingerprint(path, kind, cache, progress)}"
     if place.is_dir():
         try:
             return open_store(place)
@@ -181,6 +182,6 @@ def _fingerprint(path: Path, kind: str | None, cache: Path, progress: bool) -> s
     """Changes with the files' place, names and content, and with the form of the store."""
     members = files_under(path) if path.is_dir() else [path]
     Limit(path).check(path, "what is in its files", size_of(members))  # Else holes would be read for hours.
-    lines = [f"{VERSION} {kind} {path.resolve()} {sha256_of(members, cache, progress) if members else ''}"]
+    lines = [f"{VERSION} {kind} {real_path(path)} {sha256_of(members, cache, progress) if members else ''}"]
     lines += [f"{member.relative_to(path)} {member.stat().st_size}" for member in members]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]

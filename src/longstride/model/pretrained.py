@@ -1,6 +1,5 @@
 """A model as a folder: config.json and model.safetensors. Nothing is ever unpickled."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longstride.common.atomic import atomic_path
-from longstride.common.files import read_json
+from longstride.common.files import read_json, real_path
 from longstride.common.tensor_file import save_file
 from longstride.model.config import ModelConfig
 from longstride.model.cost import check_memory
@@ -62,7 +61,7 @@ def settings_path(folder: Path) -> Path:
     """Where its config.json is, if it has one."""
     settings = folder / "config.json"
     if not settings.is_file():
-        for parent in (folder.parent, Path(os.path.realpath(folder)).parent):
+        for parent in (folder.parent, real_path(folder).parent):
             if parent.name == "checkpoints":  # Of a run, which has one for all.
                 return parent.parent / "config.json"
     return settings

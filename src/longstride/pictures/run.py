@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from longstride.common.atomic import writable
 from longstride.common.figures import EDGE, INK, QUIET, add_axes, add_text, letters, new_figure, picture_path, write_figure
-from longstride.common.files import check_run_folder, read_json, read_text
+from longstride.common.files import check_run_folder, read_json, read_text, real_path
 from longstride.model.cost import parameter_count
 from longstride.training.config import TrainConfig
 from longstride.training.curve import DARK, LIGHT, OWNER, Rows, draw_bits, draw_line, finish, read_rows
@@ -49,7 +49,7 @@ def plot_run(runs: Sequence[str | Path], path: str | Path | None = None) -> Path
     folders = [Path(run) for run in runs]
     if not folders:
         raise ValueError(f"{OWNER}: which run comes next, as in: longstride plot run RUN")
-    if len({folder.resolve() for folder in folders}) < len(folders):
+    if len({real_path(folder) for folder in folders}) < len(folders):
         raise ValueError(f"{OWNER}: runs must be different ones, got {', '.join(map(str, folders))}")
     if len(folders) > len(COLOURS):
         raise ValueError(f"{OWNER}: {len(folders)} runs are given, and there are colours for {len(COLOURS)}; give fewer")
@@ -70,7 +70,7 @@ def _page(folder: Path, rows: Rows) -> "Figure":
     files = [(found, name) for stem, name in SAMPLES for found in [_sample(folder, stem)] if found]
     ends = TOP + sum(_height(block) + 0.12 for block in blocks) + _samples_height([path for path, _ in files])
     figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
-    add_text(figure, EDGE, EDGE + 0.2, folder.resolve().name, 14, within=CURVES)
+    add_text(figure, EDGE, EDGE + 0.2, real_path(folder).name, 14, within=CURVES)
     _curves(figure, [rows], [(LIGHT, DARK)], [("training", "validation")])
     for block in blocks:
         below = _block(figure, left, below, block) + 0.12
@@ -79,7 +79,7 @@ def _page(folder: Path, rows: Rows) -> "Figure":
 
 
 def _comparison(folders: Sequence[Path], rows: Sequence[Rows]) -> "Figure":
-    names = [folder.resolve().name for folder in folders]
+    names = [real_path(folder).name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
     left, below = EDGE + CURVES + 0.35, TOP

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from longstride.common.files import real_path
 from longstride.data.loader import Sequences
 from longstride.data.prepare import open_data
 from longstride.data.store import Bytes, Store
@@ -65,7 +66,7 @@ def open_scene(folder: Path, data: Path | None, split: str, item: int, device: t
     start = item * sequences.context
     tokens = sequences.data[start : start + sequences.context].copy()
     described = f"{path.name}, {split} {'image' if store.item else 'item'} {item:,}"
-    return Scene(folder.resolve().name, model, described, store.kind, tokens, store.item, store.rate)
+    return Scene(real_path(folder).name, model, described, store.kind, tokens, store.item, store.rate)
 
 
 def _fits(store: Store, config: ModelConfig) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from longstride.common.files import real_path
 from longstride.data.prepare import open_data
 from longstride.data.store import Store, verify_once
 from longstride.training.config import TrainConfig
@@ -13,7 +14,7 @@ def check_settings(config: TrainConfig, ranks: Ranks) -> None:
     """Whether these processes can train what the config says."""
     if not config.data:
         raise ValueError("train: --data must be given: a prepared store, or files to make one of")
-    if config.out and Path(config.data).resolve() in (Path(config.out).resolve(), *Path(config.out).resolve().parents):
+    if config.out and real_path(config.data) in (real_path(config.out), *real_path(config.out).parents):
         raise ValueError(f"train: --out {config.out} lies in --data {config.data}, and would become data; give another")
     if config.parallel == "fsdp" and config.optimizer.name == "adafactor" and ranks.count > 1:
         raise ValueError("train: PyTorch's Adafactor cannot work on parts of weights; use --parallel ddp, or adamw or muon")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longstride.common.checks import suggest
-from longstride.common.files import parse_object, read_text
+from longstride.common.files import parse_object, read_text, real_path
 from longstride.data.store import Store
 from longstride.model import ModelConfig
 from longstride.model.pretrained import settings_path
@@ -35,7 +35,7 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
     if path != folder / "config.json":
         if checkpoint is not None:
             raise ValueError(f"{owner}: checkpoint = {checkpoint!r}, and {folder} is one; give its run, {path.parent}")
-        folder, checkpoint = path.parent, folder.resolve().name
+        folder, checkpoint = path.parent, real_path(folder).name
     if not path.is_file():
         raise ValueError(f"{owner}: {folder} is no run and no saved model: it has no config.json")
     text = read_text(path)
