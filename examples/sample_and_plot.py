@@ -29,6 +29,6 @@ losses = [(line["step"], line["bits_per_byte"]) for line in lines if "bits_per_b
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
 left.plot(*zip(*losses), marker=".")
 left.set(xlabel="step", ylabel="bits per byte")
-right.imshow(model.config.patterns(0)[0].mask(128), cmap="Blues")
+right.imshow(model.config.patterns(0)[0].mask(128).numpy(), cmap="Blues")
 right.set(xlabel="key", ylabel="query")
 figure.savefig("sample_and_plot.png")
