@@ -43,13 +43,29 @@ def attend(
     scale: float | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """Attention over the pairs of a pattern: softmax(q k^T * scale) v, where a query sees only the pattern's keys.
+    """Causal attention over the pairs of a pattern: softmax(q k^T * scale) v, where a query sees only the pattern's keys.
 
-    pattern: one for all heads, or a sequence with one for each head.
-    scale: 1 / sqrt(d_qk) unless given.
-    impl: "auto", "reference", "blocked" or "triton"; one that cannot run is an error, never replaced by another.
+    Args:
+        q, k: [batch, heads, n, d_qk], of one dtype and device. Any n works; it need not be a multiple of a stride or tile.
+        v: [batch, heads, n, d_v].
+        pattern: One pattern for all heads, or a sequence with one per head. Query i never sees a key j > i.
+        scale: Default 1 / sqrt(d_qk).
+        impl: "auto" (default) is "triton" on a CUDA device and "blocked", plain PyTorch, elsewhere. "reference" is the
+            definition, with n^2 memory. An implementation that cannot run is an error, never replaced by another.
 
-    A query that sees no key gets output 0 and gradient 0. Under autocast the inputs are cast to the region's dtype.
+    Returns:
+        [batch, heads, n, d_v]. A query that sees no key gets output 0 and gradient 0.
+
+    Example:
+        >>> import torch
+        >>> from longstride import Column, Local, attend
+        >>> q, k, v = torch.randn(3, 1, 2, 100, 16).unbind()  # [batch, heads, n, d]
+        >>> attend(q, k, v, Local(10) | Column(10)).shape  # both heads see both
+        torch.Size([1, 2, 100, 16])
+        >>> attend(q, k, v, [Local(10), Column(10)]).shape  # one pattern per head
+        torch.Size([1, 2, 100, 16])
+
+    Under autocast the inputs are cast to the region's dtype.
 
     NaN and infinity follow IEEE arithmetic over the keys that a query sees, in every implementation:
 

@@ -37,6 +37,28 @@ RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
+    """A network, complete and checked: a field that does not fit raises ValueError.
+
+    Without a default are layers, width, heads (which must divide width), context (the longest sequence, in bytes),
+    pattern and embedding, both as text. `pattern` gives each block and head its pattern, such as
+    'interleave(strided(128))' or 'distinct(merged(fixed(128, 32)))'; every pattern is causal. `embedding` says what a
+    position is: 'matrix(128)' or 'image(32, 32, 3)'.
+
+    Defaults: qk_ratio 1.0 and ff_ratio 4.0 (queries and keys [.., width * qk_ratio], inner layer [.., width * ff_ratio]),
+    dropout 0.0, init 'release', precision 'float32' (of activations), recompute 'off', chunk 8192 (positions per chunk of
+    the loss). docs/model.md explains each field.
+
+    Example:
+        >>> from longstride import ModelConfig
+        >>> config = ModelConfig(
+        ...     layers=4, width=128, heads=2, context=1024, pattern="interleave(strided(32))", embedding="matrix(32)"
+        ... )
+        >>> config.patterns(0), config.patterns(1)  # of the heads of a block
+        ((Local(32), Local(32)), (Column(32), Column(32)))
+        >>> f"{config.parameters:,}"
+        '867,200'
+    """
+
     layers: int
     """Residual blocks, N in the paper."""
     width: int

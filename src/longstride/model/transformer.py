@@ -61,6 +61,25 @@ class ResidualBlock(nn.Module):
 
 
 class SparseTransformer(nn.Module):
+    """An autoregressive network over bytes. Byte t is predicted from the bytes before it, so it is causal throughout.
+
+    Bytes are whole numbers from 0 to 255, [batch, n] with n <= config.context; the first one is predicted from a learned
+    start vector. `model(tokens)` returns logits [batch, n, 256], `model.nats(tokens)` -log p of every byte, [batch, n],
+    and `model.loss(tokens)` their mean. Weights are float32, and by default activations too (`ModelConfig.precision`).
+
+    Example:
+        >>> import torch
+        >>> from longstride import ModelConfig, SparseTransformer
+        >>> model = SparseTransformer(ModelConfig(2, 64, 2, 256, "interleave(strided(16))", "matrix(16)"))
+        >>> tokens = torch.randint(256, (2, 256), dtype=torch.uint8)
+        >>> model(tokens).shape
+        torch.Size([2, 256, 256])
+        >>> round(model.loss(tokens).item() / 0.6931, 2)  # bits per byte, before training
+        8.0
+
+    `save_pretrained(folder)` and `from_pretrained(folder)` keep a model; `preset(name)` gives the paper's configs.
+    """
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         check_memory(config, torch.get_default_device())

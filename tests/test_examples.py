@@ -1,0 +1,43 @@
+"""The scripts of examples/ run, at small sizes."""
+
+import ast
+import runpy
+import sys
+
+import matplotlib
+import pytest
+
+from longstride.data import samples
+from tests.pages import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture
+def run_example(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    (tmp_path / "book.txt").write_bytes(samples.text()[:40_000])
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_own_module(run_example):
+    last = run_example("own_module.py", "--n", "256", "--steps", "30").splitlines()[-1]
+    assert float(last.split()[2]) < 0.5  # It began at log(16) = 2.77.
+
+
+def test_train_file_then_sample_and_plot(run_example, tmp_path):
+    assert "test: " in run_example("train_file.py", "book.txt", "--steps", "2", "--layers", "1")
+    assert "In 1945" in run_example("sample_and_plot.py", "run")
+    assert (tmp_path / "sample_and_plot.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_opens_with_its_command(path):
+    assert f"\npython examples/{path.name}" in (ast.get_docstring(ast.parse(path.read_text())) or "")
