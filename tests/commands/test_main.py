@@ -512,3 +512,57 @@ def test_train_resumes_if_there_is_a_run(capsys, tmp_path, text_file):
     code, said, _ = run(capsys, "train", "--help")
     assert code == 0
     assert "--resume [auto]" in said
+
+
+QUIET = """if True:
+    import sys
+    from longstride.commands.main import main
+    try:
+        main({words!r})
+    except SystemExit as end:
+        print("code", end.code)
+    print("imported", sorted({{"torch", "numpy", "rich", "matplotlib"}} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--help", None),
+        ("--version", None),
+        ("-v", None),
+        ("help", None),
+        ("polt", 2),
+        ("train --help", 0),
+        ("help eval", 0),
+        ("sample --help", 0),
+        ("bench tune --help", 0),
+        ("plot run --help", 0),
+        ("train text-small --stesp 3", 2),
+        ("train text-smal", 2),
+        ("train text-small --model.heads 3 --data x --out y", 2),
+        ("eval RUN --batch x", 2),
+    ],
+)
+def test_help_and_bad_arguments_import_nothing_heavy(words, code):
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET.format(words=words.split())], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith(("" if code is None else f"code {code}\n") + "imported []\n")
+    assert len(done.stderr.splitlines()) == (code == 2)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_list_has_the_first_sentence_of_each_verb(verb):
+    from importlib import import_module
+
+    entry = cli.VERBS[verb]
+    function = getattr(import_module(f"longstride.commands.verbs.{entry.module}"), entry.function)
+    assert function.__doc__.splitlines()[0].split(" Example:")[0] == entry.summary
+
+
+def test_help_fits_a_terminal(capsys):
+    _, out, _ = run(capsys, "help")
+    assert max(map(len, out.splitlines())) <= 110
+    assert run(capsys, "-v") == run(capsys, "--version")
+    assert run(capsys, "help", "plot") == run(capsys, "plot", "--help")

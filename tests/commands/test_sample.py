@@ -22,7 +22,8 @@ from longstride.data.store import write_store
 from longstride.model import SparseTransformer
 from longstride.sampling.meter import Meter
 from longstride.sampling.outputs import find_output
-from longstride.sampling.request import Request, find_subject
+from longstride.sampling.request import Request
+from longstride.sampling.subject import find_subject
 from longstride.training import TrainConfig
 from longstride.training.source import open_source
 from tests.training.small import MODEL, TEXT

@@ -17,7 +17,8 @@ from longstride.data.audio import to_wav
 from longstride.data.images import sheet, to_png
 from longstride.data.plan import optional
 from longstride.data.text import to_file
-from longstride.sampling.request import OWNER, Request, Subject
+from longstride.sampling.request import OWNER, Request
+from longstride.sampling.subject import Subject
 from longstride.training.source import Source
 
 ENDINGS = {"text": ".txt", "images": ".png", "audio": ".wav", "bytes": ".bin"}

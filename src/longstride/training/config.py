@@ -20,6 +20,8 @@ from longstride.common.checks import (
 from longstride.common.files import parse_object
 from longstride.model.config import ModelConfig
 
+Resume = bool | Literal["auto"]
+"""Whether a run goes on; auto: if it is there."""
 PARALLEL = ("ddp", "fsdp")
 OPTIMIZER_RULES: dict[str, Rule] = {
     "name": Choice("adamw", "muon", "adafactor"),

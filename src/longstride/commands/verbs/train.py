@@ -1,0 +1,91 @@
+"""longstride train"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from longstride.commands.exits import is_main_process
+from longstride.commands.parser import HELP, parse
+from longstride.common.files import read_text
+from longstride.training.config import Resume, TrainConfig, TypedConfig
+from longstride.training.presets import train_preset
+
+RESUME_NOT = "--resume=no"
+
+
+def _read_resume(words: list[str]) -> bool | str:
+    known: dict[str, bool | str] = {"": True, "auto": "auto", "no": False}
+    if " ".join(words) not in known:
+        raise ValueError(f"--resume stands alone, or before auto, got {' '.join(words)!r}")
+    return known[" ".join(words)]
+
+
+RESUME = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[auto]",
+    instance_from_str=_read_resume,
+    is_instance=lambda value: value in (True, False, "auto"),
+    str_from_instance=lambda value: ["auto"] if value == "auto" else [] if value else ["no"],
+)
+"""--resume, --resume auto, or --no-resume, which is turned into --resume=no."""
+LEFT = ("model.safetensors", "curve.png", "sample-data.*", "sample-model.*", "metrics.jsonl", "checkpoints")
+"""What a run leaves in its folder."""
+
+
+def train(words: Sequence[str]) -> None:
+    """Train a preset on data."""
+    if words and words[0] in HELP:
+        words = ["text-small", *words]
+    if not words or words[0].startswith("-"):
+        raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
+    default = TypedConfig.of(_resumed(words) or train_preset(words[0]))
+
+    def verb(
+        config: Annotated[TypedConfig, tyro.conf.arg(name="")] = default,
+        resume: Annotated[Resume, RESUME] = False,
+        until: int | None = None,
+    ) -> None:
+        """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000
+
+        Every field of the preset can be changed: --model.layers 12 --optimizer.learning-rate 0.001
+
+        Args:
+            resume: Go on with the run in --out, exactly where it stopped, with the settings that it has. --resume auto also
+                begins a run that is not there: for batch systems that start a job again. --no-resume: begin a new one.
+            until: Pause after this step, as Ctrl-C does.
+        """
+        _train(config.checked(), resume, until)
+
+    typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
+    parse(verb, f"longstride train {words[0]}", typed, "train")()
+
+
+def _train(config: TrainConfig, resume: Resume, until: int | None) -> None:
+    from longstride.training import train as run
+
+    found = run(config, resume, until)
+    if not is_main_process():
+        return
+    speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"
+    print(f"{found.folder}: step {found.step}, {found.reason}; {speed}")
+    if found.best_bits_per_byte is not None:
+        print(f"best validation {found.best_bits_per_byte:.4f} bits per byte, at step {found.best_step}")
+    there = [name for name in LEFT if list(found.folder.glob(name))]
+    print(f"there: {', '.join(there)}")
+    if not found.done:
+        print("all is saved; the same command with --resume goes on from there")
+
+
+def _resumed(words: Sequence[str]) -> TrainConfig | None:
+    """The settings of the run that is to be resumed: what is typed with --resume is what differs from them."""
+    folder = next((word.removeprefix("--out=") for word in words if word.startswith("--out=")), None)
+    if "--out" in words[:-1]:
+        folder = words[words.index("--out") + 1]
+    last = next((word for word in reversed(words) if word.split("=")[0] in ("--resume", "--no-resume")), "--no-resume")
+    if last in ("--no-resume", RESUME_NOT) or folder is None:
+        return None
+    path = Path(folder) / "config.json"
+    return TrainConfig.from_json(read_text(path), str(path)) if path.is_file() else None
