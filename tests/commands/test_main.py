@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -245,21 +246,27 @@ def test_train_pauses_and_resumes(capsys, tmp_path, text_file):
     assert (code, err) == (2, f"longstride: train: {tmp_path / 'full'} is not an empty folder; give another --out\n")
 
 
-def test_train_interrupted_before_its_first_line_is_no_failure(capsys, tmp_path, text_file, monkeypatch):
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_train_says_how_to_go_on(capsys, tmp_path, text_file, monkeypatch, number, expected):
     from longstride.training.trainer import Trainer
 
     take_step = Trainer.take_step
 
     def interrupted(self, tokens):
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         return take_step(self, tokens)
 
     monkeypatch.setattr(Trainer, "take_step", interrupted)
-    code, said, err = run(capsys, *train_words(text_file, tmp_path / "run"))
-    assert code == 0
-    assert said.startswith(f"{tmp_path / 'run'}: step 1, interrupted; ")
+    out = tmp_path / "a run"
+    code, said, err = run(capsys, *train_words(text_file, out))
+    assert code == expected
+    assert said.startswith(f"{out}: step 1, interrupted; ")
     assert "finishing this step and saving" in err
-    assert (tmp_path / "run/checkpoints/step-1").is_dir()
+    assert (out / "checkpoints/step-1").is_dir()
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    way = said.splitlines()[-1].removeprefix("all is saved; to go on: longstride ")
+    code, said, _ = run(capsys, *shlex.split(way))
+    assert (code, "step 4, all steps are done" in said) == (0, True)
 
 
 def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
@@ -474,7 +481,7 @@ def test_a_reader_that_has_enough():
     """As in: longstride presets | head -1"""
     reader, writer = os.pipe()
     os.close(reader)
-    for words, code in (("presets", 1), ("--help", 141), ("data prepare --help", 141)):  # rich ends with 1.
+    for words, code in (("presets", 141), ("--help", 141), ("data prepare --help", 141)):
         command = [sys.executable, "-m", "longstride", *words.split()]
         for unbuffered in ("", "1"):
             environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}

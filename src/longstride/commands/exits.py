@@ -19,7 +19,9 @@ def told_in_one_line(verb: str) -> Iterator[None]:
     try:
         try:
             yield
-        except SystemExit:
+        except SystemExit as end:
+            if isinstance(end.__context__, BrokenPipeError):  # As rich ends where its table is not read to the end.
+                raise end.__context__ from None
             _flush()
             raise
         _flush()

@@ -81,6 +81,8 @@ def sample(folder: Path, request: Request) -> list[bytes]:
         print(f"wrote {output.place}: {len(there):,}{of} {_noun(subject.kind, len(made))}, {meter.summary()}")
     if interrupted:
         raise KeyboardInterrupt
+    if stream is not None and stream.unread:
+        raise BrokenPipeError
     return there
 
 

@@ -1,8 +1,11 @@
 """longstride train"""
 
+import os
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -13,6 +16,11 @@ from longstride.common.files import read_text
 from longstride.training.config import Resume, TrainConfig, TypedConfig
 from longstride.training.presets import train_preset
 
+if TYPE_CHECKING:
+    from longstride.training import Summary
+
+SIGNALLED = 128
+"""Shells add this to a signal's number."""
 RESUME_NOT = "--resume=no"
 
 
@@ -57,18 +65,24 @@ def train(words: Sequence[str]) -> None:
                 begins a run that is not there: for batch systems that start a job again. --no-resume: begin a new one.
             until: Pause after this step, as Ctrl-C does.
         """
-        _train(config.checked(), resume, until)
+        _train(words[0], config.checked(), resume, until)
 
     typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
     parse(verb, f"longstride train {words[0]}", typed, "train")()
 
 
-def _train(config: TrainConfig, resume: Resume, until: int | None) -> None:
+def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None) -> None:
+    """Trains, and prints how it ended. An interrupted run ends the process as its signal would: 130, or 143."""
     from longstride.training import train as run
 
     found = run(config, resume, until)
-    if not is_main_process():
-        return
+    if is_main_process():
+        _print(preset, found)
+    if found.signal is not None:
+        sys.exit(SIGNALLED + found.signal)
+
+
+def _print(preset: str, found: "Summary") -> None:
     speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"
     print(f"{found.folder}: step {found.step}, {found.reason}; {speed}")
     if found.best_bits_per_byte is not None:
@@ -76,7 +90,9 @@ def _train(config: TrainConfig, resume: Resume, until: int | None) -> None:
     there = [name for name in LEFT if list(found.folder.glob(name))]
     print(f"there: {', '.join(there)}")
     if not found.done:
-        print("all is saved; the same command with --resume goes on from there")
+        started = ", started by torchrun as before" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+        way = shlex.join(["longstride", "train", preset, "--out", str(found.folder), "--resume"])
+        print(f"all is saved; to go on{started}: {way}")
 
 
 def _resumed(words: Sequence[str]) -> TrainConfig | None:
