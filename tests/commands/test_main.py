@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -573,3 +574,42 @@ def test_help_fits_a_terminal(capsys):
     assert max(map(len, out.splitlines())) <= 110
     assert run(capsys, "-v") == run(capsys, "--version")
     assert run(capsys, "help", "plot") == run(capsys, "plot", "--help")
+
+
+def entries(text):
+    """What a verb's help says of each argument."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("│ ") and line[2] != " ":
+            found.append(line.strip("│ "))
+        elif line.startswith("│ ") and found:
+            found[-1] += "  " + line.strip("│ ")
+    return found
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_flag_has_a_description(capsys, monkeypatch, verb):
+    from longstride.commands import parser
+
+    monkeypatch.setattr(parser._Captured, "encoding", "utf-8")
+    monkeypatch.setenv("COLUMNS", "90")
+    code, out, _ = run(capsys, *verb.split(), "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 90
+    found = [entry for entry in entries(out) if re.match(r"-|[A-Z\[]{2}", entry)]
+    assert len(found) > 1
+    for entry in found:
+        about = entry.partition("  ")[2].split("(default")[0].split("(required")[0].split("(repeat")[0]
+        assert len(about.split()) > 0, entry
+
+
+def test_help_of_train_lists_the_presets_and_marks_what_is_required(capsys, monkeypatch):
+    from longstride.model import PRESETS
+
+    monkeypatch.setenv("COLUMNS", "100")
+    _, out, _ = run(capsys, "train", "--help")
+    assert "usage: longstride train PRESET" in out
+    assert all(name in out for name in PRESETS)
+    told = " ".join(out.replace("│", "").split())
+    assert "or a folder of them. (required)" in told
+    assert "The run's folder. (required)" in told

@@ -1,14 +1,18 @@
 """Words to the call of a verb, by tyro; what it refuses becomes ValueError, whose one line names the nearest flag."""
 
 import difflib
+import inspect
 import io
 import os
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from decimal import Decimal, InvalidOperation
 from functools import partial, wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -32,16 +36,19 @@ def parse(function: Callable[..., None], prog: str, words: Sequence[str], verb: 
     def bind(*arguments: Any, **named: Any) -> Callable[[], None]:
         return partial(function, *arguments, **named)
 
+    bind.__doc__ = _unwrapped(function.__doc__ or "")
+    bind.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    del bind.__wrapped__  # tyro would read the docstring of that function.
+
     def read(typed: Sequence[str]) -> Any:
         return tyro.cli(bind, prog=prog, args=typed, registry=_registry())
 
     if any(word in HELP for word in words):
-        call: Callable[[], None] = read(words)
-        return call
+        _print_help(read, words)
     box = _Captured()
     try:
         with redirect_stdout(box), redirect_stderr(box), _columns(WIDE):
-            call = read(words)
+            call: Callable[[], None] = read(words)
             return call
     except SystemExit:
         owner = verb or prog.removeprefix("longstride ")
@@ -72,6 +79,15 @@ def number_from(text: str) -> float:
         raise ValueError(f"must be a number, got {shown(text)}") from None
 
 
+def _unwrapped(docstring: str) -> str:
+    """The docstring with each paragraph, and what it says of each argument, on one line: tyro keeps the ends of lines."""
+    lines: list[str] = []
+    for line in inspect.cleandoc(docstring).splitlines():
+        goes_on = lines and lines[-1] and line and not re.match(r"Args:| {4}\w+:", line) and lines[-1] != "Args:"
+        lines[-1:] = [f"{lines[-1]} {line.strip()}"] if goes_on else [*lines[-1:], line]
+    return "\n".join(lines)
+
+
 def _registry() -> ConstructorRegistry:
     registry = ConstructorRegistry()
 
@@ -92,9 +108,30 @@ def _registry() -> ConstructorRegistry:
 
 
 class _Captured(io.StringIO):
-    """Text that is printed. tyro draws its boxes with lines, not letters, as it says that it is UTF-8."""
+    """Text that is printed, with boxes as for UTF-8; `like`: boxes and colours as that stream has them."""
 
-    encoding = "utf-8"
+    def __init__(self, like: Any = None) -> None:
+        super().__init__()
+        self.like = like
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8" if self.like is None else str(self.like.encoding)
+
+    def isatty(self) -> bool:
+        return self.like is not None and bool(self.like.isatty())
+
+
+def _print_help(read: Callable[[Sequence[str]], Any], words: Sequence[str]) -> NoReturn:
+    """Prints the help with lines no longer than the terminal's. tyro wraps what is in its boxes only."""
+    text = _Captured(sys.stdout) if sys.stdout is not None else _Captured()
+    with redirect_stdout(text), suppress(SystemExit):
+        read(words)
+    width = shutil.get_terminal_size().columns
+    for line in text.getvalue().replace(" Example: ", "\nExample: ", 1).splitlines():
+        long = len(line) > width and line[:1].isalpha()
+        print(textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False) if long else line)
+    sys.exit(0)
 
 
 @contextmanager

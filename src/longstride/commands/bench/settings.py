@@ -22,9 +22,13 @@ class AttentionBenchmark:
     )
     """Patterns as text, one for all heads."""
     batch: int = 1
+    """Sequences."""
     heads: int = 1
+    """Attention heads."""
     d_qk: int = 64
+    """Dimension of a head's queries and keys."""
     d_v: int = 64
+    """Dimension of a head's values."""
     peers: Literal["all", "sdpa", "none"] = "all"
     """What to measure beside ours: SDPA dense and FlexAttention, SDPA alone, or nothing."""
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
@@ -81,6 +85,7 @@ class TuneBenchmark:
     widths: tuple[int, ...] = (32, 64, 128)
     """Head dimensions, as powers of two from 16 to 256; others are padded to the next one."""
     dtypes: tuple[Literal["bfloat16", "float16", "float32"], ...] = ("bfloat16",)
+    """Of queries, keys and values."""
     repeats: int = 9
     """Rounds, in which candidates take turns; the median counts."""
     out: Path | None = None

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from longstride.commands.exits import is_main_process
 from longstride.commands.parser import HELP, parse
 from longstride.common.files import read_text
+from longstride.model.presets import DENSE, PRESETS
 from longstride.training.config import Resume, TrainConfig, TypedConfig
 from longstride.training.presets import train_preset
 
@@ -39,24 +41,48 @@ RESUME = PrimitiveConstructorSpec(
     str_from_instance=lambda value: ["auto"] if value == "auto" else [] if value else ["no"],
 )
 """--resume, --resume auto, or --no-resume, which is turned into --resume=no."""
+SHOWN = "text-small"
+"""The preset whose defaults `longstride train --help` has."""
 LEFT = ("model.safetensors", "curve.png", "sample-data.*", "sample-model.*", "metrics.jsonl", "checkpoints")
 """What a run leaves in its folder."""
 
 
+def _hint(default: str) -> str:
+    """The end of a flag's help."""
+    return "(required)" if default in ("", "''") else f"(default: {default})"
+
+
+@dataclass(frozen=True)
+class Flags(TypedConfig):
+    """The flags of a preset, of which these two have no default."""
+
+    data: Annotated[
+        str,
+        tyro.conf.arg(
+            help="A prepared store, or a source: a text, an image or a sound file, or a folder of them.",
+            help_behavior_hint=_hint,
+        ),
+    ] = ""
+    out: Annotated[str, tyro.conf.arg(help="The run's folder.", help_behavior_hint=_hint)] = ""
+
+
 def train(words: Sequence[str]) -> None:
     """Train a preset on data."""
+    prog = f"longstride train {words[0]}" if words else ""
     if words and words[0] in HELP:
-        words = ["text-small", *words]
+        prog, words = "longstride train PRESET", [SHOWN, *words]
     if not words or words[0].startswith("-"):
         raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
-    default = TypedConfig.of(_resumed(words) or train_preset(words[0]))
+    default = Flags.of(_resumed(words) or train_preset(words[0]))
 
     def verb(
-        config: Annotated[TypedConfig, tyro.conf.arg(name="")] = default,
+        config: Annotated[Flags, tyro.conf.arg(name="")] = default,
         resume: Annotated[Resume, RESUME] = False,
         until: int | None = None,
     ) -> None:
         """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000
+
+        PRESETS
 
         Every field of the preset can be changed: --model.layers 12 --optimizer.learning-rate 0.001
 
@@ -67,8 +93,13 @@ def train(words: Sequence[str]) -> None:
         """
         _train(words[0], config.checked(), resume, until)
 
+    verb.__doc__ = (verb.__doc__ or "").replace("PRESETS", f"{_presets()} The defaults below are those of {words[0]}.")
     typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
-    parse(verb, f"longstride train {words[0]}", typed, "train")()
+    parse(verb, prog, typed, "train")()
+
+
+def _presets() -> str:
+    return f"The presets are {', '.join(PRESETS)}; with {DENSE} after its name a preset has full attention."
 
 
 def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None) -> None:
