@@ -5,6 +5,7 @@ longstride demo
 longstride presets
 longstride data prepare enwik8.zip enwik8
 longstride train text-small --data enwik8 --out run --steps 1000
+longstride runs
 longstride eval run --split test --min-context 0 256 384
 longstride sample run --prompt 'The ' --temperature 0.8
 longstride plot run run
@@ -40,6 +41,7 @@ VERBS: dict[str, Verb] = {
     "data prepare": Verb("data", "data_prepare", "Turn files into a store that training reads."),
     "data fetch": Verb("data", "data_fetch", "Download a data set, checked; run again, it goes on where it stopped."),
     "train": Verb("train", "train", "Train a preset on data.", takes_words=True),
+    "runs": Verb("runs", "runs", "List runs with their step, best bits per byte and state, newest first."),
     "eval": Verb("evaluate", "evaluate", "Bits per byte of a split, every byte scored once."),
     "sample": Verb("sample", "sample", "Make text, images or sound, or complete some."),
     "plot run": Verb("plot", "plot_run", "Draw a run on one page: curves, settings, samples; or compare several."),
