@@ -1,10 +1,12 @@
 """longstride train"""
 
+import json
 import os
 import shlex
 import sys
+import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from longstride.commands.exits import is_main_process
 from longstride.commands.parser import HELP, parse
-from longstride.common.files import read_text
+from longstride.common.files import parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
 from longstride.training.config import Resume, TrainConfig, TypedConfig
 from longstride.training.presets import train_preset
@@ -71,14 +73,22 @@ def train(words: Sequence[str]) -> None:
     prog = f"longstride train {words[0]}" if words else ""
     if words and words[0] in HELP:
         prog, words = "longstride train PRESET", [SHOWN, *words]
+    file = _value("--config", words)
+    if file is not None and words[0].startswith("-"):
+        prog, words = "longstride train", ["", *words]
     if not words or words[0].startswith("-"):
         raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
-    default = Flags.of(_resumed(words) or train_preset(words[0]))
+    start = _resumed(words) or (train_preset(words[0]) if words[0] else None)
+    if file is not None:
+        start = read_config(Path(file), start)
+    assert start is not None
+    default = Flags.of(start)
 
     def verb(
         config: Annotated[Flags, tyro.conf.arg(name="")] = default,
         resume: Annotated[Resume, RESUME] = False,
         until: int | None = None,
+        settings: Annotated[Path | None, tyro.conf.arg(name="config")] = None,
     ) -> None:
         """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000
 
@@ -90,12 +100,31 @@ def train(words: Sequence[str]) -> None:
             resume: Go on with the run in --out, exactly where it stopped, with the settings that it has. --resume auto also
                 begins a run that is not there: for batch systems that start a job again. --no-resume: begin a new one.
             until: Pause after this step, as Ctrl-C does.
+            settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
+                file with a whole model needs no preset. The file's out is not read.
         """
-        _train(words[0], config.checked(), resume, until)
+        _train(words[0] or SHOWN, config.checked(), resume, until)
 
-    verb.__doc__ = (verb.__doc__ or "").replace("PRESETS", f"{_presets()} The defaults below are those of {words[0]}.")
+    verb.__doc__ = (verb.__doc__ or "").replace(
+        "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
+    )
     typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
     parse(verb, prog, typed, "train")()
+
+
+def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
+    """The settings of a file, TOML or JSON. What it leaves out is as in `start`, without which the model must be whole."""
+    text = read_text(path)
+    try:
+        given = tomllib.loads(text) if path.suffix == ".toml" else parse_object(text, str(path), finite=False)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    merged = {} if start is None else asdict(start)
+    for name, value in given.items():
+        inner = name in ("model", "optimizer") and isinstance(value, dict) and name in merged
+        merged[name] = {**merged[name], **value} if inner else value
+    merged["out"] = "" if start is None else start.out
+    return TrainConfig.from_json(json.dumps(merged, default=str), str(path))
 
 
 def _presets() -> str:
@@ -126,11 +155,16 @@ def _print(preset: str, found: "Summary") -> None:
         print(f"all is saved; to go on{started}: {way}")
 
 
+def _value(flag: str, words: Sequence[str]) -> str | None:
+    """What is typed after a flag, before all flags are read."""
+    if flag in words[:-1]:
+        return words[words.index(flag) + 1]
+    return next((word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")), None)
+
+
 def _resumed(words: Sequence[str]) -> TrainConfig | None:
     """The settings of the run that is to be resumed: what is typed with --resume is what differs from them."""
-    folder = next((word.removeprefix("--out=") for word in words if word.startswith("--out=")), None)
-    if "--out" in words[:-1]:
-        folder = words[words.index("--out") + 1]
+    folder = _value("--out", words)
     last = next((word for word in reversed(words) if word.split("=")[0] in ("--resume", "--no-resume")), "--no-resume")
     if last in ("--no-resume", RESUME_NOT) or folder is None:
         return None
