@@ -1,23 +1,8 @@
 """Longstride: the Sparse Transformer of Child, Gray, Radford and Sutskever (2019), whole and current."""
 
-from longstride.patterns import (
-    Block,
-    Column,
-    Dense,
-    Dilated,
-    Local,
-    Pattern,
-    Summary,
-    connects,
-    fixed,
-    grid,
-    strided,
-)
-from longstride.patterns.notation import parse
-from longstride.attention import attend
-from longstride.model import ModelConfig, SparseTransformer, preset
-from longstride.evaluation import bits_per_byte
-from longstride.sampling import generate
+from typing import TYPE_CHECKING
+
+from longstride.common.lazy import lazy_names
 from longstride.version import __version__
 
 __all__ = [
@@ -41,3 +26,49 @@ __all__ = [
     "generate",
     "__version__",
 ]
+
+if TYPE_CHECKING:
+    from longstride.patterns import (
+        Block,
+        Column,
+        Dense,
+        Dilated,
+        Local,
+        Pattern,
+        Summary,
+        connects,
+        fixed,
+        grid,
+        strided,
+    )
+    from longstride.patterns.notation import parse
+    from longstride.attention import attend
+    from longstride.model import ModelConfig, SparseTransformer, preset
+    from longstride.evaluation import bits_per_byte
+    from longstride.sampling import generate
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "longstride.patterns.leaves": [
+                "Block",
+                "Column",
+                "Dense",
+                "Dilated",
+                "Local",
+                "Pattern",
+                "Summary",
+                "connects",
+                "fixed",
+                "grid",
+                "strided",
+            ],
+            "longstride.patterns.notation": ["parse"],
+            "longstride.attention.api": ["attend"],
+            "longstride.model.config": ["ModelConfig"],
+            "longstride.model.transformer": ["SparseTransformer"],
+            "longstride.model.presets": ["preset"],
+            "longstride.evaluation.scoring": ["bits_per_byte"],
+            "longstride.sampling.generation": ["generate"],
+        },
+    )

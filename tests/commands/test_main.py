@@ -1,5 +1,7 @@
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -245,21 +247,27 @@ def test_train_pauses_and_resumes(capsys, tmp_path, text_file):
     assert (code, err) == (2, f"longstride: train: {tmp_path / 'full'} is not an empty folder; give another --out\n")
 
 
-def test_train_interrupted_before_its_first_line_is_no_failure(capsys, tmp_path, text_file, monkeypatch):
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_train_says_how_to_go_on(capsys, tmp_path, text_file, monkeypatch, number, expected):
     from longstride.training.trainer import Trainer
 
     take_step = Trainer.take_step
 
     def interrupted(self, tokens):
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         return take_step(self, tokens)
 
     monkeypatch.setattr(Trainer, "take_step", interrupted)
-    code, said, err = run(capsys, *train_words(text_file, tmp_path / "run"))
-    assert code == 0
-    assert said.startswith(f"{tmp_path / 'run'}: step 1, interrupted; ")
+    out = tmp_path / "a run"
+    code, said, err = run(capsys, *train_words(text_file, out))
+    assert code == expected
+    assert said.startswith(f"{out}: step 1, interrupted; ")
     assert "finishing this step and saving" in err
-    assert (tmp_path / "run/checkpoints/step-1").is_dir()
+    assert (out / "checkpoints/step-1").is_dir()
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    way = said.splitlines()[-1].removeprefix("all is saved; to go on: longstride ")
+    code, said, _ = run(capsys, *shlex.split(way))
+    assert (code, "step 4, all steps are done" in said) == (0, True)
 
 
 def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
@@ -474,7 +482,7 @@ def test_a_reader_that_has_enough():
     """As in: longstride presets | head -1"""
     reader, writer = os.pipe()
     os.close(reader)
-    for words, code in (("presets", 1), ("--help", 141), ("data prepare --help", 141)):  # rich ends with 1.
+    for words, code in (("presets", 141), ("--help", 141), ("data prepare --help", 141)):
         command = [sys.executable, "-m", "longstride", *words.split()]
         for unbuffered in ("", "1"):
             environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
@@ -512,3 +520,96 @@ def test_train_resumes_if_there_is_a_run(capsys, tmp_path, text_file):
     code, said, _ = run(capsys, "train", "--help")
     assert code == 0
     assert "--resume [auto]" in said
+
+
+QUIET = """if True:
+    import sys
+    from longstride.commands.main import main
+    try:
+        main({words!r})
+    except SystemExit as end:
+        print("code", end.code)
+    print("imported", sorted({{"torch", "numpy", "rich", "matplotlib"}} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--help", None),
+        ("--version", None),
+        ("-v", None),
+        ("help", None),
+        ("polt", 2),
+        ("train --help", 0),
+        ("help eval", 0),
+        ("sample --help", 0),
+        ("bench tune --help", 0),
+        ("plot run --help", 0),
+        ("train text-small --stesp 3", 2),
+        ("train text-smal", 2),
+        ("train text-small --model.heads 3 --data x --out y", 2),
+        ("eval RUN --batch x", 2),
+    ],
+)
+def test_help_and_bad_arguments_import_nothing_heavy(words, code):
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET.format(words=words.split())], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith(("" if code is None else f"code {code}\n") + "imported []\n")
+    assert len(done.stderr.splitlines()) == (code == 2)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_list_has_the_first_sentence_of_each_verb(verb):
+    from importlib import import_module
+
+    entry = cli.VERBS[verb]
+    function = getattr(import_module(f"longstride.commands.verbs.{entry.module}"), entry.function)
+    assert function.__doc__.splitlines()[0].split(" Example:")[0] == entry.summary
+
+
+def test_help_fits_a_terminal(capsys):
+    _, out, _ = run(capsys, "help")
+    assert max(map(len, out.splitlines())) <= 110
+    assert run(capsys, "-v") == run(capsys, "--version")
+    assert run(capsys, "help", "plot") == run(capsys, "plot", "--help")
+
+
+def entries(text):
+    """What a verb's help says of each argument."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("│ ") and line[2] != " ":
+            found.append(line.strip("│ "))
+        elif line.startswith("│ ") and found:
+            found[-1] += "  " + line.strip("│ ")
+    return found
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_flag_has_a_description(capsys, monkeypatch, verb):
+    from longstride.commands import parser
+
+    monkeypatch.setattr(parser._Captured, "encoding", "utf-8")
+    monkeypatch.setenv("COLUMNS", "90")
+    code, out, _ = run(capsys, *verb.split(), "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 90
+    found = [entry for entry in entries(out) if re.match(r"-|[A-Z\[]{2}", entry)]
+    assert len(found) > 1
+    for entry in found:
+        about = entry.partition("  ")[2].split("(default")[0].split("(required")[0].split("(repeat")[0]
+        assert len(about.split()) > 0, entry
+
+
+def test_help_of_train_lists_the_presets_and_marks_what_is_required(capsys, monkeypatch):
+    from longstride.model import PRESETS
+
+    monkeypatch.setenv("COLUMNS", "100")
+    _, out, _ = run(capsys, "train", "--help")
+    assert "usage: longstride train PRESET" in out
+    assert all(name in out for name in PRESETS)
+    told = " ".join(out.replace("│", "").split())
+    assert "or a folder of them. (required)" in told
+    assert "The run's folder. (required)" in told

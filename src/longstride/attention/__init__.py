@@ -3,6 +3,20 @@
 May import common and patterns.
 """
 
-from longstride.attention.api import attend
+from typing import TYPE_CHECKING
 
-__all__ = ["attend"]
+from longstride.common.lazy import lazy_names
+
+__all__ = [
+    "attend",
+]
+
+if TYPE_CHECKING:
+    from longstride.attention.api import attend
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "longstride.attention.api": ["attend"],
+        },
+    )

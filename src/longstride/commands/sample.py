@@ -17,7 +17,8 @@ from longstride.sampling import generate
 from longstride.sampling.meter import Meter
 from longstride.sampling.outputs import Stream, find_output
 from longstride.sampling.prompts import Prompts, find_prompts
-from longstride.sampling.request import OWNER, Request, find_subject
+from longstride.sampling.request import OWNER, Request
+from longstride.sampling.subject import find_subject
 from longstride.training.source import open_source
 
 TOGETHER = 65_536
@@ -80,6 +81,8 @@ def sample(folder: Path, request: Request) -> list[bytes]:
         print(f"wrote {output.place}: {len(there):,}{of} {_noun(subject.kind, len(made))}, {meter.summary()}")
     if interrupted:
         raise KeyboardInterrupt
+    if stream is not None and stream.unread:
+        raise BrokenPipeError
     return there
 
 

@@ -3,8 +3,27 @@
 May import common, patterns and attention.
 """
 
-from longstride.model.config import ModelConfig
-from longstride.model.presets import PRESETS, preset
-from longstride.model.transformer import SparseTransformer
+from typing import TYPE_CHECKING
 
-__all__ = ["PRESETS", "ModelConfig", "SparseTransformer", "preset"]
+from longstride.common.lazy import lazy_names
+
+__all__ = [
+    "PRESETS",
+    "ModelConfig",
+    "SparseTransformer",
+    "preset",
+]
+
+if TYPE_CHECKING:
+    from longstride.model.config import ModelConfig
+    from longstride.model.presets import PRESETS, preset
+    from longstride.model.transformer import SparseTransformer
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "longstride.model.config": ["ModelConfig"],
+            "longstride.model.presets": ["PRESETS", "preset"],
+            "longstride.model.transformer": ["SparseTransformer"],
+        },
+    )

@@ -64,6 +64,7 @@ class ModelConfig:
     width: int
     """Numbers that a position has throughout the network, d in the paper."""
     heads: int
+    """Attention heads of a block; they share the width."""
     context: int
     """The longest sequence, in bytes."""
     pattern: str

@@ -6,14 +6,14 @@ image(32, 32, 3)    d_data = 3: row, column and channel of each byte of an image
 
 import ast
 from functools import lru_cache
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longstride.common.checks import shown, whole_number
 from longstride.common.limits import check_limit
 from longstride.patterns.notation import read_syntax
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Positions(NamedTuple):
@@ -22,8 +22,10 @@ class Positions(NamedTuple):
     names: tuple[str, ...]
     sizes: tuple[int, ...]
 
-    def indices(self, position: Tensor) -> tuple[Tensor, ...]:
+    def indices(self, position: "Tensor") -> "tuple[Tensor, ...]":
         """The index in each dimension."""
+        import torch
+
         return torch.unravel_index(position, self.sizes)
 
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import FrozenInstanceError, dataclass
 from math import inf
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from longstride.common.checks import shown, whole_number
 from longstride.common.limits import check_limit
 from longstride.patterns.pair_counts import Parts, check_steps, count_pairs, dilated_pairs
 from longstride.patterns.reach import after_step
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 MASK_ENTRIES = 2**24
 """Of a mask, how many are computed together."""
@@ -50,6 +51,8 @@ class Pattern:
 
     def mask(self, n: int, device: torch.device | str | None = None) -> Tensor:
         """The n x n truth table, queries down and keys across: for tests and pictures."""
+        import torch  # Patterns themselves need none: the command line reads them before torch is there.
+
         n = whole_number("mask", "n", n, least=0, limit="table")
         position = torch.arange(n, device=device)
         rows = max(1, MASK_ENTRIES // max(1, n))

@@ -14,8 +14,6 @@ from functools import lru_cache
 from math import lcm
 from typing import NamedTuple
 
-import torch
-
 from longstride.common.limits import check_limit
 
 CHUNK = 2**18
@@ -141,6 +139,8 @@ def _lengths(parts: Parts, n: int) -> list[int]:
 
 def _pass(parts: Parts, n: int) -> int:
     """Counts key by key. How many queries see a key is a sum of what its block reaches and the distances beyond."""
+    import torch
+
     if n == 0:
         return 0
     dtype = torch.int32 if n < 2**31 else torch.int64

@@ -3,6 +3,20 @@
 May import every room up to training.
 """
 
-from longstride.sampling.generate import generate
+from typing import TYPE_CHECKING
 
-__all__ = ["generate"]
+from longstride.common.lazy import lazy_names
+
+__all__ = [
+    "generate",
+]
+
+if TYPE_CHECKING:
+    from longstride.sampling.generation import generate
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "longstride.sampling.generation": ["generate"],
+        },
+    )

@@ -17,7 +17,8 @@ from longstride.data.audio import to_wav
 from longstride.data.images import sheet, to_png
 from longstride.data.plan import optional
 from longstride.data.text import to_file
-from longstride.sampling.request import OWNER, Request, Subject
+from longstride.sampling.request import OWNER, Request
+from longstride.sampling.subject import Subject
 from longstride.training.source import Source
 
 ENDINGS = {"text": ".txt", "images": ".png", "audio": ".wav", "bytes": ".bin"}
@@ -141,6 +142,8 @@ class Stream:
 
     def __init__(self) -> None:
         self.open = sys.stdout is not None  # It is None where it was closed.
+        self.unread = False
+        """Whether the reader closed its end of the pipe."""
         self.terminal = self.open and sys.stdout.isatty()
         self.file = not self.open or stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
         """Or else a terminal, or a pipe, which may well lead to the same terminal as standard error."""
@@ -185,5 +188,5 @@ class Stream:
             sys.stdout.buffer.write(text.encode())
             sys.stdout.buffer.flush()
         except BrokenPipeError:  # Whoever reads has enough.
-            self.open = False
+            self.open, self.unread = False, True
             silence(sys.stdout)

@@ -11,7 +11,8 @@ import numpy as np
 from longstride.data import audio
 from longstride.data.images import open_images, shape_text
 from longstride.data.store import Bytes
-from longstride.sampling.request import OWNER, Request, Subject
+from longstride.sampling.request import OWNER, Request
+from longstride.sampling.subject import Subject
 
 TEXT = 500
 """Bytes of a text, if nothing else is said."""

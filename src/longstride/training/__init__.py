@@ -3,8 +3,28 @@
 May import every room up to evaluation.
 """
 
-from longstride.training.config import OptimizerConfig, TrainConfig
-from longstride.training.presets import train_preset
-from longstride.training.trainer import Summary, train
+from typing import TYPE_CHECKING
 
-__all__ = ["OptimizerConfig", "Summary", "TrainConfig", "train", "train_preset"]
+from longstride.common.lazy import lazy_names
+
+__all__ = [
+    "OptimizerConfig",
+    "Summary",
+    "TrainConfig",
+    "train",
+    "train_preset",
+]
+
+if TYPE_CHECKING:
+    from longstride.training.config import OptimizerConfig, TrainConfig
+    from longstride.training.presets import train_preset
+    from longstride.training.trainer import Summary, train
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "longstride.training.config": ["OptimizerConfig", "TrainConfig"],
+            "longstride.training.presets": ["train_preset"],
+            "longstride.training.trainer": ["Summary", "train"],
+        },
+    )

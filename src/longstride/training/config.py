@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 from longstride.common.checks import (
     Choice,
@@ -20,6 +20,8 @@ from longstride.common.checks import (
 from longstride.common.files import parse_object
 from longstride.model.config import ModelConfig
 
+Resume = bool | Literal["auto"]
+"""Whether a run goes on; auto: if it is there."""
 PARALLEL = ("ddp", "fsdp")
 OPTIMIZER_RULES: dict[str, Rule] = {
     "name": Choice("adamw", "muon", "adafactor"),
@@ -46,7 +48,9 @@ class OptimizerConfig:
     final: float = 0.0
     """What of it is left at the end of the cosine."""
     beta1: float = 0.9
+    """How much of the gradients' running average each step of Adam keeps."""
     beta2: float = 0.999
+    """The same of their squares."""
     decay: float = 0.01
     """Of weights with two or more dimensions."""
     clip: float = 1.0
@@ -64,11 +68,13 @@ class TrainConfig:
     out: str = ""
     """The run's folder."""
     steps: int = 1000
+    """Updates of the weights."""
     batch: int = 8
     """Sequences of a step, over all processes."""
     accumulate: int = 1
     """Parts that the batch is computed in, one after the other, to save memory."""
     seed: int = 0
+    """Of the first weights, the batches and dropout: the same seed gives the same run."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     ema: float = 0.0
     """How much of the weights' running average each step keeps, 0.999 say; it is what is validated and saved. 0: none."""
@@ -87,6 +93,7 @@ class TrainConfig:
     compile: bool = False
     """Whether blocks are compiled."""
     tensorboard: bool = False
+    """Whether metrics are written for TensorBoard, too."""
     device: str = "auto"
     """Auto is the GPU if there is one."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -140,7 +147,7 @@ class TypedConfig(TrainConfig):
         pass
 
     @classmethod
-    def of(cls, config: TrainConfig) -> "TypedConfig":
+    def of(cls, config: TrainConfig) -> Self:
         """The same fields, to be changed by what is typed."""
         parts = {"model": TypedModel(**vars(config.model)), "optimizer": TypedOptimizer(**vars(config.optimizer))}
         return cls(**{**vars(config), **parts})

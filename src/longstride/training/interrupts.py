@@ -18,6 +18,8 @@ class Interrupts:
     def __init__(self, speaks: bool = True) -> None:
         """`speaks`: of several processes one does."""
         self.asked, self.speaks = False, speaks
+        self.signal = int(signal.SIGTERM)
+        """Which one has come; that of schedulers if it came to another process."""
         self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -40,6 +42,6 @@ class Interrupts:
             raise KeyboardInterrupt
         if self.asked:
             return
-        self.asked, self._since = True, monotonic()
+        self.asked, self.signal, self._since = True, number, monotonic()
         if self.speaks:
             print("longstride: finishing this step and saving; once more to stop at once", file=sys.stderr)

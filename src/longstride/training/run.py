@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 from safetensors import SafetensorError, safe_open
@@ -29,14 +29,12 @@ from longstride.common.checks import finite_number, whole_number
 from longstride.common.files import check_run_folder, read_json, read_text
 from longstride.data.store import Store
 from longstride.model.pretrained import save_weights
+from longstride.training.config import Resume as Resume
 from longstride.training.config import TrainConfig
 from longstride.training.lock import NAME as LOCK
 from longstride.training.lock import Lock
 from longstride.training.metrics import Metrics
 from longstride.training.metrics import read_metrics as read_metrics
-
-Resume = bool | Literal["auto"]
-"""Whether a run goes on; auto: if it is there."""
 
 FREE = {
     "out", "data", "validate_every", "save_every", "keep", "log_every", "tensorboard", "device", "patience", "accumulate",

@@ -63,6 +63,8 @@ class Summary:
     reason: str
     done: bool
     """Whether there is nothing left to do; else `resume` goes on."""
+    signal: int | None = None
+    """The signal that interrupted it, if one did."""
 
 
 class Trainer:
@@ -304,9 +306,7 @@ def _train(config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console:
         speed = Speed(config, rate, trainer.device, ranks.count)
         first, shown = trainer.step, config.tensorboard and ranks.first
         reporter = ranks.together(lambda: Reporter(config.steps, first, trainer.run.folder, shown, console))
-        batches = Prefetch(
-            trainer.training, config.seed, config.batch, first, end, trainer.device, ranks.rank, ranks.count
-        )  # fmt: skip
+        batches = Prefetch(trainer.training, config.seed, config.batch, first, end, trainer.device, ranks.rank, ranks.count)
         with batches, reporter, Interrupts(ranks.first) as interrupts:
             try:
                 interrupted = _loop(trainer, batches, reporter, speed, interrupts)
@@ -348,6 +348,7 @@ def _train(config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console:
             loader_share=batches.waited / seconds,
             reason=reason,
             done=trainer.out_of_patience or trainer.step == config.steps,
+            signal=interrupts.signal if reason == INTERRUPTED else None,
         )
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -21,6 +21,7 @@ from longstride.attention import attend
 from longstride.attention.api import choose
 from longstride.commands.bench import peers
 from longstride.commands.bench.measure import Ceilings, ceilings, exponent, keep_freed_memory, peak_bytes, seconds_each
+from longstride.commands.bench.settings import AttentionBenchmark
 from longstride.common.atomic import atomic_path, writable
 from longstride.common.device import choose_device, machine
 from longstride.patterns import Dense, Pattern
@@ -59,42 +60,6 @@ SHAPES = {
         _paper("music-1048576", 1, 1, 1_048_576, 64, 64, l=1024, c=8),
     )
 }
-
-
-@dataclass(frozen=True)
-class AttentionBenchmark:
-    """Time and memory of attention. Example: longstride bench attention --lengths 4096 16384 --heads 4"""
-
-    shapes: tuple[str, ...] = ()
-    """Data sets of the paper, instead of the next six: enwik8, imagenet64, cifar10, music-65536, -262144, -1048576."""
-    lengths: tuple[int, ...] = (16_384,)
-    """Sequence lengths; three or more also give how time and memory grow with pairs(n)."""
-    patterns: tuple[str, ...] = (
-        "merged(strided(128))",
-        "merged(fixed(128, 32))",
-        "local(128)",
-        "column(128)",
-        "block(128)",
-    )
-    """Patterns as text, one for all heads."""
-    batch: int = 1
-    heads: int = 1
-    d_qk: int = 64
-    d_v: int = 64
-    peers: Literal["all", "sdpa", "none"] = "all"
-    """What to measure beside ours: SDPA dense and FlexAttention, SDPA alone, or nothing."""
-    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
-    """Auto is bfloat16 on a GPU and float32 elsewhere."""
-    device: str = "auto"
-    """Auto is the GPU if there is one."""
-    impl: str = "auto"
-    """Which implementation of ours."""
-    repeats: int = 5
-    """Rounds, in which all take turns; the median counts."""
-    json: Path | None = None
-    """Where to keep the results."""
-    picture: Path | None = None
-    """Where to draw time against n, a .png or .svg."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -28,6 +28,7 @@ from longstride.commands.bench.sampling_peers import (
     missing,
     transformers_version,
 )
+from longstride.commands.bench.settings import SamplingBenchmark
 from longstride.common.atomic import atomic_path, writable
 from longstride.common.device import choose_device, machine
 from longstride.common.figures import picture_path
@@ -39,31 +40,6 @@ from longstride.sampling import generate
 from longstride.sampling.streams import PIECE
 
 OURS, UNCACHED, TRANSFORMERS = "longstride", "no cache", "transformers"
-
-
-@dataclass(frozen=True)
-class SamplingBenchmark:
-    """Time of a byte. Example: longstride bench sampling --preset enwik8 --batches 1 64 --positions 200 12000"""
-
-    preset: str = "enwik8"
-    """Whose numbers the network has; its weights are random. `longstride presets` has the names."""
-    batches: tuple[int, ...] = (1, 64)
-    """Streams that are made together."""
-    positions: tuple[int, ...] = (200, 12_000)
-    """Bytes that are there before the first one is made."""
-    bytes: int | None = None
-    """Of a stream, that are timed in each round; left out, 256 on a GPU and 32 elsewhere. Fewer where the context ends, and
-    of peers that take long."""
-    peers: Literal["all", "none"] = "all"
-    """What to measure beside ours: transformers' generate() with a GPT-2 of the same numbers, and ours without a cache."""
-    device: str = "auto"
-    """Auto is the GPU if there is one."""
-    repeats: int = 3
-    """Rounds, in which all take turns, after one that does not count; the median counts."""
-    json: Path | None = None
-    """Where to keep the results."""
-    picture: Path | None = None
-    """Where to draw bytes per second, a .png or .svg."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -30,6 +30,7 @@ from longstride.attention.kernels.launches import (
     TileKey,
 )
 from longstride.attention.kernels.settings import Gpu, shipped_lanes
+from longstride.commands.bench.settings import TuneBenchmark
 from longstride.commands.bench.workbench import Problem, Workbench
 from longstride.common.atomic import atomic_path, writable
 from longstride.common.device import machine
@@ -37,29 +38,6 @@ from longstride.common.device import machine
 NOISE = 1.03
 """A setting is kept if it is faster than the shipped one by more than this factor."""
 ROOMY = Gpu("a GPU on which whole lanes fit", (9, 0), 2**20)
-
-
-@dataclass(frozen=True)
-class TuneBenchmark:
-    """Settings for this GPU. Example: longstride bench tune --widths 64 --dtypes bfloat16"""
-
-    kernels: tuple[Literal["forward", "dq", "dkv", "lane_forward", "lane_backward"], ...] = (
-        "forward",
-        "dq",
-        "dkv",
-        "lane_forward",
-        "lane_backward",
-    )
-    """Which kernels; left out, all."""
-    widths: tuple[int, ...] = (32, 64, 128)
-    """Head dimensions, as powers of two from 16 to 256; others are padded to the next one."""
-    dtypes: tuple[Literal["bfloat16", "float16", "float32"], ...] = ("bfloat16",)
-    repeats: int = 9
-    """Rounds, in which candidates take turns; the median counts."""
-    out: Path | None = None
-    """Where to save the settings; left out, the file that longstride reads (longstride doctor names it)."""
-    json: Path | None = None
-    """Where to keep the measurements."""
 
 
 class Bench(Protocol):

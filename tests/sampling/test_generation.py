@@ -52,7 +52,7 @@ def test_pieces_that_are_asked_for_ahead(size, monkeypatch):
 
     monkeypatch.setattr(Plain, "make", noted)
     monkeypatch.setattr(Plain, "returns_early", True)
-    monkeypatch.setattr(import_module("longstride.sampling.generate"), "piece_size", lambda device: size)
+    monkeypatch.setattr(import_module("longstride.sampling.generation"), "piece_size", lambda device: size)
     pieces = generate(made, prompts, 23, seed=1)
     first = next(pieces)
     assert asked == [0, size][: -(-30 // size)]

@@ -1,0 +1,215 @@
+"""Words to the call of a verb, by tyro; what it refuses becomes ValueError, whose one line names the nearest flag."""
+
+import difflib
+import inspect
+import io
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from decimal import Decimal, InvalidOperation
+from functools import partial, wraps
+from typing import Any, NoReturn
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from longstride.common.checks import shown
+
+HELP = ("-h", "--help")
+WIDE, NARROW = 4000, 100
+"""Columns in which no line of tyro's errors is wrapped, and in which its help has no boxes beside each other."""
+DIGITS = 30
+"""Of a whole number, so that 1e999999999 takes no memory; a verb refuses those far smaller."""
+
+
+def parse(function: Callable[..., None], prog: str, words: Sequence[str], verb: str = "") -> Callable[[], None]:
+    """Returns the call of `function` with its arguments as the words give them. `verb` names it in errors.
+
+    --help prints the help and raises SystemExit.
+    """
+
+    @wraps(function)
+    def bind(*arguments: Any, **named: Any) -> Callable[[], None]:
+        return partial(function, *arguments, **named)
+
+    bind.__doc__ = _unwrapped(function.__doc__ or "")
+    bind.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    del bind.__wrapped__  # tyro would read the docstring of that function.
+
+    def read(typed: Sequence[str]) -> Any:
+        return tyro.cli(bind, prog=prog, args=typed, registry=_registry())
+
+    if any(word in HELP for word in words):
+        _print_help(read, words)
+    box = _Captured()
+    try:
+        with redirect_stdout(box), redirect_stderr(box), _columns(WIDE):
+            call: Callable[[], None] = read(words)
+            return call
+    except SystemExit:
+        owner = verb or prog.removeprefix("longstride ")
+        wrong = _unknown_flag(words, _flags(read)) or _refusal(box.getvalue())
+        see = "" if wrong.endswith("?") else f"; longstride {owner} --help lists the flags"
+        raise ValueError(f"{owner}: {wrong}{see}") from None
+
+
+def whole_number_from(text: str) -> int:
+    """A whole number as somebody types it: 1000, 1_000 or 1e3."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = Decimal(text if "e" in text.lower() else "nan")
+    except InvalidOperation:
+        number = Decimal("nan")
+    if not number.is_finite() or number.adjusted() > DIGITS or number != number.to_integral_value():
+        raise ValueError(f"must be a whole number, got {shown(text)}")
+    return int(number)
+
+
+def number_from(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"must be a number, got {shown(text)}") from None
+
+
+def _unwrapped(docstring: str) -> str:
+    """The docstring with each paragraph, and what it says of each argument, on one line: tyro keeps the ends of lines."""
+    lines: list[str] = []
+    for line in inspect.cleandoc(docstring).splitlines():
+        goes_on = lines and lines[-1] and line and not re.match(r"Args:| {4}\w+:", line) and lines[-1] != "Args:"
+        lines[-1:] = [f"{lines[-1]} {line.strip()}"] if goes_on else [*lines[-1:], line]
+    return "\n".join(lines)
+
+
+def _registry() -> ConstructorRegistry:
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def number(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if kind.type not in (int, float):
+            return None
+        convert = whole_number_from if kind.type is int else number_from
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar=kind.type.__name__.upper(),
+            instance_from_str=lambda words: convert(words[0]),
+            is_instance=lambda value: isinstance(value, kind.type | int) and not isinstance(value, bool),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    return registry
+
+
+class _Captured(io.StringIO):
+    """Text that is printed, with boxes as for UTF-8; `like`: boxes and colours as that stream has them."""
+
+    def __init__(self, like: Any = None) -> None:
+        super().__init__()
+        self.like = like
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8" if self.like is None else str(self.like.encoding)
+
+    def isatty(self) -> bool:
+        return self.like is not None and bool(self.like.isatty())
+
+
+def _print_help(read: Callable[[Sequence[str]], Any], words: Sequence[str]) -> NoReturn:
+    """Prints the help with lines no longer than the terminal's. tyro wraps what is in its boxes only."""
+    text = _Captured(sys.stdout) if sys.stdout is not None else _Captured()
+    with redirect_stdout(text), suppress(SystemExit):
+        read(words)
+    width = shutil.get_terminal_size().columns
+    for line in text.getvalue().replace(" Example: ", "\nExample: ", 1).splitlines():
+        long = len(line) > width and line[:1].isalpha()
+        print(textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False) if long else line)
+    sys.exit(0)
+
+
+@contextmanager
+def _columns(width: int) -> Iterator[None]:
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(width)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+
+
+def _flags(read: Callable[[Sequence[str]], Any]) -> list[str]:
+    """The flags that the help lists."""
+    text = _Captured()
+    try:
+        with redirect_stdout(text), _columns(NARROW):
+            read(["--help"])
+    except SystemExit:
+        pass
+    lines = (re.match(r"(?:-{1,2}[\w.-]+(?:, )?)+", line) for line in _content(text.getvalue()))
+    return [flag for line in lines if line for flag in line[0].split(", ")]
+
+
+def _unknown_flag(words: Sequence[str], flags: Sequence[str]) -> str | None:
+    """What is wrong with the first word that looks like a flag, and is none."""
+    for word in words:
+        name = word.split("=")[0]
+        if re.match(r"--?[A-Za-z]", word) and name.replace("_", "-") not in flags:
+            near = _nearest(name.lstrip("-").lower(), flags)
+            return f"there is no flag {name[:80]}" + (f"; did you mean {near}?" if near else "")
+    return None
+
+
+def _nearest(name: str, flags: Sequence[str]) -> str | None:
+    """The flag with that name in another group, with these initials (lr: learning-rate), or spelled most like it."""
+    last = {flag: flag.lstrip("-").split(".")[-1] for flag in flags}
+    for flag, word in last.items():
+        initials = "".join(part[0] for part in word.split("-") if part)
+        if word == name or (len(name) > 1 and initials == name):
+            return flag
+    for spelled in ({flag.lstrip("-"): flag for flag in flags}, {word: flag for flag, word in last.items()}):
+        near = difflib.get_close_matches(name[:80], spelled, n=1)
+        if near:
+            return spelled[near[0]]
+    return None
+
+
+def _refusal(box: str) -> str:
+    """The first part of what tyro prints, as a line."""
+    lines = _content(box)
+    rule = next((number for number, line in enumerate(lines) if set(line.strip()) == {"─"}), len(lines))
+    lines = lines[:rule]
+    text = " ".join(" ".join(lines).split())
+    if text.startswith("Missing from"):
+        names = [line.strip() for line in lines if re.match(r" {4}\S", line)]
+        return f"{' and '.join(names)} must be given"
+    if choice := re.match(r"invalid choice (.*) for argument '(.*)'\. Expected one of \((.*)\)", text):
+        names = sorted(name for name in re.findall(r"'([^']*)'", choice[3]) if name != "None")
+        return f"{choice[2]} must be one of {', '.join(names)}, got {choice[1]}"
+    if lacking := re.match(r"Missing value for argument '(.*)'", text):
+        return f"{lacking[1]} needs a value"
+    if extra := re.match("Unrecognized options: (.*)", text):
+        return f"unexpected {shown(extra[1])}"
+    if value := re.match(r"Error parsing ([^:]*): (.*)", text):
+        flag, why = value.groups()
+        if ours := re.search(r"must be a (?:whole )?number, got .*", why):
+            return f"{flag} {ours[0]}"
+        if typed := re.search(r"Could not find valid parse for arguments: \[(.*)\]", why):
+            return f"{flag} cannot be {typed[1]}"
+        return why if why.startswith(flag) else f"{flag}: {why}"
+    return text or "these words cannot be read"
+
+
+def _content(box: str) -> list[str]:
+    """The lines inside a box, without its sides and colours."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    return [line[2:-1].rstrip() for line in plain.splitlines() if line.startswith("│")]

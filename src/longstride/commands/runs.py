@@ -1,0 +1,149 @@
+"""The runs in a folder: how far each is, its best bits per byte, and whether it is running, done, stopped or damaged."""
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from longstride.common.files import open_inside, read_text
+from longstride.training.config import TrainConfig
+from longstride.training.lock import NAME as LOCK
+from longstride.training.metrics import NAME as METRICS
+from longstride.training.metrics import iterate
+
+LEVELS = 2
+"""Folders inside each other in which runs are looked for."""
+MOST_FOLDERS = 10_000
+"""That are looked at."""
+SHOWN = 60
+"""Characters of a name, or of what is wrong, that a line has."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    folder: Path
+    changed: float
+    """When its metrics or its config were written last, in seconds since 1970."""
+    state: str
+    """running, done, stopped or damaged."""
+    step: int = 0
+    steps: int = 0
+    best: float | None = None
+    """Bits per byte of the best validation."""
+    problem: str = ""
+    """What is wrong with a damaged one."""
+
+
+def list_runs(folder: Path) -> list[RunState]:
+    """The runs in a folder, and in its folders, newest first. Links are not followed."""
+    if not folder.is_dir():
+        raise ValueError(f"runs: {folder} is no folder; give the folder that has the runs")
+    return sorted((read_state(run) for run in _folders(folder, LEVELS)), key=lambda run: run.changed, reverse=True)
+
+
+def show_runs(folder: Path) -> None:
+    """Prints a line for each run."""
+    runs = list_runs(folder)
+    if not runs:
+        print(f"{_plain(str(folder))} has no runs; longstride train makes one")
+        return
+    rows = [("run", "step", "bits per byte", "state", "changed"), *(_row(run) for run in runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        name, step, best, state = (text.ljust(width) for text, width in zip(row, widths))
+        print(f"{name}  {step}  {best}  {state}  {row[4]}")
+
+
+def read_state(folder: Path) -> RunState:
+    """Never raises: what cannot be read is damaged."""
+    changed = max(_modified(folder / name) or 0.0 for name in ("config.json", METRICS))
+    try:
+        config = TrainConfig.from_json(read_text(folder / "config.json"), "config.json")
+        step, best, without_better = _read_metrics(folder / METRICS)
+        running = _is_locked(folder / LOCK)
+    except (ValueError, OSError) as error:
+        return RunState(folder, changed, "damaged", problem=str(error))
+    done = step >= config.steps or 0 < config.patience <= without_better
+    state = "running" if running else "done" if done else "stopped"
+    return RunState(folder, changed, state, step, config.steps, best)
+
+
+def _folders(folder: Path, levels: int) -> Iterator[Path]:
+    """The folder, if it is a run, and the runs in it."""
+    left = MOST_FOLDERS
+    level = [folder]
+    for _ in range(levels + 1):
+        inner: list[Path] = []
+        for path in level:
+            if _is_run(path):
+                yield path
+                continue
+            with suppress(OSError), os.scandir(path) as entries:
+                for entry in entries:
+                    if left and entry.is_dir(follow_symlinks=False):
+                        left -= 1
+                        inner.append(Path(entry.path))
+        level = inner
+
+
+def _is_run(folder: Path) -> bool:
+    """A saved model has a config.json, too, but nothing of these."""
+    names = ("run.json", METRICS, LOCK)
+    return _modified(folder / "config.json") is not None and any(os.path.lexists(folder / name) for name in names)
+
+
+def _read_metrics(path: Path) -> tuple[int, float | None, int]:
+    """The last step, the best validation, and how many validations came after that."""
+    step, best, without_better = 0, None, 0
+    for row in iterate(path) if os.path.lexists(path) else ():
+        step = max(step, row["step"])
+        bits = row.get("valid_bits_per_byte")
+        if bits is not None:
+            without_better += 1
+            if best is None or bits < best:
+                best, without_better = float(bits), 0
+    return step, best, without_better
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process trains there."""
+    if not os.path.lexists(path):
+        return False
+    handle = open_inside(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # Of file systems that have no locks.
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+def _modified(path: Path) -> float | None:
+    """When a regular file was written last."""
+    try:
+        about = path.lstat()
+    except OSError:
+        return None
+    return about.st_mtime if stat.S_ISREG(about.st_mode) else None
+
+
+def _row(run: RunState) -> tuple[str, str, str, str, str]:
+    step = f"{run.step:,}/{run.steps:,}" if run.steps else ""
+    best = "" if run.best is None else f"{run.best:.4f}"
+    try:
+        when = datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        when = ""
+    return _plain(str(run.folder)), step, best, run.state, f"{when}  {_plain(run.problem)[:SHOWN]}".rstrip()
+
+
+def _plain(text: str) -> str:
+    """Without what would move a terminal's cursor, or cannot be printed."""
+    return "".join(x if x.isprintable() else "?" for x in text)

@@ -1,0 +1,43 @@
+"""longstride data prepare, data fetch"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+Kind = Literal["text", "images", "audio", "bytes"]
+
+
+def data_prepare(
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
+    kind: Kind | None = None,
+    join: bool = False,
+    max_bytes: int | None = None,
+) -> None:
+    """Turn files into a store that training reads. Example: longstride data prepare enwik8.zip enwik8
+
+    Args:
+        source: A file, or a folder of them: text (also packed), images, sound, or anything.
+        out: The store's folder.
+        kind: What the source is; left out, its names and contents say.
+        join: Put all files together and split anew, also if some are named train, valid or test.
+        max_bytes: The most that the source may unpack to; if left out, 1 GiB, or 100 times its size if that is more.
+    """
+    from longstride.data.prepare import prepare
+
+    store = prepare(source, out, kind, max_bytes=max_bytes, join=join)
+    sizes = ", ".join(f"{name} {size:,} bytes" for name, size in store.splits.items())
+    print(f"{out}: {store.kind}, {sizes}")
+
+
+def data_fetch(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")], folder: Path = Path(".")) -> None:
+    """Download a data set, checked; run again, it goes on where it stopped. Example: longstride data fetch enwik8
+
+    Args:
+        name: enwik8 or cifar10.
+        folder: Where to put it.
+    """
+    from longstride.data.fetch import fetch
+
+    print(f"wrote {fetch(name, folder)}")

@@ -1,0 +1,15 @@
+"""longstride demo"""
+
+from pathlib import Path
+
+
+def demo(folder: Path = Path("demo"), steps: int = 500) -> None:
+    """Train a small model on bundled text, and compare it with gzip and xz. Example: longstride demo
+
+    Args:
+        folder: Where everything goes.
+        steps: How long to train; 500 are about two minutes on two cores.
+    """
+    from longstride.commands.demo import demo as run
+
+    run(folder, steps)

@@ -1,0 +1,87 @@
+"""longstride plot patterns, plot attention, plot run"""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from longstride.patterns.notation import parse
+
+
+def plot_run(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")], out: Path | None = None
+) -> None:
+    """Draw a run on one page: curves, settings, samples; or compare several. Example: longstride plot run RUN
+
+    Args:
+        runs: The run's folder. Of several the curves are drawn together, and in what their settings differ.
+        out: The picture to write, PNG or SVG by its ending; left out: page.png in the run, or runs.png here for several.
+    """
+    from longstride.pictures.run import plot_run
+
+    print(f"wrote {plot_run(runs, out)}")
+
+
+def plot_attention(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")],
+    position: tuple[int, ...] = (),
+    layers: tuple[int, ...] = (),
+    heads: tuple[int, ...] = (),
+    data: Path | None = None,
+    split: str = "valid",
+    item: int = 0,
+    out: Path = Path("attention.png"),
+) -> None:
+    """Draw what each layer and head looks at: the paper's figure 2. Example: longstride plot attention RUN --layers 0 5
+
+    Args:
+        folder: A run, one of its checkpoints, or a saved model.
+        position: Which byte is predicted; several get a picture each. Left out: about two thirds down. Row r, column c of an
+            image is (r * width + c) * channels.
+        layers: Which rows of panels; up to 8, evenly, if left out.
+        heads: Which columns of panels; up to 8, evenly, if left out.
+        data: What it looks at, a store or a source as for training; the run's own data if left out.
+        split: Of the data.
+        item: Which image, or which piece as long as the context.
+        out: The picture to write, PNG or SVG by its ending.
+    """
+    from longstride.pictures.attention import plot_attention
+
+    for path in plot_attention(folder, position, layers, heads, data, split, item, out):
+        print(f"wrote {path}")
+
+
+def plot_patterns(
+    patterns: tuple[str, ...] = (),
+    height: int = 6,
+    width: int = 6,
+    row: int | None = None,
+    column: int | None = None,
+    out: Path = Path("patterns.png"),
+) -> None:
+    """Draw the paper's figure 3 for any patterns and image size.
+
+    Example: longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.svg
+
+    Args:
+        patterns: A column of the figure each, as text with a pattern for every head. Left out: full attention, strided
+            and fixed attention with the width as their stride, as in the paper.
+        height: Rows of the image.
+        width: Bytes in a row of the image.
+        row: The pixel whose view is drawn; about two thirds down if left out.
+        column: The same across; the middle if left out.
+        out: The picture to write, PNG or SVG by its ending.
+    """
+    try:
+        from longstride.pictures.patterns import Scheme, plot_patterns
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"plot patterns needs {error.name}, which is not installed: pip install 'longstride[plot]'"
+        ) from None
+    texts = {text: text for text in patterns} or {
+        "Transformer": "dense()",
+        "Sparse Transformer (strided)": f"strided({width})",
+        "Sparse Transformer (fixed)": f"fixed({width}, 1)",
+    }
+    plot_patterns([Scheme(name, parse(text)) for name, text in texts.items()], out, height, width, row, column)
+    print(f"wrote {out}")

@@ -1,0 +1,17 @@
+"""longstride runs"""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def runs(folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = Path(".")) -> None:
+    """List runs with their step, best bits per byte and state, newest first. Example: longstride runs
+
+    Args:
+        folder: Where to look, two folders deep.
+    """
+    from longstride.commands.runs import show_runs
+
+    show_runs(folder)

@@ -1,0 +1,22 @@
+"""longstride sample"""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from longstride.sampling.request import Request
+
+
+def sample(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")],
+    request: Annotated[Request, tyro.conf.arg(name="")],
+) -> None:
+    """Make text, images or sound, or complete some. Example: longstride sample RUN --prompt 'The ' --temperature 0.8
+
+    Args:
+        folder: A run, whose best weights are taken, one of its checkpoints, or a saved model.
+    """
+    from longstride.commands.sample import sample as run
+
+    run(folder, request)

@@ -1,0 +1,172 @@
+"""longstride train"""
+
+import json
+import os
+import shlex
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from longstride.commands.exits import is_main_process
+from longstride.commands.parser import HELP, parse
+from longstride.common.files import parse_object, read_text
+from longstride.model.presets import DENSE, PRESETS
+from longstride.training.config import Resume, TrainConfig, TypedConfig
+from longstride.training.presets import train_preset
+
+if TYPE_CHECKING:
+    from longstride.training import Summary
+
+SIGNALLED = 128
+"""Shells add this to a signal's number."""
+RESUME_NOT = "--resume=no"
+
+
+def _read_resume(words: list[str]) -> bool | str:
+    known: dict[str, bool | str] = {"": True, "auto": "auto", "no": False}
+    if " ".join(words) not in known:
+        raise ValueError(f"--resume stands alone, or before auto, got {' '.join(words)!r}")
+    return known[" ".join(words)]
+
+
+RESUME = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[auto]",
+    instance_from_str=_read_resume,
+    is_instance=lambda value: value in (True, False, "auto"),
+    str_from_instance=lambda value: ["auto"] if value == "auto" else [] if value else ["no"],
+)
+"""--resume, --resume auto, or --no-resume, which is turned into --resume=no."""
+SHOWN = "text-small"
+"""The preset whose defaults `longstride train --help` has."""
+LEFT = ("model.safetensors", "curve.png", "sample-data.*", "sample-model.*", "metrics.jsonl", "checkpoints")
+"""What a run leaves in its folder."""
+
+
+def _hint(default: str) -> str:
+    """The end of a flag's help."""
+    return "(required)" if default in ("", "''") else f"(default: {default})"
+
+
+@dataclass(frozen=True)
+class Flags(TypedConfig):
+    """The flags of a preset, of which these two have no default."""
+
+    data: Annotated[
+        str,
+        tyro.conf.arg(
+            help="A prepared store, or a source: a text, an image or a sound file, or a folder of them.",
+            help_behavior_hint=_hint,
+        ),
+    ] = ""
+    out: Annotated[str, tyro.conf.arg(help="The run's folder.", help_behavior_hint=_hint)] = ""
+
+
+def train(words: Sequence[str]) -> None:
+    """Train a preset on data."""
+    prog = f"longstride train {words[0]}" if words else ""
+    if words and words[0] in HELP:
+        prog, words = "longstride train PRESET", [SHOWN, *words]
+    file = _value("--config", words)
+    if file is not None and words[0].startswith("-"):
+        prog, words = "longstride train", ["", *words]
+    if not words or words[0].startswith("-"):
+        raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
+    start = _resumed(words) or (train_preset(words[0]) if words[0] else None)
+    if file is not None:
+        start = read_config(Path(file), start)
+    assert start is not None
+    default = Flags.of(start)
+
+    def verb(
+        config: Annotated[Flags, tyro.conf.arg(name="")] = default,
+        resume: Annotated[Resume, RESUME] = False,
+        until: int | None = None,
+        settings: Annotated[Path | None, tyro.conf.arg(name="config")] = None,
+    ) -> None:
+        """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000
+
+        PRESETS
+
+        Every field of the preset can be changed: --model.layers 12 --optimizer.learning-rate 0.001
+
+        Args:
+            resume: Go on with the run in --out, exactly where it stopped, with the settings that it has. --resume auto also
+                begins a run that is not there: for batch systems that start a job again. --no-resume: begin a new one.
+            until: Pause after this step, as Ctrl-C does.
+            settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
+                file with a whole model needs no preset. The file's out is not read.
+        """
+        _train(words[0] or SHOWN, config.checked(), resume, until)
+
+    verb.__doc__ = (verb.__doc__ or "").replace(
+        "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
+    )
+    typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
+    parse(verb, prog, typed, "train")()
+
+
+def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
+    """The settings of a file, TOML or JSON. What it leaves out is as in `start`, without which the model must be whole."""
+    text = read_text(path)
+    try:
+        given = tomllib.loads(text) if path.suffix == ".toml" else parse_object(text, str(path), finite=False)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    merged = {} if start is None else asdict(start)
+    for name, value in given.items():
+        inner = name in ("model", "optimizer") and isinstance(value, dict) and name in merged
+        merged[name] = {**merged[name], **value} if inner else value
+    merged["out"] = "" if start is None else start.out
+    return TrainConfig.from_json(json.dumps(merged, default=str), str(path))
+
+
+def _presets() -> str:
+    return f"The presets are {', '.join(PRESETS)}; with {DENSE} after its name a preset has full attention."
+
+
+def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None) -> None:
+    """Trains, and prints how it ended. An interrupted run ends the process as its signal would: 130, or 143."""
+    from longstride.training import train as run
+
+    found = run(config, resume, until)
+    if is_main_process():
+        _print(preset, found)
+    if found.signal is not None:
+        sys.exit(SIGNALLED + found.signal)
+
+
+def _print(preset: str, found: "Summary") -> None:
+    speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"
+    print(f"{found.folder}: step {found.step}, {found.reason}; {speed}")
+    if found.best_bits_per_byte is not None:
+        print(f"best validation {found.best_bits_per_byte:.4f} bits per byte, at step {found.best_step}")
+    there = [name for name in LEFT if list(found.folder.glob(name))]
+    print(f"there: {', '.join(there)}")
+    if not found.done:
+        started = ", started by torchrun as before" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+        way = shlex.join(["longstride", "train", preset, "--out", str(found.folder), "--resume"])
+        print(f"all is saved; to go on{started}: {way}")
+
+
+def _value(flag: str, words: Sequence[str]) -> str | None:
+    """What is typed after a flag, before all flags are read."""
+    if flag in words[:-1]:
+        return words[words.index(flag) + 1]
+    return next((word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")), None)
+
+
+def _resumed(words: Sequence[str]) -> TrainConfig | None:
+    """The settings of the run that is to be resumed: what is typed with --resume is what differs from them."""
+    folder = _value("--out", words)
+    last = next((word for word in reversed(words) if word.split("=")[0] in ("--resume", "--no-resume")), "--no-resume")
+    if last in ("--no-resume", RESUME_NOT) or folder is None:
+        return None
+    path = Path(folder) / "config.json"
+    return TrainConfig.from_json(read_text(path), str(path)) if path.is_file() else None

@@ -1,0 +1,34 @@
+"""Public names of a package, imported at their first use (PEP 562), so that the command line starts without torch."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, public: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns `__getattr__` and `__dir__` for the package. `public` maps a module to the names that it defines.
+
+    Modules of the package are found as well: `import longstride; longstride.patterns`. No name may be that of a module:
+    importing the module would replace it.
+    """
+    modules = {name: module for module, names in public.items() for name in names}
+
+    def get_attribute(name: str) -> Any:
+        if name in modules:
+            value = getattr(import_module(modules[name]), name)
+            setattr(sys.modules[package], name, value)  # Later uses do not come here.
+            return value
+        if not name.startswith("_"):
+            full = f"{package}.{name}"
+            try:
+                return import_module(full)
+            except ModuleNotFoundError as error:
+                if error.name != full:
+                    raise
+        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return get_attribute, list_names

@@ -1,0 +1,62 @@
+import json
+
+import pytest
+
+pytest.importorskip("tyro")
+
+from longstride.commands.main import main
+from longstride.commands.verbs import train as verb
+from longstride.training import train_preset
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The configs that would be trained."""
+    found = []
+    monkeypatch.setattr(verb, "_train", lambda preset, config, resume, until: found.append(config))
+    return found
+
+
+def test_a_toml_file_is_a_start(tmp_path, started):
+    path = tmp_path / "run.toml"
+    path.write_text('steps = 7\nout = "elsewhere"\n[model]\nlayers = 2\n[optimizer]\nlearning_rate = 0.5\n')
+    main(["train", "text-small", "--config", str(path), "--data", "x", "--out", "new", "--batch", "1e1"])
+    main(["train", "text-small", f"--config={path}", "--steps", "9", "--model.layers", "3"])
+    first, second = started
+    preset = train_preset("text-small")
+    assert (first.steps, first.model.layers, first.optimizer.learning_rate, first.batch) == (7, 2, 0.5, 10)
+    assert (first.out, first.data) == ("new", "x")
+    assert (first.model.width, first.optimizer.name) == (preset.model.width, "muon")
+    assert (second.steps, second.model.layers, second.out) == (9, 3, "")
+
+
+def test_a_runs_config_is_a_start_without_a_preset(tmp_path, started):
+    path = tmp_path / "config.json"
+    path.write_text(train_preset("enwik8", data="enwik8", out="old", seed=3).to_json())
+    main(["train", "--config", str(path), "--out", "new"])
+    assert started == [train_preset("enwik8", data="enwik8", out="new", seed=3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.toml", "steps = ", "is not TOML: "),
+        ("a.toml", "stesp = 3", "there is no field 'stesp'; did you mean 'steps'?"),
+        ("a.toml", "steps = 2020-01-01", "steps must be a whole number"),
+        ("a.toml", "model = 3", "model must be an object, got 3"),
+        ("a.json", "{", "is not JSON: "),
+        ("a.json", json.dumps({"steps": 0}), "steps must be at least 1, got 0"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path, capsys, name, text, says):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(SystemExit) as end:
+        main(["train", "text-small", "--config", str(path)])
+    err = capsys.readouterr().err
+    assert (end.value.code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"longstride: {path}")
+    assert says in err
+    with pytest.raises(SystemExit):
+        main(["train", "--config", str(tmp_path / "nowhere.toml")])
+    assert "nowhere.toml" in capsys.readouterr().err
