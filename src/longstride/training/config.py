@@ -63,7 +63,10 @@ class TrainConfig:
     """A prepared store, or a source: a text, an image or a sound file, or a folder of them."""
     out: str = ""
     """The run's folder."""
+    init_from: str = ""
+    """Begin with the weights of a run, one of its checkpoints or a saved model. All shapes must be those of the model."""
     steps: int = 1000
+    """Of the whole run. More of them with --resume extend it, with the learning rates of a run of the new total."""
     batch: int = 8
     """Sequences of a step, over all processes."""
     accumulate: int = 1
@@ -155,6 +158,7 @@ RULES: dict[str, Rule] = {
     "model": Made(ModelConfig),
     "data": PathText(),
     "out": PathText(),
+    "init_from": PathText(),
     "steps": Whole(1),
     "batch": Whole(1, "batch"),
     "accumulate": Whole(1),

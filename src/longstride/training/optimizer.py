@@ -19,6 +19,15 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     return config.learning_rate * (config.final + (1 - config.final) * (1 + cos(pi * done)) / 2)
 
 
+def describe_extension(config: OptimizerConfig, step: int, before: int, steps: int) -> str:
+    """Which learning rates a run has that is extended, after `step` steps, from `before` to `steps` of them."""
+    was, now = learning_rate(config, max(0, step - 1), before), learning_rate(config, step, steps)
+    return (
+        f"from {before:,} to {steps:,} steps; from step {step + 1:,} on it has the learning rates of a run of {steps:,} "
+        f"steps: {now:.3g} now, {was:.3g} before"
+    )
+
+
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
     """Together they have every parameter once. Weight decay is for those with two or more dimensions, and decoupled."""
     named = dict(model.named_parameters())

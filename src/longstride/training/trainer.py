@@ -8,10 +8,9 @@ import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from math import isfinite, log
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -28,8 +27,9 @@ from longstride.training.checkpoint import Checkpoints, SaveError
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
 from longstride.training.distributed import Spread, averaging_dtype, whole_weights
+from longstride.training.initial import Initial
 from longstride.training.interrupts import Interrupts
-from longstride.training.optimizer import learning_rate, make_optimizers, set_learning_rate
+from longstride.training.optimizer import describe_extension, learning_rate, make_optimizers, set_learning_rate
 from longstride.training.precision import Updates
 from longstride.training.preflight import check_settings, check_store, open_verified
 from longstride.training.progress import Reporter, check_tensorboard
@@ -38,31 +38,11 @@ from longstride.training.run import WEIGHTS, Resume, Run, check_resume
 from longstride.training.samples import write_samples
 from longstride.training.speed import Speed, matrix_rate
 from longstride.training.standing import Standing
+from longstride.training.summary import Summary as Summary
 from longstride.training.validation import validate
 
 Say = Callable[[str], None]
 DONE, INTERRUPTED = "all steps are done", "interrupted"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How a run ended."""
-
-    folder: Path
-    step: int
-    bits_per_byte: float | None
-    """Of the last logged training steps."""
-    valid_bits_per_byte: float | None
-    """Of the last validation; the best one's weights are kept."""
-    best_bits_per_byte: float | None
-    best_step: int | None
-    seconds: float
-    bytes_per_second: float
-    loader_share: float
-    """Of the time, how much was spent waiting for data."""
-    reason: str
-    done: bool
-    """Whether there is nothing left to do; else `resume` goes on."""
 
 
 class Trainer:
@@ -113,6 +93,11 @@ class Trainer:
         """The step of the last checkpoint. At 0 there is nothing to save that a new run would not have."""
         if resume:
             self._resume(resume == "auto", say)
+        if config.init_from and not self.step:
+            self._take_initial_weights(say)
+        if self.run.steps_before is not None:
+            rates = describe_extension(config.optimizer, self.step, self.run.steps_before, config.steps)
+            say(f"{self.run.folder} is extended {rates}")
         ranks.wait()  # All have looked at the folder as it was.
         ranks.first_does(lambda: self.run.begin(config, self.store))
 
@@ -138,6 +123,15 @@ class Trainer:
                     self._write_best(self._weights())
         self.ranks.first_does(lambda: self.run.go_back(step, may_begin_anew, say))
         self.ranks.first_does(lambda: self.checkpoints.set_aside(step))
+
+    def _take_initial_weights(self, say: Say) -> None:
+        initial = self.ranks.together(lambda: Initial(self.config.init_from, self.config.model))
+        self.ranks.together(lambda: self.run.take_initial(initial.record))
+        initial.fill(self.model)
+        for name, x in self.model.named_parameters():
+            if self.average:
+                self.average[name].copy_(x.detach())
+        say(f"{self.run.folder} begins from the weights of {initial.record['path']}")
 
     def _take_state(self, state: dict[str, Any], step: int) -> None:
         owner = f"train: {self.run.checkpoints / f'step-{step}' / 'state.json'}"
@@ -273,6 +267,10 @@ def train(
     config: TrainConfig, resume: Resume = False, until: int | None = None, console: Console | None = None
 ) -> Summary:  # fmt: skip
     """Trains, and returns how it ended. `until`: pauses after that step, as Ctrl-C does; `resume` goes on from there.
+
+    A run that is resumed with more `steps` than it began with, finished or not, is extended: each further step has the
+    learning rate that it would have in a run of the new total, so that of a finished run rises again and then decays to the
+    new end. All other settings that a step depends on must be the run's own.
 
     resume="auto" is for batch systems that start a job again: it begins a run that is not there, and goes on with one that
     is. One that never came to a checkpoint begins anew, and its metrics are kept under another name until it has caught up.
