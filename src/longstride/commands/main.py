@@ -211,12 +211,15 @@ def train(words: Sequence[str]) -> None:
     """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000"""
     from longstride.training import train as run
     from longstride.training import train_preset
+    from longstride.training.fitting import fields_to_fit
 
     if words and words[0] in ("-h", "--help"):
         words = ["text-small", *words]
     if not words or words[0].startswith("-"):
         raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
-    default = TypedConfig.of(_resumed(words) or train_preset(words[0]))
+    resumed = _resumed(words)
+    default = TypedConfig.of(resumed or train_preset(words[0]))
+    fit = fields_to_fit(words) if resumed is None else []
 
     def verb(
         config: Annotated[TypedConfig, tyro.conf.arg(name="")] = default,
@@ -225,22 +228,21 @@ def train(words: Sequence[str]) -> None:
     ) -> None:
         """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000
 
-        Every field of the preset can be changed: --model.layers 12 --optimizer.learning-rate 0.001
+        Every field of the preset can be changed: --model.layers 12 --optimizer.learning-rate 0.001. For images of another
+        size than the preset's, context, embedding and stride follow from the data unless given.
 
         Args:
             resume: Go on with the run in --out, exactly where it stopped, with the settings that it has. --resume auto also
                 begins a run that is not there: for batch systems that start a job again. --no-resume: begin a new one.
             until: Pause after this step, as Ctrl-C does.
         """
-        found = run(config.checked(), resume, until)
+        found = run(config.checked(), resume, until, fit=fit)
         if not speaks():
             return
-        speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"
-        print(f"{found.folder}: step {found.step}, {found.reason}; {speed}")
+        print(f"{found.folder}: step {found.step}, {found.reason}; {found.speed}")
         if found.best_bits_per_byte is not None:
             print(f"best validation {found.best_bits_per_byte:.4f} bits per byte, at step {found.best_step}")
-        there = [name for name in LEFT if list(found.folder.glob(name))]
-        print(f"there: {', '.join(there)}")
+        print("there:", ", ".join(name for name in LEFT if list(found.folder.glob(name))))
         if not found.done:
             print("all is saved; the same command with --resume goes on from there")
 

@@ -23,3 +23,7 @@ class Summary:
     reason: str
     done: bool
     """Whether there is nothing left to do; else `resume` goes on."""
+
+    @property
+    def speed(self) -> str:
+        return f"{self.seconds:.0f} s, {self.bytes_per_second:,.0f} bytes/s"
