@@ -109,6 +109,19 @@ def test_a_text_is_printed(capfdbinary, tmp_path):
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_text_beyond_the_context(capfdbinary, tmp_path):
+    folder = a_run(tmp_path, "text")
+    words = ["--prompt", "To", "--length", 150, "--count", 2, "--out", tmp_path / "text.txt"]
+    code, _, err = run(capfdbinary, folder, *words)
+    assert code == 0
+    line = "152 bytes are more than the context of 64: the window slides, and each further one begins with the last 32 bytes"
+    assert err.startswith(line)
+    expected = wanted(folder, [b"To"] * 2, 150)
+    there = (tmp_path / "text.txt").read_bytes()
+    assert all(one.decode("utf-8", "replace").encode() in there for one in expected)
+    assert [len(one) for one in expected] == [152, 152]
+
+
 def test_characters_come_whole_and_others_are_replaced(capfdbinary, tmp_path, monkeypatch):
     folder = a_run(tmp_path, "text")
     flushed = []
@@ -358,8 +371,6 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
         ("--count 0", "sample: count must be at least 1, got 0"),
         ("--batch 0", "sample: batch must be at least 1, got 0"),
         ("--length 0", "sample: length must be at least 1, got 0"),
-        ("--length 65", "sample: length = 65 after a prompt of 0 bytes is more than the context of 64; give at most 64"),
-        ("--prompt ab --length 63", "after a prompt of 2 bytes is more than the context of 64; give at most 62"),
         ("--prompt " + 64 * "x", "sample: prompt has 64 bytes, and the context is 64; give at most 63"),
         ("--prompt a --prompt-file README.md", "sample: prompt = 'a' and prompt_file = 'README.md': give one"),
         ("--prompt-file nowhere.txt", "sample: prompt_file = 'nowhere.txt' does not exist; give a file"),
