@@ -81,3 +81,10 @@ def test_what_a_killed_process_leaves_is_known(tmp_path):
         assert not is_temporary(name)
     assert is_temporary(".model.1234.safetensors")  # Of an earlier version.
     assert not is_temporary(".lock")
+
+
+def test_an_error_names_the_file(tmp_path):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/weights\.bin'$"), atomic_path(tmp_path / "weights.bin"):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(OSError, match=r"No such file or directory: 'other'$"), atomic_path(tmp_path / "weights.bin"):
+        raise FileNotFoundError(2, "No such file or directory", "other")

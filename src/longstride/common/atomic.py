@@ -13,16 +13,28 @@ TEMPORARY = re.compile(r"\.[a-z0-9-]+\.\d+(-[0-9a-f]{8})?\.(json|jsonl|safetenso
 
 
 @contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """An OSError that names no file, as that of a full disk, gets the name of this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, with the same ending; renamed to it at the end, removed if anything fails."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _make_empty(path)
     try:
-        yield temporary
-        sync(temporary)  # Else a machine that fails may have the name, and nothing in it.
-        os.replace(temporary, path)
-        sync(path.parent)
+        with naming(path):
+            yield temporary
+            sync(temporary)  # Else a machine that fails may have the name, and nothing in it.
+            os.replace(temporary, path)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
