@@ -13,7 +13,7 @@ from longstride.common.device import choose_device
 from longstride.common.figures import EDGE, GAP, MONO, QUIET, add_axes, add_text, new_figure, picture_path, write_figure
 from longstride.model.inspection import Look, chosen, look
 from longstride.patterns import Pattern
-from longstride.pictures.panels import LINES, LONGEST, Weights, lines
+from longstride.pictures.panels import CONTINUED, LINES, LONGEST, Weights, lines
 from longstride.pictures.scene import OWNER, Scene, open_scene
 
 if TYPE_CHECKING:
@@ -97,8 +97,14 @@ def draw(scene: Scene, position: int, found: Look, layers: Sequence[int], heads:
             box = (EDGE + LABEL + column * (wide + GAP), down, wide, tall)
             weights = found.weights[row, column].float().cpu().numpy()
             _panel(figure, box, scene, weights, patterns[layer, head], size)
-    add_text(figure, EDGE, bottom + 0.15, IN_IMAGES if scene.item else IN_MATRICES, 7, QUIET, va="top")
+    add_text(figure, EDGE, bottom + 0.15, _legend(scene), 7, QUIET, va="top")
     return figure
+
+
+def _legend(scene: Scene) -> str:
+    if scene.item:
+        return IN_IMAGES
+    return f"{IN_MATRICES} {CONTINUED}: a further byte of a letter." if scene.kind == "text" else IN_MATRICES
 
 
 def _panel_size(scene: Scene, heads: int) -> tuple[float, float, float]:

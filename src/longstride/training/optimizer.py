@@ -10,9 +10,14 @@ from torch.optim import Adafactor, AdamW, Muon, Optimizer
 from longstride.training.config import OptimizerConfig
 
 
+def warmup_steps(config: OptimizerConfig, steps: int) -> int:
+    """The warm-up of a run of so many steps: at most a tenth of them."""
+    return min(config.warmup, steps // 10)
+
+
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """A line from 0 in the warm-up, then half a cosine to what is left at the end. Steps count from 0."""
-    warmup = min(config.warmup, steps // 10)
+    warmup = warmup_steps(config, steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)
