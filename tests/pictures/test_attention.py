@@ -30,9 +30,12 @@ def size(path):
 def test_a_picture_of_every_kind(kind, tmp_path):
     folder, data = saved(tmp_path, kind)
     path = tmp_path / "new/look.png"
+    path.parent.mkdir()
     assert plot_attention(folder, data=data, out=path) == [path]
     wide, tall = size(path)
-    fewer = plot_attention(folder, layers=[2], data=data, out=path)[0]
+    with pytest.raises(ValueError, match=r"look\.png is there already; add --force to replace it"):
+        plot_attention(folder, layers=[2], data=data, out=path)
+    fewer = plot_attention(folder, layers=[2], data=data, out=path, force=True)[0]
     assert size(fewer)[0] == wide >= 1100
     panel, below = (2.1, 0) if kind == "images" else (2.7, 3 * 0.125 + 0.04)
     assert (tall - size(fewer)[1]) / 150 == pytest.approx(2 * (0.2 + panel + below + 0.14), abs=0.02)

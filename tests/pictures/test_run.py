@@ -140,6 +140,9 @@ def test_several_runs_go_where_one_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert plot_run(folders).name == "runs.png"
     assert (tmp_path / "runs.png").is_file()
+    with pytest.raises(ValueError, match=r"runs\.png is there already; add --force to replace it"):
+        plot_run(folders)
+    assert plot_run(folders, force=True).name == "runs.png"
 
 
 def test_results():

@@ -1,17 +1,11 @@
 """The verbs of the command line; the only place that wires things together.
 
-longstride doctor enwik8
 longstride demo
-longstride presets
 longstride data prepare enwik8.zip enwik8
 longstride train text-small --data enwik8 --out run --steps 1000
 longstride eval run --split test --min-context 0 256 384
 longstride sample run --prompt 'The ' --temperature 0.8
-longstride plot run run
-longstride plot attention run
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
-longstride bench attention --lengths 4096 16384
-longstride bench sampling --preset enwik8 --batches 1 64
 """
 
 import difflib
@@ -77,6 +71,7 @@ def plot_patterns(
     row: int | None = None,
     column: int | None = None,
     out: Path = Path("patterns.png"),
+    force: bool = False,
 ) -> None:
     """Draw the paper's figure 3 for any patterns and image size.
 
@@ -90,6 +85,7 @@ def plot_patterns(
         row: The pixel whose view is drawn; about two thirds down if left out.
         column: The same across; the middle if left out.
         out: The picture to write, PNG or SVG by its ending.
+        force: A file that is there may be replaced.
     """
     try:
         from longstride.pictures.patterns import Scheme, plot_patterns
@@ -102,7 +98,7 @@ def plot_patterns(
         "Sparse Transformer (strided)": f"strided({width})",
         "Sparse Transformer (fixed)": f"fixed({width}, 1)",
     }
-    plot_patterns([Scheme(name, parse(text)) for name, text in texts.items()], out, height, width, row, column)
+    plot_patterns([Scheme(name, parse(text)) for name, text in texts.items()], out, height, width, row, column, force)
     print(f"wrote {out}")
 
 
@@ -165,17 +161,19 @@ def data_fetch(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar=
 
 
 def plot_run(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")], out: Path | None = None
-) -> None:
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")],
+    out: Path | None = None, force: bool = False,
+) -> None:  # fmt: skip
     """Draw a run on one page: curves, settings, samples; or compare several. Example: longstride plot run RUN
 
     Args:
         runs: The run's folder. Of several the curves are drawn together, and in what their settings differ.
         out: The picture to write, PNG or SVG by its ending; left out: page.png in the run, or runs.png here for several.
+        force: A file that is there may be replaced.
     """
     from longstride.pictures.run import plot_run
 
-    print(f"wrote {plot_run(runs, out)}")
+    print(f"wrote {plot_run(runs, out, force)}")
 
 
 def plot_attention(
@@ -187,6 +185,7 @@ def plot_attention(
     split: str = "valid",
     item: int = 0,
     out: Path = Path("attention.png"),
+    force: bool = False,
 ) -> None:
     """Draw what each layer and head looks at: the paper's figure 2. Example: longstride plot attention RUN --layers 0 5
 
@@ -200,10 +199,11 @@ def plot_attention(
         split: Of the data.
         item: Which image, or which piece as long as the context.
         out: The picture to write, PNG or SVG by its ending.
+        force: Files that are there may be replaced.
     """
     from longstride.pictures.attention import plot_attention
 
-    for path in plot_attention(folder, position, layers, heads, data, split, item, out):
+    for path in plot_attention(folder, position, layers, heads, data, split, item, out, force):
         print(f"wrote {path}")
 
 

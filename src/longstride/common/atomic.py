@@ -63,6 +63,21 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def check_output(owner: str, name: str, path: str | Path, may_replace: bool) -> Path:
+    """`path`, where a file of results may be written: the one rule for the outputs of all verbs, before any work.
+
+    A folder that is not there is not made. A file that is there is replaced only if it may be: with --force, or if it has
+    the name that the run itself gives it.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        what = f"{path.parent} is a file" if path.parent.exists() else f"there is no folder {path.parent}; make it first"
+        raise ValueError(f"{owner}: {name} = {str(path)!r} cannot be written: {what}")
+    if path.is_file() and not may_replace:
+        raise ValueError(f"{owner}: {path} is there already; add --force to replace it, or give another --{name}")
+    return writable(owner, name, path)
+
+
 def writable(owner: str, name: str, path: str | Path) -> Path:
     """`path`, where a file can be written, or an error that says why not: to be asked before the work, not after it."""
     path = Path(path)

@@ -10,7 +10,7 @@ from warnings import catch_warnings
 import numpy as np
 from numpy.typing import NDArray
 
-from longstride.common.atomic import writable
+from longstride.common.atomic import check_output
 from longstride.common.figures import EDGE, INK, QUIET, add_axes, add_text, letters, new_figure, picture_path, write_figure
 from longstride.common.files import check_run_folder, read_json, read_text
 from longstride.model.cost import parameter_count
@@ -45,8 +45,9 @@ SAMPLES = (
 )  # fmt: skip
 
 
-def plot_run(runs: Sequence[str | Path], path: str | Path | None = None) -> Path:
-    """page.png in the run, or runs.png here for several; unless told."""
+def plot_run(runs: Sequence[str | Path], path: str | Path | None = None, force: bool = False) -> Path:
+    """page.png in the run, or runs.png here for several; unless told. `force`: a file that is there may be replaced, as
+    page.png always may."""
     folders = [Path(run) for run in runs]
     if not folders:
         raise ValueError(f"{OWNER}: which run comes next, as in: longstride plot run RUN")
@@ -54,13 +55,14 @@ def plot_run(runs: Sequence[str | Path], path: str | Path | None = None) -> Path
         raise ValueError(f"{OWNER}: runs must be different ones, got {', '.join(map(str, folders))}")
     if len(folders) > len(COLOURS):
         raise ValueError(f"{OWNER}: {len(folders)} runs are given, and there are colours for {len(COLOURS)}; give fewer")
-    if path is None and len(folders) == 1:
+    own = path is None and len(folders) == 1
+    if own:
         check_run_folder(OWNER, folders[0])
         path = folders[0] / "page.png"
     path = picture_path(OWNER, path or "runs.png")
     new_figure(OWNER, 1, 1)  # Without matplotlib it ends here.
     rows = [read_rows(folder) for folder in folders]
-    writable(OWNER, "out", path)
+    check_output(OWNER, "out", path, may_replace=own or force)
     write_figure(_page(folders[0], rows[0]) if len(folders) == 1 else _comparison(folders, rows), path)
     return path
 
