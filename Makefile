@@ -18,7 +18,8 @@ $(READY): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/longstride doctor
-	$(BIN)/longstride plot patterns --out demo/patterns.png
+	mkdir -p demo
+	$(BIN)/longstride plot patterns --out demo/patterns.png --force
 	$(BIN)/longstride demo --folder demo
 
 test: lint

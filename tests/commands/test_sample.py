@@ -110,6 +110,19 @@ def test_a_text_is_printed(capfdbinary, tmp_path):
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_text_beyond_the_context(capfdbinary, tmp_path):
+    folder = a_run(tmp_path, "text")
+    words = ["--prompt", "To", "--length", 150, "--count", 2, "--out", tmp_path / "text.txt"]
+    code, _, err = run(capfdbinary, folder, *words)
+    assert code == 0
+    line = "152 bytes are more than the context of 64: the window slides, and each further one begins with the last 32 bytes"
+    assert err.startswith(line)
+    expected = wanted(folder, [b"To"] * 2, 150)
+    there = (tmp_path / "text.txt").read_bytes()
+    assert all(one.decode("utf-8", "replace").encode() in there for one in expected)
+    assert [len(one) for one in expected] == [152, 152]
+
+
 def test_characters_come_whole_and_others_are_replaced(capfdbinary, tmp_path, monkeypatch):
     folder = a_run(tmp_path, "text")
     flushed = []
@@ -243,6 +256,16 @@ def test_a_sheet_and_a_folder_of_images(capfdbinary, tmp_path):
     assert (tmp_path / "images/sheet.png").read_bytes() == (folder / "sample.png").read_bytes()
 
 
+def test_images_are_scaled_up(capfdbinary, tmp_path):
+    folder = a_run(tmp_path, "images")
+    made = np.frombuffer(b"".join(wanted(folder, [b""] * 2)), np.uint8).reshape(2, *ITEM)
+    run(capfdbinary, folder, "--count", 2, "--scale", 3, "--out", tmp_path / "images")
+    large = (3 * ITEM[0], 3 * ITEM[1], ITEM[2])
+    found = [np.asarray(Image.open(tmp_path / f"images/sample-{number}.png")) for number in range(2)]
+    assert np.array_equal(found, made.repeat(3, axis=1).repeat(3, axis=2))
+    assert np.array_equal(unframed(tmp_path / "images/sheet.png", large)[0], found)
+
+
 @pytest.fixture
 def originals(tmp_path):
     """The same three as an array, as a folder, and the first alone."""
@@ -359,13 +382,14 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
         ("--count 0", "sample: count must be at least 1, got 0"),
         ("--batch 0", "sample: batch must be at least 1, got 0"),
         ("--length 0", "sample: length must be at least 1, got 0"),
-        ("--length 65", "sample: length = 65 after a prompt of 0 bytes is more than the context of 64; give at most 64"),
-        ("--prompt ab --length 63", "after a prompt of 2 bytes is more than the context of 64; give at most 62"),
         ("--prompt " + 64 * "x", "sample: prompt has 64 bytes, and the context is 64; give at most 63"),
         ("--prompt a --prompt-file README.md", "sample: prompt = 'a' and prompt_file = 'README.md': give one"),
         ("--prompt-file nowhere.txt", "sample: prompt_file = 'nowhere.txt' does not exist; give a file"),
         ("--prompt-file /", "sample: prompt_file = '/' is a folder; give a file in it"),
         ("--keep-top 0.5", "sample: keep_top = 0.5 is for images, and the model makes text; leave it out"),
+        ("--scale 2", "sample: scale = 2 is for images, and the model makes text; leave it out"),
+        ("--scale 0", "sample: scale must be at least 1, got 0"),
+        ("--scale 65", "sample: scale must be at most 64, got 65"),
         ("--seconds 1", "sample: seconds = 1.0 is for audio, and the model makes text; leave it out"),
         ("--checkpoint step-3", "has no checkpoint 'step-3'; it has none yet"),
         ("--device nowhere", "sample: device = 'nowhere' cannot be used"),

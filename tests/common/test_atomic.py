@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from longstride.common.atomic import atomic_path, is_temporary, writable
+from longstride.common.atomic import atomic_path, check_output, is_temporary, writable
 
 
 def test_what_fails_leaves_the_old_file(tmp_path):
@@ -34,6 +34,22 @@ def test_writable_leaves_nothing_behind(tmp_path):
     path = tmp_path / "new" / "result.json"
     assert writable("test", "json", path) == path
     assert list(path.parent.iterdir()) == []
+
+
+def test_the_rule_for_outputs(tmp_path):
+    path = tmp_path / "picture.png"
+    assert check_output("plot", "out", path, may_replace=False) == path
+    path.write_text("mine")
+    with pytest.raises(ValueError, match=r"^plot: .*picture\.png is there already; add --force to replace it"):
+        check_output("plot", "out", path, may_replace=False)
+    assert check_output("plot", "out", path, may_replace=True) == path
+    with pytest.raises(ValueError, match=r"^plot: out = .* cannot be written: there is no folder .*new; make it first$"):
+        check_output("plot", "out", tmp_path / "new" / "picture.png", may_replace=True)
+    with pytest.raises(ValueError, match="cannot be written"):
+        check_output("plot", "out", path / "picture.png", may_replace=True)
+    with pytest.raises(ValueError, match="it is a folder"):
+        check_output("plot", "out", tmp_path, may_replace=True)
+    assert [one.name for one in tmp_path.iterdir()] == ["picture.png"]
 
 
 def test_what_cannot_be_written_is_named(tmp_path):
@@ -81,3 +97,10 @@ def test_what_a_killed_process_leaves_is_known(tmp_path):
         assert not is_temporary(name)
     assert is_temporary(".model.1234.safetensors")  # Of an earlier version.
     assert not is_temporary(".lock")
+
+
+def test_an_error_names_the_file(tmp_path):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/weights\.bin'$"), atomic_path(tmp_path / "weights.bin"):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(OSError, match=r"No such file or directory: 'other'$"), atomic_path(tmp_path / "weights.bin"):
+        raise FileNotFoundError(2, "No such file or directory", "other")

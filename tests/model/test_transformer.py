@@ -298,3 +298,17 @@ def test_blocks_compile_without_a_graph_break(recompute):
     expected = torch.autograd.grad(block(h).square().sum(), inputs)
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(torch.autograd.grad(compiled(h).square().sum(), inputs), expected)
+
+
+def test_one_graph_for_torch_compile():
+    """The look at the bytes' range is left out there: it would break the graph."""
+    torch._dynamo.reset()
+    made, tokens = model(layers=1), some_bytes()
+    compiled = torch.compile(made, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(tokens), made(tokens))
+    loss = torch.compile(made.loss, fullgraph=True, backend="eager")(tokens)
+    assert torch.equal(loss, made.loss(tokens))
+    loss.backward()
+    assert all(x.grad is not None for x in made.parameters())
+    with pytest.raises(ValueError, match="bytes must be 0 to 255"):
+        made(tokens.long() + 300)

@@ -13,7 +13,7 @@ from longstride.model import SparseTransformer
 from longstride.model.inspection import look
 from longstride.pictures import attention
 from longstride.pictures.attention import evenly, plot_attention
-from longstride.pictures.panels import SEEN, UNSEEN, image_panel, lines, matrix_panel, to_rgb
+from longstride.pictures.panels import SEEN, UNSEEN, characters, image_panel, lines, matrix_panel, to_rgb
 from longstride.pictures.scene import open_scene
 from tests.pictures.small import saved, store
 
@@ -30,9 +30,12 @@ def size(path):
 def test_a_picture_of_every_kind(kind, tmp_path):
     folder, data = saved(tmp_path, kind)
     path = tmp_path / "new/look.png"
+    path.parent.mkdir()
     assert plot_attention(folder, data=data, out=path) == [path]
     wide, tall = size(path)
-    fewer = plot_attention(folder, layers=[2], data=data, out=path)[0]
+    with pytest.raises(ValueError, match=r"look\.png is there already; add --force to replace it"):
+        plot_attention(folder, layers=[2], data=data, out=path)
+    fewer = plot_attention(folder, layers=[2], data=data, out=path, force=True)[0]
     assert size(fewer)[0] == wide >= 1100
     panel, below = (2.1, 0) if kind == "images" else (2.7, 3 * 0.125 + 0.04)
     assert (tall - size(fewer)[1]) / 150 == pytest.approx(2 * (0.2 + panel + below + 0.14), abs=0.02)
@@ -181,6 +184,29 @@ def test_words_name_the_byte_that_a_slot_has_read(tmp_path):
         " 70%     1 back  ijk$mnop[q]",  # And no 'r', which is predicted.
         " 25%  the start",
         "5.0%    15 back       abc[↵]defghijk",
+    ]
+
+
+def test_text_that_is_no_ascii():
+    text = "aé—b中😀\u0301ק".encode() + b"\xff\xe2\x82"
+    tokens = np.frombuffer(text, np.uint8)
+    shown = characters(tokens, 0, len(tokens))
+    assert shown == "aé‿—‿‿b" + "·" * (len(text) - 7)
+    assert len(shown) == len(text)  # One letter for each byte.
+    for first in range(len(text)):
+        assert characters(tokens, first, len(tokens)) == shown[first:]
+    assert characters(tokens, 0, 4) == "aé‿·"  # What the rest of that one is, nobody knows yet.
+
+
+def test_words_for_text_that_is_no_ascii(tmp_path):
+    folder, data = saved(tmp_path, "text")
+    scene = open_scene(folder, data, "valid", 0, CPU)
+    scene.tokens[:12] = np.frombuffer("één, één".encode(), np.uint8)
+    weights = np.zeros(9, np.float32)
+    weights[[4, 8]] = 0.4, 0.6
+    assert lines(scene, weights) == [
+        " 60%     1 back   é‿é‿n, [·]",  # Its second byte is what is predicted.
+        " 40%     5 back       é‿é[‿]n, ·",
     ]
 
 

@@ -22,9 +22,19 @@ def test_writes_a_png_that_is_not_blank(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
 
 
-def test_writes_an_svg_into_a_new_folder(tmp_path):
-    plot_patterns(schemes("strided(4)"), tmp_path / "new" / "figure.svg", height=3, width=4, row=2, column=0)
-    assert "<svg" in (tmp_path / "new" / "figure.svg").read_text()
+def test_writes_an_svg_and_replaces_nothing_unasked(tmp_path):
+    sizes = {"height": 3, "width": 4, "row": 2, "column": 0}
+    path = tmp_path / "figure.svg"
+    plot_patterns(schemes("strided(4)"), path, **sizes)
+    assert "<svg" in path.read_text()
+    path.write_text("mine")
+    with pytest.raises(ValueError, match=r"plot patterns: .*figure\.svg is there already; add --force to replace it"):
+        plot_patterns(schemes("strided(4)"), path, **sizes)
+    assert path.read_text() == "mine"
+    plot_patterns(schemes("strided(4)"), path, force=True, **sizes)
+    assert "<svg" in path.read_text()
+    with pytest.raises(ValueError, match=r"there is no folder .*new; make it first"):
+        plot_patterns(schemes("strided(4)"), tmp_path / "new" / "figure.svg", **sizes)
 
 
 @pytest.fixture

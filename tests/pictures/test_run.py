@@ -10,6 +10,7 @@ from PIL import Image
 from longstride.data.audio import to_wav
 from longstride.data.images import sheet
 from longstride.pictures.run import in_words, plain, plot_run, read_wav, results, settings
+from longstride.training.curve import draw_bits
 from longstride.training.run import Run
 from tests.training.small import config
 
@@ -107,11 +108,41 @@ def test_several_runs_and_in_what_they_differ(tmp_path, words):
     assert ">optimizer<" not in alike
 
 
+def test_a_comparison_says_which_lines_are_training(tmp_path, words):
+    folders = [run(tmp_path / name) for name in "ab"]
+    text = words(plot_run(folders, tmp_path / "runs.svg"))
+    assert text.count(">training<") == text.count(">validation<") + len(folders) == 1 + len(folders)  # Each has results.
+
+
+def test_the_warm_up_is_the_one_that_was_used(tmp_path):
+    assert settings(run(tmp_path / "a", steps=500, optimizer={"warmup": 50}))["warm-up"] == "50 steps"
+    found = settings(run(tmp_path / "b" / "run", steps=500, optimizer={"warmup": 5000}))["warm-up"]
+    assert found == "50 steps, not 5,000: at most a tenth of the run"
+
+
+def test_the_last_value_stands_behind_the_lines():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3))
+    axes = figure.subplots()
+    draw_bits(axes, ROWS)
+    (number,) = axes.texts
+    FigureCanvasAgg(figure).draw()
+    box = number.get_window_extent()
+    last = axes.transData.transform((ROWS[-1]["step"], 6.5))
+    assert box.x0 > last[0]
+    assert box.x1 < axes.get_window_extent().x1
+
+
 def test_several_runs_go_where_one_is(tmp_path, monkeypatch):
     folders = [run(tmp_path / name) for name in "ab"]
     monkeypatch.chdir(tmp_path)
     assert plot_run(folders).name == "runs.png"
     assert (tmp_path / "runs.png").is_file()
+    with pytest.raises(ValueError, match=r"runs\.png is there already; add --force to replace it"):
+        plot_run(folders)
+    assert plot_run(folders, force=True).name == "runs.png"
 
 
 def test_results():

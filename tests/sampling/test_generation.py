@@ -65,6 +65,46 @@ def test_goes_as_far_as_the_context():
     assert [len(sample) for sample in whole(generate(made, [b"abc", b""]))] == [21, 24]
 
 
+def test_beyond_the_context_the_window_slides():
+    made = model(pattern="distinct(merged(fixed(6, 2)))", context=24)
+    prompts = [b"", b"abcdefg", b"xyz"]
+    together = whole(generate(made, prompts, 60, seed=1))
+    assert [len(sample) for sample in together] == [60, 60, 60]
+    assert whole(generate(made, prompts, 60, seed=1)) == together
+    assert whole(generate(made, prompts, 60, seed=2)) != together
+    for number, prompt in enumerate(prompts):  # The same as alone, and as one that ends earlier.
+        assert whole(generate(made, [prompt], 60, seed=1, first=number)) == [together[number]]
+        assert whole(generate(made, [prompt], 31, seed=1, first=number)) == [together[number][:31]]
+
+
+def test_each_window_begins_with_the_last_half_of_the_one_before():
+    made = model(context=24)
+    (sample,) = whole(generate(made, [b"ab"], 60, top_k=1))
+    text = b"ab" + sample
+    assert whole(generate(made, [b"ab"], top_k=1)) == [text[2:24]]
+    for start in (12, 24):
+        assert whole(generate(made, [text[start : start + 12]], top_k=1)) == [text[start + 12 : start + 24]]
+    assert whole(generate(made, [text[36:48]], 12, top_k=1)) == [text[48:60]]
+    assert len(text) == 62
+
+
+def test_random_numbers_are_those_of_the_position_in_the_whole_sample(monkeypatch):
+    module, seen = import_module("longstride.sampling.decoder"), []
+    uniform = module.uniform
+    monkeypatch.setattr(module, "uniform", lambda state, position: seen.append(uniform(state, position)) or seen[-1])
+    list(generate(model(context=24), [b""], 40, seed=3))
+    slid = [float(x) for x in seen]
+    seen.clear()
+    list(generate(model(context=64), [b""], 40, seed=3))
+    assert slid == [float(x) for x in seen]
+
+
+def test_an_image_has_no_next_window():
+    made = model(context=24, embedding="image(2, 4, 3)")
+    with pytest.raises(ValueError, match="length = 22 after a prompt of 3 bytes is more than an image, which has 24"):
+        generate(made, [b"abc"], 22)
+
+
 def test_takes_the_most_likely_byte():
     made = model(context=24)
     (sample,) = whole(generate(made, [b"ab"], top_k=1))
@@ -113,7 +153,6 @@ def test_nothing_is_asked_for_nothing():
     [
         ([b"x" * 24], {}, "prompt 0 has 24 bytes, and the context is 24: give at most 23"),
         ([b"", b"x" * 30], {}, "prompt 1 has 30 bytes"),
-        ([b"abc"], {"length": 22}, "length = 22 after a prompt of 3 bytes is more than the context of 24; give at most 21"),
         ([b"abc"], {"length": 0}, "length"),
         (b"ab", {}, "prompts must be a list of bytes; prompt 0 is 97"),
         (["ab"], {}, "prompts must be a list of bytes; prompt 0 is 'ab'"),

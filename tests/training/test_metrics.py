@@ -1,3 +1,7 @@
+import os
+import shlex
+import subprocess
+
 import pytest
 
 from longstride.training import metrics
@@ -121,3 +125,21 @@ def test_a_file_too_large_to_be_drawn_can_still_be_gone_on_with(tmp_path, monkey
     assert Metrics(tmp_path).last_step() == 2
     with pytest.raises(ValueError, match=r"metrics.jsonl has 24 bytes; at most 20 are read as a whole"):
         read_metrics(tmp_path)
+
+
+def test_a_damaged_line_says_how_to_go_on(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo\n{"step": 3, "loss": 1.0}\n')
+    with pytest.raises(ValueError, match=r"line 2 .*; remove that line to go on without it: ") as caught:
+        read_metrics(tmp_path)
+    subprocess.run(shlex.split(str(caught.value).rpartition(": ")[2]), check=True)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 3]
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.jsonl'"):
+        Metrics(tmp_path).append({"step": 1})

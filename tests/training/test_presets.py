@@ -1,9 +1,12 @@
+import re
+from dataclasses import replace
+
 import pytest
 
 from longstride.model import preset
 from longstride.model.presets import PRESETS
 from longstride.training import train_preset
-from longstride.training.presets import SETTINGS
+from longstride.training.presets import PRESETS_FOR, SETTINGS
 
 
 def test_every_model_has_its_training():
@@ -29,6 +32,39 @@ def test_changes():
     assert (made.steps, made.seed, made.batch) == (3, 4, SETTINGS["text-small"]["batch"])
     with pytest.raises(ValueError, match="steps must be at least 1"):
         train_preset("text-small", steps=0)
+
+
+def test_nested_changes():
+    made = train_preset("text-small", model={"layers": 2}, optimizer={"learning_rate": 0.01}, steps=3)
+    assert made.model == replace(preset("text-small"), layers=2)
+    assert made.optimizer == replace(SETTINGS["text-small"]["optimizer"], learning_rate=0.01)
+    assert made.steps == 3
+    assert train_preset("text-small", model=preset("audio-small")).model == preset("audio-small")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"step": 3}, "train_preset: there is no field 'step'; did you mean 'steps'?"),
+        ({"model": {"layer": 2}}, "train_preset: model: there is no field 'layer'; did you mean 'layers'?"),
+        (
+            {"optimizer": {"learning-rate": 1}},
+            "train_preset: optimizer: there is no field 'learning-rate'; did you mean 'learning_rate'?",
+        ),
+        ({"model": {"layers": 0}}, "config: layers must be at least 1, got 0"),
+        ({"model": 3}, "train: model must be a ModelConfig, got 3"),
+    ],
+    ids=str,
+)
+def test_changes_that_are_refused(changes, says):
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}$"):
+        train_preset("text-small", **changes)
+
+
+def test_every_preset_is_for_some_data():
+    assert {name for names in PRESETS_FOR.values() for name in names} == PRESETS.keys()
+    for name in PRESETS:
+        assert (name in PRESETS_FOR["images"]) == preset(name).embedding.startswith("image(")
 
 
 def test_an_unknown_name():

@@ -91,7 +91,7 @@ def test_what_changes_no_step_may_change(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"steps": 3}, "steps was 1000 and is now 3"),
+        ({"init_from": "/elsewhere"}, "init_from was '' and is now '/elsewhere'"),
         ({"batch": 4}, "batch was 8 and is now 4"),
         ({"ema": 0.5}, "ema was 0.0 and is now 0.5"),
         ({"optimizer": replace(of("x").optimizer, beta1=0.5)}, "optimizer beta1 was 0.9 and is now 0.5"),
@@ -103,6 +103,14 @@ def test_what_changes_a_step_may_not(changes, says, tmp_path):
     begun(tmp_path)
     with pytest.raises(ValueError, match=f"train: {says}; a run is resumed with what it began with"):
         Run.resumed(replace(of(tmp_path), **changes))
+
+
+def test_steps_may_become_more_not_fewer(tmp_path):
+    begun(tmp_path)
+    assert Run.resumed(of(tmp_path)).steps_before is None
+    assert Run.resumed(of(tmp_path, steps=1001)).steps_before == 1000
+    with pytest.raises(ValueError, match="train: steps was 1000 and is now 3; it can be more, not less"):
+        Run.resumed(of(tmp_path, steps=3))
 
 
 def test_a_damaged_config_is_named(tmp_path):

@@ -14,6 +14,7 @@ from longstride.common.console import StandardError
 from longstride.common.device import choose_device
 from longstride.model import SparseTransformer
 from longstride.sampling import generate
+from longstride.sampling.generation import kept
 from longstride.sampling.meter import Meter
 from longstride.sampling.outputs import Stream, find_output
 from longstride.sampling.prompts import Prompts, find_prompts
@@ -51,6 +52,8 @@ def sample(folder: Path, request: Request) -> list[bytes]:
     total = sum(ends) - sum(map(len, prompts.each))
     interrupted = False
     console = StandardError()
+    if max(ends) > model.config.context:
+        console.print(_sliding(max(ends), model.config.context), highlight=False, soft_wrap=True)
     with Meter(console, total, shown=stream is None or (stream.file and console.is_terminal)) as meter:
         try:
             if stream is not None:
@@ -89,6 +92,7 @@ def sample(folder: Path, request: Request) -> list[bytes]:
 def _batches(model: SparseTransformer, prompts: Prompts, request: Request) -> Iterator[tuple[int, list[bytes]]]:
     """The number of the first sample of those that are made now, and what is new in each."""
     longest = max(map(len, prompts.each)) + prompts.length if prompts.length else model.config.context
+    longest = min(longest, model.config.context)
     size = request.batch or max(1, TOGETHER // longest)
     for first in range(0, len(prompts.each), size):
         with _in_our_name():
@@ -117,6 +121,13 @@ def _in_our_name() -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{OWNER}: {str(error).removeprefix('generate: ')}") from None
+
+
+def _sliding(end: int, context: int) -> str:
+    return (
+        f"{end:,} bytes are more than the context of {context:,}: the window slides, and each further one begins with the "
+        f"last {kept(context):,} bytes of the one before"
+    )
 
 
 def _noun(kind: str, count: int) -> str:

@@ -13,16 +13,28 @@ TEMPORARY = re.compile(r"\.[a-z0-9-]+\.\d+(-[0-9a-f]{8})?\.(json|jsonl|safetenso
 
 
 @contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """An OSError that names no file, as that of a full disk, gets the name of this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, with the same ending; renamed to it at the end, removed if anything fails."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _make_empty(path)
     try:
-        yield temporary
-        sync(temporary)  # Else a machine that fails may have the name, and nothing in it.
-        os.replace(temporary, path)
-        sync(path.parent)
+        with naming(path):
+            yield temporary
+            sync(temporary)  # Else a machine that fails may have the name, and nothing in it.
+            os.replace(temporary, path)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -49,6 +61,21 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_output(owner: str, name: str, path: str | Path, may_replace: bool) -> Path:
+    """`path`, where a file of results may be written: the one rule for the outputs of all verbs, before any work.
+
+    A folder that is not there is not made. A file that is there is replaced only if it may be: with --force, or if it has
+    the name that the run itself gives it.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        what = f"{path.parent} is a file" if path.parent.exists() else f"there is no folder {path.parent}; make it first"
+        raise ValueError(f"{owner}: {name} = {str(path)!r} cannot be written: {what}")
+    if path.is_file() and not may_replace:
+        raise ValueError(f"{owner}: {path} is there already; add --force to replace it, or give another --{name}")
+    return writable(owner, name, path)
 
 
 def writable(owner: str, name: str, path: str | Path) -> Path:

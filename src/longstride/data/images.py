@@ -268,13 +268,15 @@ def from_png(path: str | Path) -> tuple[bytes, Item]:
     return images.read(np.zeros(1, np.int64)).tobytes(), images.item
 
 
-def to_png(data: bytes | Bytes, item: tuple[int, ...], path: str | Path) -> None:
-    """The bytes of one image as a PNG file."""
-    sheet(data, item, 1, path)
+def to_png(data: bytes | Bytes, item: tuple[int, ...], path: str | Path, scale: int = 1) -> None:
+    """The bytes of one image as a PNG file. `scale`: pixels of the file, across and down, for each of the image."""
+    sheet(data, item, 1, path, scale=scale)
 
 
-def sheet(data: bytes | Bytes, item: tuple[int, ...], columns: int, path: str | Path, gap: int = 2) -> None:
-    """The bytes of images as one PNG file: a grid, row by row, on white."""
+def sheet(
+    data: bytes | Bytes, item: tuple[int, ...], columns: int, path: str | Path, gap: int = 2, scale: int = 1
+) -> None:  # fmt: skip
+    """The bytes of images as one PNG file: a grid, row by row, on white. `scale` as for `to_png`."""
     pillow = optional("PIL.Image", f"{path}: writing images")
     columns = whole_number("sheet", "columns", columns, 1)
     if len(item) != 3 or item[2] not in MODES:
@@ -283,7 +285,8 @@ def sheet(data: bytes | Bytes, item: tuple[int, ...], columns: int, path: str | 
     flat = np.frombuffer(bytes(data), np.uint8)
     if flat.size == 0 or flat.size % math.prod(item):
         raise ValueError(f"sheet: {flat.size} bytes are no whole number of images of {shape_text(item)}")
-    images = flat.reshape(-1, *item)
+    images = flat.reshape(-1, *item).repeat(scale, axis=1).repeat(scale, axis=2)
+    height, width = height * scale, width * scale
     rows, columns = math.ceil(len(images) / columns), min(columns, len(images))
     grid = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, channels), 255, np.uint8)
     for number, image in enumerate(images):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from longstride.common.atomic import atomic_path, writable
+from longstride.common.atomic import atomic_path, check_output
 from longstride.common.files import read_json
 
 Content = dict[str, Any]
@@ -19,11 +19,7 @@ class Results:
         """
         self.path = path
         self.about: Content = json.loads(json.dumps(about))  # As it is read again: lists, no tuples.
-        if not path.parent.is_dir():
-            raise ValueError(
-                f"eval: json = {str(path)!r} cannot be written: there is no folder {path.parent}; make it first"
-            )
-        writable("eval", "json", path)
+        check_output("eval", "json", path, may_replace=True)  # What may be replaced depends on its content.
         if not path.exists() or force:
             return
         there = _read(path)

@@ -176,8 +176,8 @@ class SparseTransformer(nn.Module):
             raise ValueError(
                 f"SparseTransformer: n must be from 1 to context = {self.config.context:,}, got {tokens.shape[1]:,}"
             )
-        # On a GPU to look would be to wait for it.
-        if tokens.device.type == "cpu" and tokens.numel():
+        # On a GPU to look would be to wait for it, and under torch.compile it would break the graph.
+        if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
             least, most = int(tokens.min()), int(tokens.max())
             if not 0 <= least <= most < BYTES:
                 raise ValueError(f"SparseTransformer: bytes must be 0 to 255, got {least} to {most}")

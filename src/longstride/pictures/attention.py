@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from longstride.common.atomic import writable
+from longstride.common.atomic import check_output
 from longstride.common.checks import whole_number
 from longstride.common.device import choose_device
 from longstride.common.figures import EDGE, GAP, MONO, QUIET, add_axes, add_text, new_figure, picture_path, write_figure
 from longstride.model.inspection import Look, chosen, look
 from longstride.patterns import Pattern
-from longstride.pictures.panels import LINES, LONGEST, Weights, lines
+from longstride.pictures.panels import CONTINUED, LINES, LONGEST, Weights, lines
 from longstride.pictures.scene import OWNER, Scene, open_scene
 
 if TYPE_CHECKING:
@@ -44,8 +44,12 @@ def plot_attention(
     split: str = "valid",
     item: int = 0,
     out: str | Path = "attention.png",
+    force: bool = False,
 ) -> list[Path]:
-    """Draws what a run's or a model's heads look at. Several positions get a picture each, with the position in its name."""
+    """Draws what a run's or a model's heads look at. Several positions get a picture each, with the position in its name.
+
+    `force`: files that are there may be replaced.
+    """
     out = picture_path(OWNER, out)
     new_figure(OWNER, 1, 1)  # Without matplotlib it ends here, and not after the work.
     device = choose_device(OWNER, "auto")
@@ -60,7 +64,7 @@ def plot_attention(
         )
     paths = [out] if len(positions) == 1 else [out.with_stem(f"{out.stem}-{position}") for position in positions]
     for path in paths:
-        writable(OWNER, "out", path)
+        check_output(OWNER, "out", path, may_replace=force)
     tokens = torch.from_numpy(scene.tokens).to(device)
     for position, path in zip(positions, paths):
         write_figure(draw(scene, position, look(scene.model, tokens, position, layers, heads), layers, heads), path)
@@ -97,8 +101,14 @@ def draw(scene: Scene, position: int, found: Look, layers: Sequence[int], heads:
             box = (EDGE + LABEL + column * (wide + GAP), down, wide, tall)
             weights = found.weights[row, column].float().cpu().numpy()
             _panel(figure, box, scene, weights, patterns[layer, head], size)
-    add_text(figure, EDGE, bottom + 0.15, IN_IMAGES if scene.item else IN_MATRICES, 7, QUIET, va="top")
+    add_text(figure, EDGE, bottom + 0.15, _legend(scene), 7, QUIET, va="top")
     return figure
+
+
+def _legend(scene: Scene) -> str:
+    if scene.item:
+        return IN_IMAGES
+    return f"{IN_MATRICES} {CONTINUED}: a further byte of a letter." if scene.kind == "text" else IN_MATRICES
 
 
 def _panel_size(scene: Scene, heads: int) -> tuple[float, float, float]:

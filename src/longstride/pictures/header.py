@@ -104,7 +104,7 @@ def _text(figure: "Figure", scene: Scene, position: int) -> None:
 def _before(scene: Scene, position: int, width: float) -> list[str]:
     across = letters(width - 2 * EDGE, SIZE)
     if scene.kind == "text":
-        shown = characters(scene.tokens[max(0, position - LINES * across) : position])
+        shown = characters(scene.tokens, max(0, position - LINES * across), position)
     else:
         across -= across % 3
         shown = "".join(f"{byte:02x} " for byte in scene.tokens[max(0, position - LINES * across // 3) : position])

@@ -5,6 +5,8 @@ looks and black is what is not generated yet. A weight is drawn at the slot that
 it.
 """
 
+import unicodedata
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -84,6 +86,10 @@ AROUND = 8
 """Bytes on each side of the one that is named."""
 LONGEST = 17 + 2 * AROUND + 3
 """Letters of a line."""
+LONGEST_CHARACTER = 4
+"""Bytes in UTF-8."""
+CONTINUED = "‿"
+"""For the second byte of a character, and those after it."""
 SIGNS = {10: "↵", 9: "→"}
 
 
@@ -92,8 +98,37 @@ def character(byte: int) -> str:
     return SIGNS.get(byte, chr(byte) if 32 <= byte < 127 else "·")
 
 
-def characters(tokens: Bytes) -> str:
-    return "".join(map(character, tokens.tolist()))
+def characters(tokens: Bytes, first: int, end: int) -> str:
+    """Of the bytes from `first` on, one letter for each. A character of several bytes stands at its first one, if the font
+    has it, and CONTINUED at the others. Nothing after `end` is looked at: what is not whole by then is not known."""
+    start = max(0, first - LONGEST_CHARACTER + 1)  # It may have begun there.
+    data = tokens[start:end].tobytes()
+    found = [character(byte) for byte in data]
+    place = 0
+    for one in data.decode("utf-8", "surrogateescape"):
+        size = len(one.encode("utf-8", "surrogateescape"))
+        if size > 1 and _is_drawn(one):
+            found[place : place + size] = [one, *CONTINUED * (size - 1)]
+        place += size
+    return "".join(found[first - start :])
+
+
+@cache
+def _font_characters() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(get_font(findfont("monospace")).get_charmap())
+
+
+def _is_drawn(one: str) -> bool:
+    """Whether the font has it, as wide as the others, and left to right."""
+    return (
+        one.isprintable()
+        and ord(one) in _font_characters()
+        and not unicodedata.combining(one)
+        and unicodedata.east_asian_width(one) not in "WF"
+        and unicodedata.bidirectional(one) not in ("R", "AL", "AN")
+    )
 
 
 def named(scene: Scene, byte: int) -> str:
@@ -125,7 +160,8 @@ def _where(scene: Scene, slot: int, position: int) -> str:
         return f"{1000 * back / (scene.rate or 1):>8,.1f} ms back ({back:,})"
     if scene.kind == "text":
         # What is around it, but nothing of the future.
-        before = characters(scene.tokens[max(0, slot - 1 - AROUND) : slot - 1])
-        after = characters(scene.tokens[slot : min(slot + AROUND, position)])
-        return f"{back:>5,} back  {before:>{AROUND}}[{character(scene.tokens[slot - 1])}]{after}"
+        first, end = max(0, slot - 1 - AROUND), min(slot + AROUND, position)
+        around = characters(scene.tokens, first, min(end + LONGEST_CHARACTER - 1, position))[: end - first]
+        before, this, after = around[: slot - 1 - first], around[slot - 1 - first], around[slot - first :]
+        return f"{back:>5,} back  {before:>{AROUND}}[{this}]{after}"
     return f"{back:>5,} back  {scene.tokens[slot - 1]}"

@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from longstride.common.atomic import atomic_path
+from longstride.common.atomic import atomic_path, check_output
 from longstride.patterns import Pattern
 
 FORMATS = (".png", ".svg")
@@ -43,12 +43,17 @@ def plot_patterns(
     width: int = 6,
     row: int | None = None,
     column: int | None = None,
+    force: bool = False,
 ) -> None:
-    """Draws, for each scheme, what one pixel of an image sees through its heads, and the connectivity matrix below."""
+    """Draws, for each scheme, what one pixel of an image sees through its heads, and the connectivity matrix below.
+
+    `force`: a file that is there may be replaced.
+    """
     path = Path(path)
     row = height * 2 // 3 if row is None else row
     column = width // 2 if column is None else column
     _check(schemes, path, height, width, row, column)
+    check_output("plot patterns", "out", path, may_replace=force)
     figure = Figure(figsize=(3.6 * len(schemes), 7.6), layout="constrained")
     axes = figure.subplots(2, len(schemes), squeeze=False)
     for (image, matrix), scheme in zip(axes.T, schemes):

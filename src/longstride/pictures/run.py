@@ -10,12 +10,13 @@ from warnings import catch_warnings
 import numpy as np
 from numpy.typing import NDArray
 
-from longstride.common.atomic import writable
+from longstride.common.atomic import check_output
 from longstride.common.figures import EDGE, INK, QUIET, add_axes, add_text, letters, new_figure, picture_path, write_figure
 from longstride.common.files import check_run_folder, read_json, read_text, real_path
 from longstride.model.cost import parameter_count
 from longstride.training.config import TrainConfig
 from longstride.training.curve import DARK, LIGHT, OWNER, Rows, draw_bits, draw_line, finish, read_rows
+from longstride.training.optimizer import warmup_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,8 +45,9 @@ SAMPLES = (
 )  # fmt: skip
 
 
-def plot_run(runs: Sequence[str | Path], path: str | Path | None = None) -> Path:
-    """page.png in the run, or runs.png here for several; unless told."""
+def plot_run(runs: Sequence[str | Path], path: str | Path | None = None, force: bool = False) -> Path:
+    """page.png in the run, or runs.png here for several; unless told. `force`: a file that is there may be replaced, as
+    page.png always may."""
     folders = [Path(run) for run in runs]
     if not folders:
         raise ValueError(f"{OWNER}: which run comes next, as in: longstride plot run RUN")
@@ -53,13 +55,14 @@ def plot_run(runs: Sequence[str | Path], path: str | Path | None = None) -> Path
         raise ValueError(f"{OWNER}: runs must be different ones, got {', '.join(map(str, folders))}")
     if len(folders) > len(COLOURS):
         raise ValueError(f"{OWNER}: {len(folders)} runs are given, and there are colours for {len(COLOURS)}; give fewer")
-    if path is None and len(folders) == 1:
+    own = path is None and len(folders) == 1
+    if own:
         check_run_folder(OWNER, folders[0])
         path = folders[0] / "page.png"
     path = picture_path(OWNER, path or "runs.png")
     new_figure(OWNER, 1, 1)  # Without matplotlib it ends here.
     rows = [read_rows(folder) for folder in folders]
-    writable(OWNER, "out", path)
+    check_output(OWNER, "out", path, may_replace=own or force)
     write_figure(_page(folders[0], rows[0]) if len(folders) == 1 else _comparison(folders, rows), path)
     return path
 
@@ -105,6 +108,7 @@ def _curves(
     figure: "Figure", runs: Sequence[Rows], colours: Sequence[tuple[str, str]], labels: Sequence[tuple[str, str]]
 ) -> None:  # fmt: skip
     """Bits per byte, and below it what else the metrics have, all over the same steps."""
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter
 
     shown = [panel for panel in PANELS if any(row.get(panel[0]) is not None for rows in runs for row in rows)]
@@ -112,7 +116,11 @@ def _curves(
     column = [add_axes(figure, left, TOP - 0.1, width, BITS + (len(PANELS) - len(shown)) * (SMALL + SKIP), bare=False)]
     for rows, (light, dark), label in zip(runs, colours, labels):
         draw_bits(column[0], rows, light, dark, label)
-    column[0].legend(frameon=False, fontsize=9)
+    handles = column[0].get_legend_handles_labels()[0]
+    if len(runs) > 1:  # Colours tell the runs apart, and these two the lines of each.
+        handles.append(Line2D([], [], color=f"{QUIET}60", label="training"))
+        handles.append(Line2D([], [], color=QUIET, marker="o", markersize=4, label="validation"))
+    column[0].legend(handles=handles, frameon=False, fontsize=9)
     down = TOP - 0.1 + column[0].get_position().height * figure.get_figheight() + SKIP
     for name, title in shown:
         axes = add_axes(figure, left, down, width, SMALL, bare=False)
@@ -316,11 +324,13 @@ def _short(text: str) -> str:
 
 def _training(config: TrainConfig) -> Settings:
     optimizer = config.optimizer
+    warmup = warmup_steps(optimizer, config.steps)
+    shorter = f", not {optimizer.warmup:,}: at most a tenth of the run" if warmup < optimizer.warmup else ""
     parts = f" in {config.accumulate} parts" if config.accumulate > 1 else ""
     found = {
         "steps": f"{config.steps:,} of batch {config.batch}{parts}",
         "optimizer": f"{optimizer.name}, learning rate {optimizer.learning_rate:g}",
-        "warm-up": f"{optimizer.warmup:,} steps",
+        "warm-up": f"{warmup:,} steps{shorter}",
         "decay, clip": f"{optimizer.decay:g}, {optimizer.clip:g}",
         "seed": str(config.seed),
     }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longstride.common.checks import whole_number
-from longstride.model import SparseTransformer
+from longstride.model import ModelConfig, SparseTransformer
 from longstride.sampling.choose import Choice, stream_state
 from longstride.sampling.streams import Streams, open_streams, piece_size
 
@@ -28,17 +28,48 @@ def generate(
     seed, first: a sample is a function of the seed and its number, whatever else is made beside it; `first` is the number
         of the first prompt's.
 
+    A length beyond the context slides the window: when the context is full, its last half is read again as the prompt of
+    the next window, and what came before is forgotten. A model of images has no further window, and refuses that.
+
     Shorter prompts begin to be continued earlier, and end earlier.
     """
     choice = Choice(temperature, top_k, top_p)
     seed, first = _seed(seed), whole_number("generate", "first", first, 0)
     prompts = [_checked(number, prompt) for number, prompt in enumerate(prompts)]
-    ends = [_end(number, prompt, length, model.config.context) for number, prompt in enumerate(prompts)]
-    return _generate(model, prompts, ends, choice, seed, first) if prompts else iter(())
+    ends = [_end(number, prompt, length, model.config) for number, prompt in enumerate(prompts)]
+    return _windows(model, prompts, ends, choice, seed, first)
+
+
+def kept(context: int) -> int:
+    """Bytes of a full window that the next one begins with."""
+    return context // 2
+
+
+def _windows(
+    model: SparseTransformer, prompts: list[bytes], ends: list[int], choice: Choice, seed: int, first: int
+) -> Iterator[list[bytes]]:  # fmt: skip
+    """One window for all samples; those that go on have a full context, so that the next one is the same for all of them.
+
+    A byte's random number is that of its position in the whole sample, whichever window it is made in.
+    """
+    context, start = model.config.context, 0
+    device = next(model.parameters()).device
+    window = {number: bytearray(prompt) for number, prompt in enumerate(prompts)}
+    while window:
+        numbers = list(window)
+        state = stream_state(seed, first + torch.tensor(numbers, device=device)) + start
+        given, here = [bytes(window[number]) for number in numbers], [min(ends[n] - start, context) for n in numbers]
+        for new in _generate(model, given, here, choice, state):
+            pieces = dict(zip(numbers, new))
+            for number, piece in pieces.items():
+                window[number] += piece
+            yield [pieces.get(number, b"") for number in range(len(prompts))]
+        window = {n: window[n][context - kept(context) :] for n in numbers if ends[n] - start > context}
+        start += context - kept(context)
 
 
 def _generate(
-    model: SparseTransformer, prompts: list[bytes], ends: list[int], choice: Choice, seed: int, first: int
+    model: SparseTransformer, prompts: list[bytes], ends: list[int], choice: Choice, state: Tensor
 ) -> Iterator[list[bytes]]:  # fmt: skip
     streams = open_streams(model, len(prompts), max(ends))
     device = streams.tokens.device
@@ -49,7 +80,6 @@ def _generate(
     streams.prefill(streams.tokens[:, :shared].clone())
     # Who has a longer prompt is given its bytes, while the others' are made.
     known = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32, device=device)
-    state = stream_state(seed, torch.arange(first, first + len(prompts), device=device))
     size = piece_size(device)
     # Of one generator all pieces are made on one stream of the GPU, whichever is current when the next is asked for.
     queue = torch.cuda.current_stream(device) if device.type == "cuda" else None
@@ -105,8 +135,9 @@ def _checked(number: int, prompt: object) -> bytes:
     return bytes(prompt)
 
 
-def _end(number: int, prompt: bytes, length: int | None, context: int) -> int:
+def _end(number: int, prompt: bytes, length: int | None, config: ModelConfig) -> int:
     """Where a sample ends."""
+    context = config.context
     if len(prompt) >= context:
         raise ValueError(
             f"generate: prompt {number} has {len(prompt):,} bytes, and the context is {context:,}: "
@@ -115,9 +146,9 @@ def _end(number: int, prompt: bytes, length: int | None, context: int) -> int:
     if length is None:
         return context
     end = len(prompt) + whole_number("generate", "length", length, 1)
-    if end > context:
+    if end > context and len(config.positions.sizes) == 3:
         raise ValueError(
-            f"generate: length = {length:,} after a prompt of {len(prompt):,} bytes is more than the context of "
+            f"generate: length = {length:,} after a prompt of {len(prompt):,} bytes is more than an image, which has "
             f"{context:,}; give at most {context - len(prompt):,}"
         )
     return end

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from pathlib import Path
 
-from longstride.common.atomic import writable
+from longstride.common.atomic import check_output, writable
 from longstride.common.console import silence
 from longstride.common.files import check_run_folder
 from longstride.data.audio import to_wav
@@ -36,6 +36,8 @@ class Output:
     """The file of all samples."""
     single: list[Path]
     """The files of each, if they have any."""
+    scale: int = 1
+    """Of images."""
 
     @property
     def place(self) -> Path:
@@ -55,7 +57,7 @@ class Output:
             shown, across = list(samples), min(ACROSS, ceil(sqrt(len(samples))))
             if originals:
                 shown, across = side_by_side(samples, prompts, originals)
-            sheet(b"".join(shown), self.subject.item, across, self.whole)
+            sheet(b"".join(shown), self.subject.item, across, self.whole, scale=self.scale)
         elif self.subject.kind == "audio":
             to_wav((SILENCE * round(PAUSE * self.subject.rate)).join(samples), self.whole, self.subject.rate)
         elif self.subject.kind == "text" and len(samples) > 1:
@@ -66,7 +68,7 @@ class Output:
 
     def _write_one(self, sample: bytes, path: Path) -> None:
         if self.subject.kind == "images":
-            to_png(sample, self.subject.item, path)
+            to_png(sample, self.subject.item, path, self.scale)
         elif self.subject.kind == "audio":
             to_wav(sample, path, self.subject.rate)
         else:
@@ -84,17 +86,17 @@ def find_output(request: Request, source: Source, subject: Subject, total: int) 
         if source.config is not None:
             check_run_folder(OWNER, source.folder)
             folder = source.folder
-        output = Output(subject, folder / f"sample{of}{ending}", [])
+        output = Output(subject, folder / f"sample{of}{ending}", [], request.scale)
     elif request.out.is_dir() or not request.out.suffix:
         if request.out.exists() and not request.out.is_dir():
             raise ValueError(f"{OWNER}: out = {str(request.out)!r} is a file; a name without an ending is a folder's")
         digits = len(str(total - 1))
         single = [request.out / f"sample-{number:0{digits}}{ending}" for number in range(total)]
-        output = Output(subject, request.out / "sheet.png" if subject.kind == "images" else None, single)
+        output = Output(subject, request.out / "sheet.png" if subject.kind == "images" else None, single, request.scale)
     else:
         if subject.kind in ("images", "audio") and request.out.suffix.lower() != ending:
             raise ValueError(f"{OWNER}: out = {str(request.out)!r} must end in {ending}, or be a folder, for {subject.kind}")
-        output = Output(subject, request.out, [])
+        output = Output(subject, request.out, [], request.scale)
     if subject.kind == "bytes" and total > 1 and output.whole is not None:
         raise ValueError(
             f"{OWNER}: count = {total} of bytes do not go into one file; give --out a folder, a name without an ending"
@@ -127,10 +129,10 @@ def _text(sample: bytes) -> str:
 def _check(output: Output, may_replace: bool) -> None:
     """Before the work."""
     paths = ([output.whole] if output.whole is not None else []) + output.single
+    if output.single and not output.place.exists() and output.place.parent.is_dir():
+        writable(OWNER, "out", paths[0])  # The folder that was asked for.
     for path in paths:
-        if path.exists() and not may_replace:
-            raise ValueError(f"{OWNER}: {path} is there already; add --force to replace it, or give another --out")
-    writable(OWNER, "out", paths[0])
+        check_output(OWNER, "out", path, may_replace)
 
 
 KEPT = "\n\t"

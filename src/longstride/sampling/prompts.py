@@ -62,6 +62,8 @@ def _check(request: Request, subject: Subject) -> None:
         raise ValueError(f"{OWNER}: prompt = {request.prompt!r} is text, and the model makes {subject.kind}; give {like}")
     if request.length is not None and subject.kind == "images":
         raise ValueError(f"{OWNER}: length = {request.length} is not for images, which are made whole; leave it out")
+    if request.scale > 1 and subject.kind != "images":
+        raise ValueError(f"{OWNER}: scale = {request.scale} is for images, and the model makes {subject.kind}; leave it out")
     for name, kind in (("keep_top", "images"), ("items", "images"), ("seconds", "audio")):
         value = getattr(request, name)
         if value in (None, ()):

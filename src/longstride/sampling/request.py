@@ -7,12 +7,14 @@ from typing import Literal
 from longstride.common.checks import finite_number, whole_number
 
 OWNER = "sample"
+LARGEST_SCALE = 64
 
 
 @dataclass(frozen=True)
 class Request:
     length: int | None = None
-    """Bytes after the prompt. Left out: 500 of text, else all that the context has room for. An image is made whole."""
+    """Bytes after the prompt. Left out: 500 of text, else all that the context has room for. Beyond the context the window
+    slides: its last half is the prompt of the next. An image is made whole."""
     prompt: str | None = None
     """Text that samples begin with."""
     prompt_file: Path | None = None
@@ -24,6 +26,8 @@ class Request:
     """How much of these images is kept; half if left out."""
     seconds: float | None = None
     """How much of a sound is kept, from its beginning. Left out: a second, or half of the context if that is less."""
+    scale: int = 1
+    """Pixels of the PNG, across and down, for each pixel of an image."""
     count: int = 1
     """Samples; of each image, if some are completed."""
     batch: int | None = None
@@ -55,6 +59,8 @@ class Request:
         if self.prompt_file is not None and not self.prompt_file.exists():
             raise ValueError(f"{OWNER}: prompt_file = {str(self.prompt_file)!r} does not exist; give a file")
         whole_number(OWNER, "count", self.count, 1)
+        if whole_number(OWNER, "scale", self.scale, 1) > LARGEST_SCALE:
+            raise ValueError(f"{OWNER}: scale must be at most {LARGEST_SCALE}, got {self.scale}")
         for name in ("batch", "length"):
             if getattr(self, name) is not None:
                 whole_number(OWNER, name, getattr(self, name), 1)

@@ -1,6 +1,7 @@
 """TrainConfig: all that a run depends on. It is saved as the run's config.json."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Literal, Self
 
@@ -35,6 +36,10 @@ OPTIMIZER_RULES: dict[str, Rule] = {
 }
 
 
+FITTED = ("context", "embedding", "pattern")
+"""Fields of the model that can follow from the images in the data."""
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """Section 6: Adam with decoupled weight decay, linear warm-up, clipped gradients, cosine decay."""
@@ -67,8 +72,10 @@ class TrainConfig:
     """A prepared store, or a source: a text, an image or a sound file, or a folder of them."""
     out: str = ""
     """The run's folder."""
+    init_from: str = ""
+    """Begin with the weights of a run, one of its checkpoints or a saved model. All shapes must be those of the model."""
     steps: int = 1000
-    """Updates of the weights."""
+    """Of the whole run. More of them with --resume extend it, with the learning rates of a run of the new total."""
     batch: int = 8
     """Sequences of a step, over all processes."""
     accumulate: int = 1
@@ -158,10 +165,17 @@ class TypedConfig(TrainConfig):
         return TrainConfig(**{**vars(self), **parts})
 
 
+def fields_to_fit(words: Iterable[str]) -> list[str]:
+    """Those that no word of a command line gives."""
+    given = {word.split("=")[0] for word in words}
+    return [name for name in FITTED if f"--model.{name}" not in given]
+
+
 RULES: dict[str, Rule] = {
     "model": Made(ModelConfig),
     "data": PathText(),
     "out": PathText(),
+    "init_from": PathText(),
     "steps": Whole(1),
     "batch": Whole(1, "batch"),
     "accumulate": Whole(1),

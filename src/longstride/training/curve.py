@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 OWNER = "plot run"
 LIGHT, DARK, RATE = "#a9cbe8", "#0b2545", "#e3a857"
+ROOM = 0.08
+"""Of the width, for the number behind the last point."""
 Rows = list[dict[str, Any]]
 
 
@@ -52,11 +54,14 @@ def draw_bits(
     validated = [row for row in rows if row.get("valid_bits_per_byte") is not None]
     if validated:
         draw_line(axes, rows, "valid_bits_per_byte", dark, marker="o", markersize=4, label=labels[1])
-        last = validated[-1]["valid_bits_per_byte"]
+        step, last = validated[-1]["step"], validated[-1]["valid_bits_per_byte"]
+        # Right of the last point, where the run's own lines have ended.
         number = axes.annotate(
-            f"{last:.3f}", (validated[-1]["step"], last), xytext=(-4, 9), textcoords="offset points", ha="right", color=dark
-        )
-        number.set_path_effects([withStroke(linewidth=3, foreground="white")])  # It may lie on a line.
+            f"{last:.3f}", (step, last), xytext=(7, 0), textcoords="offset points", ha="left", va="center", color=dark,
+            zorder=5,
+        )  # fmt: skip
+        number.set_path_effects([withStroke(linewidth=3, foreground="white")])  # Those of a longer run may be there.
+        axes.update_datalim([(step + ROOM * (step - rows[0]["step"]), last)])
     axes.set_ylabel("bits per byte")
 
 

@@ -7,12 +7,13 @@ metrics.jsonl when it goes on, and kept in metrics-to-step-N.jsonl until it has 
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from longstride.common.atomic import atomic_path
+from longstride.common.atomic import atomic_path, naming
 from longstride.common.checks import whole_number
 from longstride.common.files import open_inside, open_regular, parse_object
 
@@ -47,7 +48,8 @@ class Metrics:
     def append(self, row: Row) -> None:
         """What is not finite is no JSON, and is written as null."""
         row = {name: value if not isinstance(value, float) or isfinite(value) else None for name, value in row.items()}
-        with os.fdopen(open_inside(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with naming(self.path), os.fdopen(open_inside(self.path, flags), "a") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -105,10 +107,15 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Row]]:
         while line := file.readline(LONGEST + 1):
             number += 1
             owner = f"{path} is damaged: line {number}"
-            if len(line) > LONGEST:
-                raise ValueError(f"{owner} has more than {LONGEST:,} bytes")
-            if line.endswith(b"\n"):
-                yield line, _row(line, owner)
+            try:
+                if len(line) > LONGEST:
+                    raise ValueError(f"{owner} has more than {LONGEST:,} bytes")
+                row = _row(line, owner) if line.endswith(b"\n") else None
+            except ValueError as error:
+                way = f"remove that line to go on without it: sed -i {number}d {shlex.quote(str(path))}"
+                raise ValueError(f"{error}; {way}") from None
+            if row is not None:
+                yield line, row
 
 
 def _row(line: bytes, owner: str) -> Row:

@@ -10,13 +10,27 @@ from torch.optim import Adafactor, AdamW, Muon, Optimizer
 from longstride.training.config import OptimizerConfig
 
 
+def warmup_steps(config: OptimizerConfig, steps: int) -> int:
+    """The warm-up of a run of so many steps: at most a tenth of them."""
+    return min(config.warmup, steps // 10)
+
+
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """A line from 0 in the warm-up, then half a cosine to what is left at the end. Steps count from 0."""
-    warmup = min(config.warmup, steps // 10)
+    warmup = warmup_steps(config, steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)
     return config.learning_rate * (config.final + (1 - config.final) * (1 + cos(pi * done)) / 2)
+
+
+def describe_extension(config: OptimizerConfig, step: int, before: int, steps: int) -> str:
+    """Which learning rates a run has that is extended, after `step` steps, from `before` to `steps` of them."""
+    was, now = learning_rate(config, max(0, step - 1), before), learning_rate(config, step, steps)
+    return (
+        f"from {before:,} to {steps:,} steps; from step {step + 1:,} on it has the learning rates of a run of {steps:,} "
+        f"steps: {now:.3g} now, {was:.3g} before"
+    )
 
 
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:

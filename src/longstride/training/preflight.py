@@ -25,17 +25,6 @@ def check_settings(config: TrainConfig, ranks: Ranks) -> None:
         )
 
 
-def check_store(store: Store, config: TrainConfig) -> None:
-    """Images must be those that the model's embedding has rows, columns and channels for."""
-    positions = config.model.positions
-    if store.item and len(positions.sizes) == 3 and tuple(store.item) != tuple(positions.sizes):
-        have, want = " x ".join(map(str, store.item)), " x ".join(map(str, positions.sizes))
-        raise ValueError(
-            f"train: {config.data} has images of {have}, and the model's embedding is for {want}; "
-            f"give --model.embedding 'image({', '.join(map(str, store.item))})' and --model.context {store.item_bytes}"
-        )
-
-
 def open_verified(data: str | Path, ranks: Ranks, splits: Sequence[str] = ("train", "valid")) -> Store:
     """The store of that data, after the bytes of these splits were compared with its manifest, by one process of each
     machine. Files that have not changed since they were compared are not read again."""

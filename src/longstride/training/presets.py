@@ -4,12 +4,15 @@ Steps are epochs of the data set at that batch: 120 of CIFAR-10's 48,000 images,
 ImageNet's 1.28 million images.
 """
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
 
-from longstride.model import preset
+from longstride.common.checks import shown, suggest
+from longstride.model import ModelConfig, preset
 from longstride.training.config import OptimizerConfig, TrainConfig
 
+Config = TypeVar("Config", TrainConfig, ModelConfig, OptimizerConfig)
 PAPER = OptimizerConfig()
 SMALL = OptimizerConfig(name="muon", learning_rate=0.006, warmup=50, beta2=0.99)
 """Small networks have minutes, not days: Muon brings text-small to 3.1 bits where AdamW has 4.3 (docs/log.md)."""
@@ -26,7 +29,34 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+PRESETS_FOR = {
+    "text": ("text-small", "enwik8"),
+    "images": ("image-small", "cifar10", "imagenet64"),
+    "audio": ("audio-small", "music-65536", "music-262144", "music-1048576"),
+    "bytes": ("text-small", "enwik8"),
+}
+"""The presets made for each kind of data."""
+
+
 def train_preset(name: str, **changes: Any) -> TrainConfig:
-    """The preset of that name, ready to be trained. `changes` are fields of TrainConfig."""
-    model = preset(name)
-    return replace(TrainConfig(model=model, **SETTINGS[name.removesuffix("-dense")]), **changes)
+    """The preset of that name, ready to be trained.
+
+    `changes` are fields of TrainConfig; `model` and `optimizer` are a whole config, or a dict of the fields that change:
+    train_preset("text-small", steps=2000, model={"layers": 2}, optimizer={"learning_rate": 0.01})
+    """
+    config = TrainConfig(model=preset(name), **SETTINGS[name.removesuffix("-dense")])
+    return _changed("train_preset", config, changes)
+
+
+def _changed(owner: str, config: Config, changes: Mapping[str, Any]) -> Config:
+    """A copy of a config with some fields changed; a dict for one that is a config itself changes fields of that."""
+    known = [field.name for field in fields(config)]
+    for name in changes:
+        if name not in known:
+            raise ValueError(f"{owner}: there is no field {shown(name)}; {suggest(str(name), known)}")
+    nested = {
+        name: _changed(f"{owner}: {name}", getattr(config, name), value)
+        for name, value in changes.items()
+        if is_dataclass(getattr(config, name)) and isinstance(value, Mapping)
+    }
+    return replace(config, **{**changes, **nested})

@@ -1,6 +1,6 @@
 """A run's folder: whose it is, and what is written there as training goes on.
 
-run.json             the run's id, which its checkpoints have too
+run.json             the run's id, which its checkpoints have too; and which weights it began with, if these were given
 config.json          all that the run depends on
 metrics.jsonl        a line for each logged step
 checkpoints/step-N/  to resume from
@@ -55,9 +55,12 @@ class Run:
     def __init__(self, folder: Path, run_id: str | None = None) -> None:
         """`run_id`: runs of earlier versions have none."""
         self.folder, self.id = folder, run_id
+        self.steps_before: int | None = None
+        """The steps of a run that is resumed with more."""
         self.metrics = Metrics(folder)
         self.checkpoints = folder / "checkpoints"
         self._lock: Lock | None = None
+        self._initial: dict[str, Any] = {}
 
     @classmethod
     def new(cls, config: TrainConfig) -> "Run":
@@ -79,12 +82,15 @@ class Run:
         path = folder / "config.json"
         if not path.is_file():
             raise ValueError(f"train: {folder} holds no run to resume; leave --resume out to begin one")
-        saved = TrainConfig.from_json(read_text(path), str(path))
+        saved, config = TrainConfig.from_json(read_text(path), str(path)), _with_whole_paths(config)
         for field in fields(TrainConfig):
             before, now = getattr(saved, field.name), getattr(config, field.name)
-            if field.name not in FREE and before != now:
-                raise ValueError(f"train: {field.name} {_difference(before, now)}; a run is resumed with what it began with")
-        return cls(folder, read_id(folder))
+            if field.name not in FREE and before != now and not (field.name == "steps" and now > before):
+                rule = "a run is resumed with what it began with" if field.name != "steps" else "it can be more, not less"
+                raise ValueError(f"train: {field.name} {_difference(before, now)}; {rule}")
+        run = cls(folder, read_id(folder))
+        run.steps_before = saved.steps if config.steps > saved.steps else None
+        return run
 
     @staticmethod
     def is_there(config: TrainConfig) -> bool:
@@ -120,18 +126,28 @@ class Run:
                     f"train: {store.folder} has other bytes in {name} than {self.folder} began with; give the same --data"
                 )
 
+    def take_initial(self, record: dict[str, str]) -> None:
+        """Notes which weights the run begins with. One that begins anew must find the same ones."""
+        path = self.folder / RUN
+        before = read_json(path).get("init_from") if path.exists() and self._lock is not None else None
+        if isinstance(before, dict) and before.get("sha256") != record["sha256"]:
+            raise ValueError(
+                f"train: init_from = {record['path']!r} has other weights than {self.folder} began with; bring these back, "
+                "or give another --out"
+            )
+        self._initial = {"init_from": record}
+
     def begin(self, config: TrainConfig, store: Store) -> None:
         if self._lock is None:  # A new one, unless another process was faster.
             self.lock()
             Run.new(config)
-            self._write(RUN, json.dumps({"version": 1, "id": self.id}) + "\n")
+            self._write(RUN, json.dumps({"version": 1, "id": self.id, **self._initial}) + "\n")
         self._write(LAUNCH, _launch())
         for path in self.folder.iterdir():
             if is_temporary(path.name):
                 path.unlink()
-        config = replace(config, data=str(Path(config.data).expanduser().absolute()))  # So that it is found from any folder.
         self._write("data.json", store.to_json())
-        self._write("config.json", config.to_json())
+        self._write("config.json", _with_whole_paths(config).to_json())
 
     def go_back(self, step: int, may_begin_anew: bool, say: Callable[[str], None]) -> None:
         """Prepares to go on after `step`: the lines of later ones leave the metrics. -1: there is no checkpoint, and the run
@@ -204,6 +220,13 @@ def _launch() -> str:
 def _is_left(path: Path) -> bool:
     """Whether that is all there is of a run which was killed as it began."""
     return path.name in (LOCK, LAUNCH, RUN, "data.json") or is_temporary(path.name)
+
+
+def _with_whole_paths(config: TrainConfig) -> TrainConfig:
+    """So that they are found from any folder."""
+    data = str(Path(config.data).expanduser().absolute())
+    initial = str(Path(config.init_from).expanduser().absolute()) if config.init_from else ""
+    return replace(config, data=data, init_from=initial)
 
 
 def _folder(config: TrainConfig) -> Path:

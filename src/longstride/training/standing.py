@@ -1,6 +1,7 @@
 """How far a run has come, beside its tensors: the numbers of a checkpoint's state.json."""
 
 from dataclasses import dataclass, field
+from math import log
 from typing import Any
 
 from longstride.common.checks import finite_number, whole_number
@@ -15,6 +16,11 @@ class Standing:
     """Validations since then."""
     losses: list[float] = field(default_factory=list)
     """Of the steps since the last line of metrics."""
+
+    def loss_row(self, step: int) -> dict[str, Any]:
+        """The mean loss for a line of metrics."""
+        loss = sum(self.losses) / len(self.losses) if self.losses else float("nan")
+        return {"step": step, "loss": loss, "bits_per_byte": loss / log(2)}
 
     @classmethod
     def read(cls, numbers: dict[str, Any], step: int, owner: str) -> "Standing":

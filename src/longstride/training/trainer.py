@@ -6,12 +6,11 @@ are. So a run that is resumed goes on with the same bits as one that never stopp
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from math import isfinite, log
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -28,43 +27,23 @@ from longstride.training.checkpoint import Checkpoints, SaveError
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
 from longstride.training.distributed import Spread, averaging_dtype, whole_weights
+from longstride.training.fitting import check_kind, fit_to_data
+from longstride.training.initial import Initial
 from longstride.training.interrupts import Interrupts
-from longstride.training.optimizer import learning_rate, make_optimizers, set_learning_rate
+from longstride.training.optimizer import describe_extension, learning_rate, make_optimizers, set_learning_rate
 from longstride.training.precision import Updates
-from longstride.training.preflight import check_settings, check_store, open_verified
+from longstride.training.preflight import check_settings, open_verified
 from longstride.training.progress import Reporter, check_tensorboard
 from longstride.training.ranks import ALONE, Ranks, joined
 from longstride.training.run import WEIGHTS, Resume, Run, check_resume
 from longstride.training.samples import write_samples
 from longstride.training.speed import Speed, matrix_rate
 from longstride.training.standing import Standing
+from longstride.training.summary import Summary as Summary
 from longstride.training.validation import validate
 
 Say = Callable[[str], None]
 DONE, INTERRUPTED = "all steps are done", "interrupted"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How a run ended."""
-
-    folder: Path
-    step: int
-    bits_per_byte: float | None
-    """Of the last logged training steps."""
-    valid_bits_per_byte: float | None
-    """Of the last validation; the best one's weights are kept."""
-    best_bits_per_byte: float | None
-    best_step: int | None
-    seconds: float
-    bytes_per_second: float
-    loader_share: float
-    """Of the time, how much was spent waiting for data."""
-    reason: str
-    done: bool
-    """Whether there is nothing left to do; else `resume` goes on."""
-    signal: int | None = None
-    """The signal that interrupted it, if one did."""
 
 
 class Trainer:
@@ -115,12 +94,17 @@ class Trainer:
         """The step of the last checkpoint. At 0 there is nothing to save that a new run would not have."""
         if resume:
             self._resume(resume == "auto", say)
+        if config.init_from and not self.step:
+            self._take_initial_weights(say)
+        if self.run.steps_before is not None:
+            rates = describe_extension(config.optimizer, self.step, self.run.steps_before, config.steps)
+            say(f"{self.run.folder} is extended {rates}")
         ranks.wait()  # All have looked at the folder as it was.
         ranks.first_does(lambda: self.run.begin(config, self.store))
 
     def _take_data(self, resume: Resume) -> None:
         config, context, item = self.config, self.config.model.context, self.store.item_bytes
-        check_store(self.store, config)
+        check_kind(self.store, config)
         if resume:
             self.run.check_data(self.store)
         self.training = Sequences(self.store.split("train"), context, item, f"{config.data} (train)")
@@ -140,6 +124,15 @@ class Trainer:
                     self._write_best(self._weights())
         self.ranks.first_does(lambda: self.run.go_back(step, may_begin_anew, say))
         self.ranks.first_does(lambda: self.checkpoints.set_aside(step))
+
+    def _take_initial_weights(self, say: Say) -> None:
+        initial = self.ranks.together(lambda: Initial(self.config.init_from, self.config.model))
+        self.ranks.together(lambda: self.run.take_initial(initial.record))
+        initial.fill(self.model)
+        for name, x in self.model.named_parameters():
+            if self.average:
+                self.average[name].copy_(x.detach())
+        say(f"{self.run.folder} begins from the weights of {initial.record['path']}")
 
     def _take_state(self, state: dict[str, Any], step: int) -> None:
         owner = f"train: {self.run.checkpoints / f'step-{step}' / 'state.json'}"
@@ -273,13 +266,20 @@ class Trainer:
 
 
 def train(
-    config: TrainConfig, resume: Resume = False, until: int | None = None, console: Console | None = None
+    config: TrainConfig, resume: Resume = False, until: int | None = None, console: Console | None = None,
+    fit: Collection[str] = (),
 ) -> Summary:  # fmt: skip
     """Trains, and returns how it ended. `until`: pauses after that step, as Ctrl-C does; `resume` goes on from there.
+
+    A run that is resumed with more `steps` than it began with, finished or not, is extended: each further step has the
+    learning rate that it would have in a run of the new total, so that of a finished run rises again and then decays to the
+    new end. All other settings that a step depends on must be the run's own.
 
     resume="auto" is for batch systems that start a job again: it begins a run that is not there, and goes on with one that
     is. One that never came to a checkpoint begins anew, and its metrics are kept under another name until it has caught up.
     Processes that torchrun has started train one model together; all return the same.
+
+    fit: of the model's context, embedding and pattern those that follow from the data, if that has images of another size.
     """
     end = config.steps if until is None else min(whole_number("train", "until", until, 1), config.steps)
     check_resume(resume)
@@ -292,16 +292,18 @@ def train(
             resume = "auto"
         elif resume == "auto":
             resume = "auto" if ranks.any(bool(ranks.first_does(lambda: Run.is_there(config)))) else False
-        return _train(config, resume, end, ranks, console)
+        return _train(config, resume, end, ranks, console, fit)
 
 
-def _train(config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console: Console | None) -> Summary:
+def _train(
+    config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console: Console | None, fit: Collection[str]
+) -> Summary:  # fmt: skip
     if not ranks.first:
         console = Console(file=io.StringIO())
     console = console or StandardError()
-    with closing(
-        Trainer(config, resume, ranks, partial(console.print, highlight=False, soft_wrap=True, markup=False))
-    ) as trainer:
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    config = fit_to_data(config, fit, resume, ranks, say)
+    with closing(Trainer(config, resume, ranks, say)) as trainer:
         rate = matrix_rate(trainer.device, getattr(torch, config.model.precision))
         speed = Speed(config, rate, trainer.device, ranks.count)
         first, shown = trainer.step, config.tensorboard and ranks.first
@@ -362,7 +364,7 @@ def _loop(trainer: Trainer, batches: Prefetch, reporter: Reporter, speed: Speed,
         last = trainer.step == config.steps
         validated = trainer.step % config.validate_every == 0 or last
         if trainer.step % config.log_every == 0 or validated:
-            row = {**_losses(trainer), **found, **speed.row(trainer.step, batches.waited)}
+            row = {**trainer.standing.loss_row(trainer.step), **found, **speed.row(trainer.step, batches.waited)}
             if trainer.updates.scale is not None:
                 row["loss_scale"] = trainer.updates.scale
             if validated:
@@ -388,12 +390,6 @@ def _loop(trainer: Trainer, batches: Prefetch, reporter: Reporter, speed: Speed,
 def _note(run: Run, reporter: Reporter, row: dict[str, Any]) -> None:
     run.log(row)
     reporter.row(row)
-
-
-def _losses(trainer: Trainer) -> dict[str, Any]:
-    losses = trainer.standing.losses
-    loss = sum(losses) / len(losses) if losses else float("nan")
-    return {"step": trainer.step, "loss": loss, "bits_per_byte": loss / log(2)}
 
 
 def _mixed(seed: int, step: int, rank: int) -> int:

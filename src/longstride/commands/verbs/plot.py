@@ -9,17 +9,20 @@ from longstride.patterns.notation import parse
 
 
 def plot_run(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")], out: Path | None = None
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")],
+    out: Path | None = None,
+    force: bool = False,
 ) -> None:
     """Draw a run on one page: curves, settings, samples; or compare several. Example: longstride plot run RUN
 
     Args:
         runs: The run's folder. Of several the curves are drawn together, and in what their settings differ.
         out: The picture to write, PNG or SVG by its ending; left out: page.png in the run, or runs.png here for several.
+        force: A file that is there may be replaced.
     """
     from longstride.pictures.run import plot_run
 
-    print(f"wrote {plot_run(runs, out)}")
+    print(f"wrote {plot_run(runs, out, force)}")
 
 
 def plot_attention(
@@ -31,6 +34,7 @@ def plot_attention(
     split: str = "valid",
     item: int = 0,
     out: Path = Path("attention.png"),
+    force: bool = False,
 ) -> None:
     """Draw what each layer and head looks at: the paper's figure 2. Example: longstride plot attention RUN --layers 0 5
 
@@ -44,10 +48,11 @@ def plot_attention(
         split: Of the data.
         item: Which image, or which piece as long as the context.
         out: The picture to write, PNG or SVG by its ending.
+        force: Files that are there may be replaced.
     """
     from longstride.pictures.attention import plot_attention
 
-    for path in plot_attention(folder, position, layers, heads, data, split, item, out):
+    for path in plot_attention(folder, position, layers, heads, data, split, item, out, force):
         print(f"wrote {path}")
 
 
@@ -58,6 +63,7 @@ def plot_patterns(
     row: int | None = None,
     column: int | None = None,
     out: Path = Path("patterns.png"),
+    force: bool = False,
 ) -> None:
     """Draw the paper's figure 3 for any patterns and image size.
 
@@ -71,6 +77,7 @@ def plot_patterns(
         row: The pixel whose view is drawn; about two thirds down if left out.
         column: The same across; the middle if left out.
         out: The picture to write, PNG or SVG by its ending.
+        force: A file that is there may be replaced.
     """
     try:
         from longstride.pictures.patterns import Scheme, plot_patterns
@@ -83,5 +90,5 @@ def plot_patterns(
         "Sparse Transformer (strided)": f"strided({width})",
         "Sparse Transformer (fixed)": f"fixed({width}, 1)",
     }
-    plot_patterns([Scheme(name, parse(text)) for name, text in texts.items()], out, height, width, row, column)
+    plot_patterns([Scheme(name, parse(text)) for name, text in texts.items()], out, height, width, row, column, force)
     print(f"wrote {out}")

@@ -17,7 +17,7 @@ from longstride.commands.exits import is_main_process
 from longstride.commands.parser import HELP, parse
 from longstride.common.files import parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
-from longstride.training.config import Resume, TrainConfig, TypedConfig
+from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
 from longstride.training.presets import train_preset
 
 if TYPE_CHECKING:
@@ -78,11 +78,13 @@ def train(words: Sequence[str]) -> None:
         prog, words = "longstride train", ["", *words]
     if not words or words[0].startswith("-"):
         raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
-    start = _resumed(words) or (train_preset(words[0]) if words[0] else None)
+    resumed = _resumed(words)
+    start = resumed or (train_preset(words[0]) if words[0] else None)
     if file is not None:
         start = read_config(Path(file), start)
     assert start is not None
     default = Flags.of(start)
+    fit = fields_to_fit(words) if resumed is None and file is None else []
 
     def verb(
         config: Annotated[Flags, tyro.conf.arg(name="")] = default,
@@ -94,7 +96,8 @@ def train(words: Sequence[str]) -> None:
 
         PRESETS
 
-        Every field of the preset can be changed: --model.layers 12 --optimizer.learning-rate 0.001
+        Every field of the preset can be changed: --model.layers 12 --optimizer.learning-rate 0.001. For images of another
+        size than the preset's, context, embedding and stride follow from the data unless given.
 
         Args:
             resume: Go on with the run in --out, exactly where it stopped, with the settings that it has. --resume auto also
@@ -103,7 +106,7 @@ def train(words: Sequence[str]) -> None:
             settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
                 file with a whole model needs no preset. The file's out is not read.
         """
-        _train(words[0] or SHOWN, config.checked(), resume, until)
+        _train(words[0] or SHOWN, config.checked(), resume, until, fit)
 
     verb.__doc__ = (verb.__doc__ or "").replace(
         "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
@@ -131,11 +134,11 @@ def _presets() -> str:
     return f"The presets are {', '.join(PRESETS)}; with {DENSE} after its name a preset has full attention."
 
 
-def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None) -> None:
+def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str]) -> None:
     """Trains, and prints how it ended. An interrupted run ends the process as its signal would: 130, or 143."""
     from longstride.training import train as run
 
-    found = run(config, resume, until)
+    found = run(config, resume, until, fit=fit)
     if is_main_process():
         _print(preset, found)
     if found.signal is not None:
@@ -143,8 +146,7 @@ def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None) 
 
 
 def _print(preset: str, found: "Summary") -> None:
-    speed = f"{found.seconds:.0f} s, {found.bytes_per_second:,.0f} bytes/s"
-    print(f"{found.folder}: step {found.step}, {found.reason}; {speed}")
+    print(f"{found.folder}: step {found.step}, {found.reason}; {found.speed}")
     if found.best_bits_per_byte is not None:
         print(f"best validation {found.best_bits_per_byte:.4f} bits per byte, at step {found.best_step}")
     there = [name for name in LEFT if list(found.folder.glob(name))]

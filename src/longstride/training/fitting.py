@@ -1,0 +1,76 @@
+"""A preset for images takes the size of the images in the data; a model and a kind of data that do not fit are refused."""
+
+import re
+import shlex
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from longstride.data.images import shape_text
+from longstride.data.store import Store
+from longstride.training.config import FITTED, TrainConfig
+from longstride.training.preflight import check_settings, open_verified
+from longstride.training.presets import PRESETS_FOR
+from longstride.training.ranks import Ranks
+from longstride.training.run import Resume, Run
+
+STRIDE = re.compile(r"(?<=\()\d+(?=\))")
+"""The number in strided(96), local(96) and column(96)."""
+
+
+def fit_to_data(
+    config: TrainConfig, fit: Collection[str], resume: Resume, ranks: Ranks, say: Callable[[str], None]
+) -> TrainConfig:  # fmt: skip
+    """The config with those fields of its model that `fit` names made for the data's images, if it is for other ones.
+
+    The context becomes the bytes of an image, the embedding its height, width and channels, and the pattern's stride the
+    bytes of a row. `say` gets one line with all that was derived.
+    """
+    for name in fit:
+        if name not in FITTED:
+            raise ValueError(f"train: fit must name some of {', '.join(FITTED)}, got {name!r}")
+    if not fit or len(config.model.positions.sizes) != 3:
+        return config
+    # Settings and folder come first: to prepare the data may take long.
+    ranks.together(lambda: check_settings(config, ranks))
+    ranks.together(lambda: Run.is_there(config) if resume else Run.new(config))
+    store = ranks.first_on_each_machine(lambda: open_verified(config.data, ranks))
+    changes = {name: value for name, value in _derived(config, store).items() if name in fit}
+    changes = {name: value for name, value in changes.items() if value != getattr(config.model, name)}
+    if not changes:
+        return config
+    made = ", ".join(f"{name} {value}" for name, value in changes.items())
+    say(f"{config.data} has images of {shape_text(store.item)}; from that follow: {made}")
+    return ranks.together(lambda: replace(config, model=replace(config.model, **changes)))
+
+
+def _derived(config: TrainConfig, store: Store) -> dict[str, Any]:
+    """What the model needs for images of another size than its own."""
+    if not store.item or tuple(store.item) == tuple(config.model.positions.sizes):
+        return {}
+    height, width, channels = store.item
+    return {
+        "context": height * width * channels,
+        "embedding": f"image({height}, {width}, {channels})",
+        "pattern": STRIDE.sub(str(width * channels), config.model.pattern),
+    }
+
+
+def check_kind(store: Store, config: TrainConfig) -> None:
+    """Images need a model for images of their size, or at least a context of one image; other data needs one for streams."""
+    sizes, presets = config.model.positions.sizes, ", ".join(PRESETS_FOR[store.kind])
+    if not store.item:
+        if len(sizes) == 3:
+            raise ValueError(
+                f"train: {config.data} has {store.kind}, and the model is for images of {shape_text(sizes)}; presets for "
+                f"{store.kind}: {presets}"
+            )
+        return
+    have = f"train: {config.data} has images of {shape_text(store.item)}"
+    if len(sizes) == 3 and tuple(store.item) != tuple(sizes):
+        options = " ".join(f"--model.{name} {shlex.quote(str(value))}" for name, value in _derived(config, store).items())
+        raise ValueError(f"{have}, and the model's embedding is for {shape_text(sizes)}; give {options}")
+    if config.model.context != store.item_bytes:
+        raise ValueError(
+            f"{have}, and the model reads {config.model.context:,} bytes that are no image; presets for images: {presets}"
+        )
