@@ -61,7 +61,7 @@ def _cycle(node: ast.expr, heads: int) -> list[Heads]:
             return _with_own_cells(_cycle(arguments[0], heads))
     patterns = _patterns(node)
     if len(patterns) > 1:
-        raise ValueError(f"{notation.written(node)} is {len(patterns)} patterns; {HINT}")
+        raise ValueError(f"{notation.node_text(node)} is {len(patterns)} patterns; {HINT}")
     return [patterns * heads]
 
 
@@ -80,7 +80,7 @@ def _repeated(node: ast.BinOp) -> tuple[int, ast.expr]:
     if not isinstance(times, ast.Constant):
         times, repeated = repeated, times
     if not isinstance(times, ast.Constant) or type(times.value) is not int or not 1 <= times.value <= LONGEST_CYCLE:
-        raise ValueError(f"{notation.written(node)} must repeat by a whole number from 1 on, as in 3*local(96)")
+        raise ValueError(f"{notation.node_text(node)} must repeat by a whole number from 1 on, as in 3*local(96)")
     return times.value, repeated
 
 
