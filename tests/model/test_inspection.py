@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from longstride.attention import api
-from longstride.model import weights
+from longstride.model import inspection
 from longstride.model.inspection import look
 from tests.model.small import model, some_bytes
 
@@ -101,7 +101,7 @@ def test_dropout_rests_and_the_mode_comes_back():
 def test_no_square_is_computed(monkeypatch):
     """At 4,096 positions one head's square would be 64 MiB; what is made in `last_row` stays far below."""
     largest = 0
-    row = weights.last_row
+    row = inspection.last_row
 
     def measured(q, k, patterns):
         nonlocal largest
@@ -117,7 +117,7 @@ def test_no_square_is_computed(monkeypatch):
         with Sizes():
             return row(q, k, patterns)
 
-    monkeypatch.setattr(weights, "last_row", measured)
+    monkeypatch.setattr(inspection, "last_row", measured)
     made = model(pattern="interleave(strided(64))", context=4096, embedding="matrix(64)", layers=1)
     look(made, some_bytes(1, 4096)[0], 4095)
     assert 0 < largest <= 4096 * 16
