@@ -104,7 +104,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _refused(path: Path, why: str) -> str:
-    return f"{path} {why}; a run holds only files and folders of its own, so remove it, or put what it stands for there"
+    return f"{path} {why}; a run holds only files and folders of its own, so remove it or replace it by a copy of its target"
 
 
 def _kind_of_file(mode: int) -> str:
