@@ -28,7 +28,13 @@ def test_agrees_with_the_oracle(case):
     assert_within_the_rule("blocked", *tensors(*shape), pattern)
 
 
-SIZES = {"LEAST": [1, 3, 16], "LOW": [2, 5, 64], "WIDE": [3, 8, 512], "TALL": [4, 7, 16], "WASTE": [1, 2, 16]}
+SIZES = {
+    "MIN_ROWS": [1, 3, 16],
+    "NARROW_ROWS": [2, 5, 64],
+    "WIDE_REACH": [3, 8, 512],
+    "MAX_SIDE": [4, 7, 16],
+    "TILES_PER_WINDOW": [1, 2, 16],
+}
 
 
 @given(

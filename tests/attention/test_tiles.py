@@ -12,8 +12,8 @@ from longstride.patterns import Block, Column, Dense, Local, Pattern, Summary, f
     ids=repr,
 )
 def test_tiles_hold_every_pair_once(pattern: Pattern, wide, monkeypatch):
-    monkeypatch.setattr(tiles, "WIDE", wide)
-    monkeypatch.setattr(tiles, "TALL", 16)
+    monkeypatch.setattr(tiles, "WIDE_REACH", wide)
+    monkeypatch.setattr(tiles, "MAX_SIDE", 16)
     tiles.plan.cache_clear()
     for n in (1, 5, 24, 61):
         times = torch.zeros(n, n, dtype=torch.int)

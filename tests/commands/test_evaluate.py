@@ -154,7 +154,7 @@ def test_images(capsys, tmp_path):
     assert (row["bytes"], row["windows"]) == (240, 5)  # Whole ones.
     assert row["bits_per_byte"] == bits_per_byte(model, images[:240].reshape(5, 4, 4, 3)).bits_per_byte
     for words, says in (
-        (["--min-context", 3], "eval: min_context is for streams, got 3 with items: each of them begins from nothing"),
+        (["--min-context", 3], "eval: min_context is for streams, got 3 with items: each item is scored without context"),
         (["--most-bytes", 47], "eval: most_bytes must be at least 48, got 47"),
     ):
         assert run(capsys, tmp_path / "model", "--data", tmp_path / "data", *words) == (2, "", f"longstride: {says}\n")
@@ -341,7 +341,7 @@ def test_a_pipe_is_not_read_for_rows(capsys, folder):
     os.mkfifo(folder / "mine.json")
     code, _, err = run(capsys, folder / "run", "--json", folder / "mine.json")
     assert code == 2
-    assert "is there already, and no evaluation" in err
+    assert "exists and is no evaluation" in err
 
 
 @pytest.mark.parametrize("there", ["precious", "[]", '{"rows": []}', "\xff\xfe"])
@@ -351,7 +351,7 @@ def test_what_is_no_evaluation_is_not_replaced(capsys, folder, there):
     words = [folder / "run", "--most-bytes", 100, "--json", path]
     code, _, err = run(capsys, *words)
     assert code == 2
-    assert f"longstride: eval: json = '{path}' is there already, and no evaluation; add --force to replace it" in err
+    assert f"longstride: eval: json = '{path}' exists and is no evaluation; add --force to replace it" in err
     assert path.read_bytes() == there.encode("latin-1")
     assert run(capsys, *words, "--force")[0] == 0
     before = path.read_bytes()

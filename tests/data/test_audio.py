@@ -130,7 +130,7 @@ def test_files_stay_whole(tmp_path):
 )
 def test_shares_of_whole_files(sizes, counts):
     given = {Path(f"{number:03}"): size for number, size in enumerate(sizes)}
-    assigned = audio.assign(given)
+    assigned = audio.assign_files(given)
     assert {name: len(paths) for name, paths in assigned.items()} == counts
     assert [path for paths in assigned.values() for path in paths] == list(given)
 

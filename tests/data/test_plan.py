@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from longstride.data.plan import cut, ending, files_under, named_splits, optional, split_of
+from longstride.data.plan import data_suffix, files_under, named_splits, optional, split_of, split_sizes
 
 
 @pytest.mark.parametrize(
@@ -10,13 +10,13 @@ from longstride.data.plan import cut, ending, files_under, named_splits, optiona
     [(3, (1, 1, 1)), (20, (18, 1, 1)), (39, (37, 1, 1)), (1000, (900, 50, 50)), (10**9, (9 * 10**8, 5 * 10**7, 5 * 10**7))],
 )
 def test_cut(count, sizes):
-    assert tuple(cut("x", count, "bytes").values()) == sizes
+    assert tuple(split_sizes("x", count, "bytes").values()) == sizes
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_too_few_to_cut(count):
     with pytest.raises(ValueError, match=f"tiny.png holds {count} images; at least 3 are needed"):
-        cut("tiny.png", count, "images")
+        split_sizes("tiny.png", count, "images")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_files_under(tmp_path):
         (tmp_path / name).touch()
     assert [path.name for path in files_under(tmp_path)] == ["c.TXT", "d.u8.xz", "b.txt"]
     assert [path.name for path in files_under(tmp_path, (".u8",))] == ["d.u8.xz"]
-    assert ending(Path("a.tar.gz")) == ".tar"
+    assert data_suffix(Path("a.tar.gz")) == ".tar"
 
 
 def test_what_is_missing_is_named():

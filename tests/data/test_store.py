@@ -58,7 +58,7 @@ def test_a_failure_leaves_nothing(tmp_path):
         ({"kind": "images", "item": (1, 4, 3)}, "split 'train' has 10 bytes, no multiple of an item's 12"),
         ({"kind": "audio"}, "rate must be a whole number of at least 1, got None"),
         ({"rate": 12000}, "rate is for audio, got 12000 with text"),
-        ({"splits": {"train": some(3)}}, "split 'valid' must be there, got train"),
+        ({"splits": {"train": some(3)}}, "split 'valid' is required, got train"),
         ({"splits": {"train": some(3), "dev": some(3)}}, "splits must be among train, valid, test, got 'dev'"),
         ({"splits": {"train": some(3), "valid": some(0)}}, "split 'valid' is empty"),
         ({"splits": {"train": some(3).astype(float), "valid": some(3)}}, "train.bin: a store holds uint8, got float64"),
@@ -130,7 +130,7 @@ def test_changed_bytes_are_found(folder):
         (lambda m: m.pop("item"), "item is missing"),
         (lambda m: m.update(kind="smell"), "kind must be one of"),
         (lambda m: m.update(splits=[]), "splits must be a dict"),
-        (lambda m: m["splits"].pop("valid"), "split 'valid' must be there"),
+        (lambda m: m["splits"].pop("valid"), "split 'valid' is required"),
         (
             lambda m: m["splits"].update({"../../etc": {"bytes": 1, "sha256": ""}}),
             r"splits must be among .*, got '../../etc'",

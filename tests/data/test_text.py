@@ -44,13 +44,15 @@ def test_every_form_gives_the_same_bytes(tmp_path, form, monkeypatch):
 
 
 def test_enwik8_is_cut_at_its_millions(tmp_path, monkeypatch):
-    assert text.KNOWN == {
+    assert text.KNOWN_SPLITS == {
         100_000_000: {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
         95_000_000: {"train": 90_000_000, "valid": 5_000_000},
     }
     # The same in hundredths of a thousandth; the shares of 95 would be others.
     monkeypatch.setattr(
-        text, "KNOWN", {size // 10**5: {k: v // 10**5 for k, v in cut.items()} for size, cut in text.KNOWN.items()}
+        text,
+        "KNOWN_SPLITS",
+        {size // 10**5: {k: v // 10**5 for k, v in cut.items()} for size, cut in text.KNOWN_SPLITS.items()},
     )
     for size, sizes in ((1000, (900, 50, 50)), (950, (900, 50)), (949, (855, 47, 47)), (1001, (901, 50, 50))):
         path = tmp_path / f"{size}.txt"

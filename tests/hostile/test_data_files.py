@@ -108,7 +108,7 @@ def test_bombs_stop_at_the_limit(tmp_path, small_limit, monkeypatch, name):
     kind = "text" if name in ("a.gz", "a.xz", "a.bz2", "a.zip") else None
     refused(tmp_path, name, r"--max-bytes (N|\d+)$", kind)
     limit = Limit(tmp_path / name)
-    with suppress(ValueError), streams.opened(tmp_path / name, True, limit) as file:
+    with suppress(ValueError), streams.open_reader(tmp_path / name, True, limit) as file:
         while file.read(1 << 16):
             pass
     assert limit.taken <= MEGABYTE + (1 << 16)

@@ -323,7 +323,7 @@ def test_forged_data(text, verb, run, capsys):
 @pytest.mark.parametrize("text", ["[]", DEEP, '{"rows": [[]]}', "x" * 2**25], ids=lambda text: text[:12])
 def test_forged_results_are_not_replaced(text, run, capsys):
     (run / "eval-valid.json").write_text(text)
-    assert "is there already, and no evaluation" in ends_in_one_line(capsys, command("eval", run))
+    assert "exists and is no evaluation" in ends_in_one_line(capsys, command("eval", run))
     assert (run / "eval-valid.json").read_text() == text
 
 

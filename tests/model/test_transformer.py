@@ -149,7 +149,7 @@ def test_what_is_computed_again():
     assert ran == {"off": [False, False], "on": [True, True], "selective": [True, False]}
 
 
-@pytest.mark.parametrize("dtype", transformer.WHOLE_NUMBERS, ids=str)
+@pytest.mark.parametrize("dtype", transformer.INTEGER_DTYPES, ids=str)
 def test_any_kind_of_whole_numbers(dtype):
     made = model(layers=1)
     tokens = some_bytes()

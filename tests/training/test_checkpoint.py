@@ -267,7 +267,7 @@ def test_a_save_that_fails_leaves_the_last_one(place, failure, tmp_path, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(place, failure)
         checkpoints.save(6, *made(seed=1, steps=1), {})
-        wait([checkpoints._under_way])
+        wait([checkpoints._pending_save])
         assert checkpoints.failed
         with pytest.raises(OSError, match="No space") as caught:
             checkpoints.wait()

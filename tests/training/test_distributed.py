@@ -98,7 +98,7 @@ def test_half_precisions_that_would_lose_gradients_are_refused(folder):
         "train: averaging = 'float16' needs --model.precision float16, which scales the loss: else small gradients are 0; "
         "use float32"
     )
-    wanted = [says, says, "train: averaging = 'bfloat16' needs GPUs: between CPUs it is not there; use float32"]
+    wanted = [says, says, "train: averaging = 'bfloat16' needs GPUs: CPUs cannot average in it; use float32"]
     assert refused(folder, plans) == wanted
     assert [done.found for done in start(refused, folder, plans)] == [wanted, wanted]
     assert not (folder / "run").exists()

@@ -62,7 +62,7 @@ def test_the_message_names_a_checkpoint_that_is_still_being_written(tmp_path, mo
         seal(folder)
 
     def waits(checkpoints):
-        if checkpoints._under_way is not None:
+        if checkpoints._pending_save is not None:
             wanted.set()
         wait(checkpoints)
 

@@ -15,7 +15,7 @@ from longstride.common.tensor_file import save_file
 from longstride.data.store import open_store, write_store
 from longstride.model import SparseTransformer
 from longstride.training import train
-from longstride.training.sealed import check, seal
+from longstride.training.sealed import check_sealed, seal
 from tests.training.saved import keeper, made, part, save
 from tests.training.small import MODEL, config, store
 
@@ -100,7 +100,7 @@ NUMBERS = {
 def refused(folder):
     """Sealed, as if it were ours; the manifest is no proof of who wrote it."""
     seal(folder)
-    check(folder)
+    check_sealed(folder)
     with pytest.raises(ValueError, match=r"step-1 (cannot be read|is not of this run's model and optimizer): [^\n]+$"):
         keeper(folder.parent).load(1, *made())
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from longstride.training.sealed import DamagedError, UnfinishedError, check, seal
+from longstride.training.sealed import DamagedError, UnfinishedError, check_sealed, seal
 from tests.training.saved import bits, equal, keeper, made, part, save
 
 
@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 
 def test_what_was_sealed_is_whole(folder):
-    check(folder)
+    check_sealed(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "deep", "manifest.json"]
     assert list(json.loads((folder / "manifest.json").read_text())["files"]) == ["a.txt", "deep/b.bin"]
 
@@ -28,17 +28,17 @@ def test_what_was_sealed_is_whole(folder):
 def test_it_can_be_sealed_anew(folder):
     (folder / "a.txt").write_text("other words")
     with pytest.raises(DamagedError):
-        check(folder)
+        check_sealed(folder)
     seal(folder)
-    check(folder)
+    check_sealed(folder)
 
 
 def test_without_a_manifest_it_is_unfinished(folder, tmp_path):
     (folder / "manifest.json").unlink()
     with pytest.raises(UnfinishedError, match=f"{folder} is unfinished: it has no manifest.json"):
-        check(folder)
+        check_sealed(folder)
     with pytest.raises(UnfinishedError, match="missing is unfinished"):
-        check(tmp_path / "missing")
+        check_sealed(tmp_path / "missing")
 
 
 def test_a_failure_while_it_is_sealed_leaves_no_manifest(folder, monkeypatch):
@@ -74,7 +74,7 @@ DAMAGES = {
 def test_what_is_wrong_is_named(damage, says, folder):
     damage(folder)
     with pytest.raises(DamagedError, match=f"{folder} is damaged: {says}"):
-        check(folder)
+        check_sealed(folder)
 
 
 HOSTILE = {
@@ -93,7 +93,7 @@ HOSTILE = {
 def test_a_manifest_that_is_none(content, folder):
     (folder / "manifest.json").write_bytes(content)
     with pytest.raises(DamagedError, match=f"{folder} is damaged: manifest.json"):
-        check(folder)
+        check_sealed(folder)
 
 
 def test_a_manifest_does_not_reach_out_of_its_folder(folder, tmp_path):
@@ -102,7 +102,7 @@ def test_a_manifest_does_not_reach_out_of_its_folder(folder, tmp_path):
     manifest["files"]["../secret"] = manifest["files"]["a.txt"]
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     with pytest.raises(DamagedError, match="secret is missing"):
-        check(folder)
+        check_sealed(folder)
 
 
 def test_any_bit_of_a_manifest_and_any_length(folder):
@@ -114,9 +114,9 @@ def test_any_bit_of_a_manifest_and_any_length(folder):
     for content in broken:
         path.write_bytes(content)
         with pytest.raises(DamagedError, match=f"{folder} is damaged: "):
-            check(folder)
+            check_sealed(folder)
     path.write_bytes(whole)
-    check(folder)
+    check_sealed(folder)
 
 
 def flipped(content, place, bit):

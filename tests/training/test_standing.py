@@ -23,7 +23,7 @@ def test_what_is_saved_is_read(standing):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"best": None}, "best and best_step must both be there or both be null"),
+        ({"best": None}, "best and best_step must both be given or both be null"),
         ({"best": "low"}, "best must be a finite number, got 'low'"),
         ({"best": 10**400}, "best must be a finite number"),
         ({"best_step": 5}, "best_step must be at most its step, 4, got 5"),

@@ -6,7 +6,7 @@ import torch
 
 from longstride.model import SparseTransformer
 from longstride.training import train
-from longstride.training.state import Copies
+from longstride.training.state import CpuStager
 from longstride.training.trainer import Trainer
 from tests.training.small import MODEL, config, same
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def test_copies_are_made_anew_in_the_same_memory():
-    copies, x, model = Copies(CPU), torch.zeros(3), SparseTransformer(MODEL)
+    copies, x, model = CpuStager(CPU), torch.zeros(3), SparseTransformer(MODEL)
     found = []
     for number in (1.0, 2.0):
         x.fill_(number)
@@ -30,14 +30,14 @@ def test_copies_are_made_anew_in_the_same_memory():
 
 
 def test_weights_are_copied_where_they_are_wanted():
-    assert Copies(CPU).weights(SparseTransformer(MODEL), False) == {}
+    assert CpuStager(CPU).weights(SparseTransformer(MODEL), False) == {}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_memory_is_pinned_for_the_device_that_the_run_has(device, monkeypatch):
     """Not for one that is there and not used."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert Copies(torch.device(device))._stager.pin_memory == (device == "cuda")
+    assert CpuStager(torch.device(device))._stager.pin_memory == (device == "cuda")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FloatingPointError, None])
@@ -45,6 +45,6 @@ def test_a_run_lets_go_of_the_memory_when_it_ends(error, tmp_path):
     """If it is stopped at once it does not: what is under way may still be written from there."""
     step = patch.object(Trainer, "take_step", side_effect=error) if error else nullcontext()
     ends = pytest.raises(error) if error else nullcontext()
-    with patch.object(Copies, "close", autospec=True, side_effect=Copies.close) as close, step, ends:
+    with patch.object(CpuStager, "close", autospec=True, side_effect=CpuStager.close) as close, step, ends:
         train(config(tmp_path, steps=2))
     assert close.call_count == (error is not KeyboardInterrupt)

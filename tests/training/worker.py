@@ -20,7 +20,7 @@ from longstride.commands.main import main
 from longstride.model import SparseTransformer
 from longstride.training import distributed, interrupts, train
 from longstride.training import state as state_files
-from longstride.training.distributed import whole
+from longstride.training.distributed import full_tensor
 from longstride.training.precision import Updates
 from longstride.training.ranks import SAID, joined
 from longstride.training.state import Writer
@@ -66,7 +66,7 @@ def state(trainer):
     for optimizer in trainer.optimizers:
         for x, fields in optimizer.state.items():
             found |= {f"{name} {names[x]}": value for name, value in fields.items()}
-    return {name: hashlib.sha256(whole(x).detach().numpy().tobytes()).hexdigest() for name, x in found.items()}
+    return {name: hashlib.sha256(full_tensor(x).detach().numpy().tobytes()).hexdigest() for name, x in found.items()}
 
 
 def saved(folder, plans, steps):
@@ -255,7 +255,7 @@ def sparing(folder, changes):
     """Of a run and of what resumes it: how often a whole model is moved, the bytes of all weights and of the largest that is
     loaded, and how many whole ones are still there when another is put together."""
     made, loaded, there, moved = [], [], [], []
-    whole_one, fill = distributed.whole, state_files.fill
+    whole_one, fill = distributed.full_tensor, state_files.copy_weight
 
     def watched_whole(x):
         there.append(sum(one() is not None for one in made))
@@ -268,8 +268,8 @@ def sparing(folder, changes):
         fill(x, source, name)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(distributed, "whole", watched_whole))
-        stack.enter_context(patch.object(state_files, "fill", watched_fill))
+        stack.enter_context(patch.object(distributed, "full_tensor", watched_whole))
+        stack.enter_context(patch.object(state_files, "copy_weight", watched_fill))
         stack.enter_context(patch.object(SparseTransformer, "to", lambda *given: moved.append(given)))
         trained(folder, [changes], until=2)
         trained(folder, [changes], resume=True)
@@ -311,7 +311,7 @@ def stopped_twice(words, ranks):
         threading.Event().wait()
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(interrupts, "ONE", -1.0))
+        stack.enter_context(patch.object(interrupts, "SAME_REQUEST", -1.0))
         stack.enter_context(patch.object(Trainer, "take_step", shaken))
         if rank in ranks:
             stack.enter_context(patch.object(Writer, "write_data", endless))

@@ -1,4 +1,4 @@
-"""attend(): checks what it is given, picks the implementation, and says in errors what would be right.
+"""attend(): argument validation and choice of the implementation.
 
 Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batch, heads, n, d_v].
 """
@@ -21,17 +21,17 @@ from longstride.patterns import Pattern
 
 
 def _attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
-    # Imported when it is used, since Triton is not everywhere.
+    # Imported on first use, since Triton is optional.
     from longstride.attention.kernels.ops import attend_triton
 
     return attend_triton(q, k, v, heads, scale)
 
 
 IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked, "triton": _attend_triton}
-SCALE_LIMIT = 1e38  # float32 has no more
+SCALE_LIMIT = 1e38  # About the largest float32.
 CHOICES = ("auto", "reference", "blocked", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Looked up once: torch.compile cannot follow `find_spec` in every version."""
+"""Looked up at import: some versions of torch.compile cannot trace `find_spec`."""
 
 
 def attend(
@@ -69,30 +69,30 @@ def attend(
 
     NaN and infinity follow IEEE arithmetic over the keys that a query sees, in every implementation:
 
-    - A score of NaN or +inf, by overflow too, makes the query's output NaN, and the gradients of all that it sees.
-    - A score of -inf has weight 0. A query whose scores are all -inf gets output 0, as one that sees no key.
+    - A score of NaN or +inf, also by overflow, makes the query's output NaN, and the gradients of all keys that it sees.
+    - A score of -inf has weight 0. A query whose scores are all -inf gets output 0, like one that sees no key.
     - A NaN or infinity in a value reaches that component of the output of every query that sees it.
-    - What a query does not see has no influence on its output or gradients. There is one exception: "triton" multiplies
-      whole tiles, and 0 * NaN is NaN. There a NaN or infinity in v may reach outputs, and any NaN or infinity gradients, at
-      other positions of the same head and batch entry. So it may with "reference" under torch.compile and torch.func, and
-      from a gradient that comes in.
+    - Keys and values that a query does not see do not affect its output or gradients, with one exception: "triton"
+      multiplies whole tiles, and 0 * NaN is NaN. There a NaN or infinity in v may reach outputs, and any NaN or infinity
+      may reach gradients, at other positions of the same head and batch entry. The same holds for "reference" under
+      torch.compile and torch.func, and for NaN or infinity in an incoming gradient.
     """
-    q, k, v = _checked_tensors(q, k, v)
-    heads = _one_per_head(pattern, q.shape[1])
+    q, k, v = _validate_tensors(q, k, v)
+    heads = _patterns_per_head(pattern, q.shape[1])
     implementation = IMPLEMENTATIONS[choose(impl, q.device).impl]
     with without_autocast(q.device):
-        return implementation(q, k, v, heads, _checked_scale(scale, q.shape[-1]))
+        return implementation(q, k, v, heads, _validate_scale(scale, q.shape[-1]))
 
 
 class Choice(NamedTuple):
-    """Which implementation runs, and why."""
+    """The implementation that runs, and the reason for it."""
 
     impl: str
     reason: str
 
 
 def choose(impl: str, device: torch.device) -> Choice:
-    """The implementation that `impl` stands for on this device, or an error that says why there is none."""
+    """Returns the implementation for `impl` on this device; an error if it cannot run there."""
     if impl not in CHOICES:
         near = difflib.get_close_matches(str(impl), CHOICES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(map(repr, CHOICES))}"
@@ -106,7 +106,7 @@ def choose(impl: str, device: torch.device) -> Choice:
             )
         return Choice("triton", "kernels for this GPU" if on_gpu else "asked for by name; Triton interprets the kernels")
     if impl == "auto":
-        return Choice("blocked", "plain PyTorch, the fastest there is without a GPU that Triton knows")
+        return Choice("blocked", "plain PyTorch, the fastest implementation without a GPU that Triton supports")
     return Choice(impl, "asked for by name")
 
 
@@ -118,7 +118,7 @@ def _missing_for_triton(on_gpu: bool) -> str | None:
     return None
 
 
-def _checked_tensors(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise ValueError(f"attend: {name} must be a tensor, got {type(x).__name__}")
@@ -140,7 +140,7 @@ def _checked_tensors(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
     return q, k, v
 
 
-def _one_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list[Pattern]:
+def _patterns_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list[Pattern]:
     if isinstance(pattern, Pattern):
         return [pattern] * heads
     if isinstance(pattern, str) or not isinstance(pattern, Sequence):
@@ -148,15 +148,15 @@ def _one_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list[Patt
             f"attend: pattern must be a Pattern or a sequence with one for each head, got {pattern!r}; "
             "longstride.parse reads patterns from text"
         )
-    for index, one in enumerate(pattern):
-        if not isinstance(one, Pattern):
-            raise ValueError(f"attend: pattern[{index}] must be a Pattern, got {one!r}")
+    for index, head_pattern in enumerate(pattern):
+        if not isinstance(head_pattern, Pattern):
+            raise ValueError(f"attend: pattern[{index}] must be a Pattern, got {head_pattern!r}")
     if len(pattern) != heads:
         raise ValueError(f"attend: pattern has {len(pattern)} patterns for {heads} heads; give one, or one for each head")
     return list(pattern)
 
 
-def _checked_scale(scale: float | None, d_qk: int) -> float:
+def _validate_scale(scale: float | None, d_qk: int) -> float:
     if scale is None:
         return 1 / sqrt(d_qk)
     if not isinstance(scale, int | float | Real) or not -SCALE_LIMIT < scale < SCALE_LIMIT:

@@ -1,15 +1,15 @@
-"""The oracle's sums in time and memory that follow pairs(n), with plain PyTorch: for CPUs, and wherever Triton is not.
+"""Tiled attention in plain PyTorch, in time proportional to pairs(n): for CPUs, and wherever there is no Triton.
 
-Forward keeps, for every query, the largest score so far, the sum of the weights and the weighted sum of the values, and
-passes over the tiles of `tiles.plan`. Backward computes a tile's weights again from the first two of these. It goes head by
-head and a few tiles at a time, so what is in memory besides inputs and results does not even grow with pairs(n), and on a
-CPU most of it stays in the cache.
+Forward passes over the tiles of `tiles.plan` with an online softmax: for every query it keeps the running maximum of the
+scores, the running sum of the weights and the accumulator, the weighted sum of the values. Backward recomputes a tile's
+weights from the first two. Both work head by head and a few tiles at a time, so temporary memory does not grow with
+pairs(n), and on a CPU most of it stays in the cache.
 
-Products pass over all pairs of a tile, and one that does not count adds 0: unless it adds 0 * NaN or 0 * inf. Each head is
-computed as if all were finite, and where its result is not, once more with pairs that do not count left out of products.
+Matrix products run over all pairs of a tile. A masked pair adds 0, unless it adds 0 * NaN or 0 * inf. So each head is first
+computed as if all inputs were finite; if the result is not finite, once more with masked pairs excluded from the products.
 
-Half precision is computed in float32 and rounded once at the end. Both directions are custom ops, so that a compiled graph
-holds each as one node, whatever the length.
+Half precision is computed in float32 and rounded once at the end. Both directions are custom ops, so a compiled graph
+contains each as one node, for any length.
 
 Shapes: a head is q, k [batch, n, d_qk] and v [batch, n, d_v]; lanes of it are [lanes, length, d], where lanes includes the
 batch; tiles of those [tiles, rows, d] for queries and [tiles, columns, d] for keys, and their scores [tiles, rows, columns].
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
 from longstride.attention.flops import count_flops
-from longstride.attention.gradient import join
+from longstride.attention.gradient import register_gradient
 from longstride.attention.precision import without_autocast
 from longstride.attention.tiles import plan
 from longstride.patterns import Pattern, notation
@@ -38,22 +38,22 @@ def attend_blocked(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sc
 
 @torch.library.custom_op("longstride::blocked_forward", mutates_args=())
 def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, and of every query the largest score and the sum of its weights relative to that.
+    """Returns the output and, for every query, the maximum of its scores and the sum of exp(score - maximum).
 
-    The two are kept apart, since taking their log-sum-exp would add a rounding to every weight in backward.
+    The last two are not combined into an lse, which would add a rounding error to every weight in backward.
     """
-    output, all_largest, all_weight = _forward_like(q, k, v, patterns, scale)
+    output, all_row_max, all_row_sum = _forward_like(q, k, v, patterns, scale)
     scratch = Scratch(_working_dtype(q), q.device)
     with without_autocast(q.device):
-        for pattern, head in _head_by_head(q, patterns):
-            inputs = _take(q, head), _take(k, head), _take(v, head)
-            weighted = _zeros(output, head)
-            largest, weight = _forward_head(pattern, scratch, scale, inputs, weighted, exact=False)
-            if not _all_finite([weighted]):
-                largest, weight = _forward_head(pattern, scratch, scale, inputs, weighted.zero_(), exact=True)
-            _put(weighted, output, head)
-            all_largest[head], all_weight[head] = largest.squeeze(-1), weight.squeeze(-1)
-    return output, all_largest, all_weight
+        for pattern, head in _heads(q, patterns):
+            inputs = _load_head(q, head), _load_head(k, head), _load_head(v, head)
+            accumulator = _head_accumulator(output, head)
+            row_max, row_sum = _forward_head(pattern, scratch, scale, inputs, accumulator, exact=False)
+            if not _all_finite([accumulator]):
+                row_max, row_sum = _forward_head(pattern, scratch, scale, inputs, accumulator.zero_(), exact=True)
+            _store_head(accumulator, output, head)
+            all_row_max[head], all_row_sum[head] = row_max.squeeze(-1), row_sum.squeeze(-1)
+    return output, all_row_max, all_row_sum
 
 
 @torch.library.custom_op("longstride::blocked_backward", mutates_args=())
@@ -63,55 +63,55 @@ def blocked_backward(
     k: Tensor,
     v: Tensor,
     output: Tensor,
-    largest: Tensor,
-    weight: Tensor,
+    row_max: Tensor,
+    row_sum: Tensor,
     patterns: str,
     scale: float,
     needed: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v; one that is not needed is left empty."""
+    """Returns the gradients of q, k and v; one that is not needed is empty."""
     results: tuple[Tensor, Tensor, Tensor] = _backward_like(
-        gradient, q, k, v, output, largest, weight, patterns, scale, needed
+        gradient, q, k, v, output, row_max, row_sum, patterns, scale, needed
     )
     scratch = Scratch(_working_dtype(q), q.device)
     with without_autocast(q.device):
-        for pattern, head in _head_by_head(q, patterns):
-            inputs = _take(q, head), _take(k, head), _take(v, head)
-            slopes = _take(gradient, head)
-            # A query's weights sum to 1, so the slopes of its scores lose their mean, which is this product.
-            mean = (slopes * _take(output, head)).sum(-1, keepdim=True)
-            by_query = slopes, mean, largest[head].unsqueeze(-1), weight[head].unsqueeze(-1).log2().neg_()
-            totals = [_zeros(x, head) if wanted else None for x, wanted in zip(results, needed)]
-            _backward_head(pattern, scratch, scale, inputs, by_query, totals, exact=False)
+        for pattern, head in _heads(q, patterns):
+            inputs = _load_head(q, head), _load_head(k, head), _load_head(v, head)
+            d_output = _load_head(gradient, head)
+            # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta).
+            delta = (d_output * _load_head(output, head)).sum(-1, keepdim=True)
+            row_stats = d_output, delta, row_max[head].unsqueeze(-1), row_sum[head].unsqueeze(-1).log2().neg_()
+            totals = [_head_accumulator(x, head) if wanted else None for x, wanted in zip(results, needed)]
+            _backward_head(pattern, scratch, scale, inputs, row_stats, totals, exact=False)
             sums = [total for total in totals if total is not None]
             if not _all_finite(sums):
                 for x in sums:
                     x.zero_()
-                _backward_head(pattern, scratch, scale, inputs, by_query, totals, exact=True)
+                _backward_head(pattern, scratch, scale, inputs, row_stats, totals, exact=True)
             for result, total in zip(results, totals):
                 if total is not None:
-                    _put(total, result, head)
+                    _store_head(total, result, head)
     return results
 
 
 def _forward_head(
-    pattern: Pattern, scratch: Scratch, scale: float, inputs: Sequence[Tensor], weighted: Tensor, exact: bool
+    pattern: Pattern, scratch: Scratch, scale: float, inputs: Sequence[Tensor], accumulator: Tensor, exact: bool
 ) -> tuple[Tensor, Tensor]:
-    """Fills `weighted`, zeros so far, with a head's output; returns every query's largest score and sum of weights."""
+    """Fills `accumulator`, initially 0, with a head's output; returns every query's largest score and sum of weights."""
     q, k, v = inputs
-    weight = torch.zeros_like(weighted[..., :1])
-    largest = torch.full_like(weight, torch.finfo(weight.dtype).min)
+    row_sum = torch.zeros_like(accumulator[..., :1])
+    row_max = torch.full_like(row_sum, torch.finfo(row_sum.dtype).min)
     for arrangement in plan(pattern, q.shape[1]):
         for lanes in lane_groups(arrangement, q):
             arranged = lanes.load_queries(q), lanes.load_keys(k), lanes.load_keys(v)
-            states = [lanes.load_queries(state) for state in (largest, weight, weighted)]
+            states = [lanes.load_queries(state) for state in (row_max, row_sum, accumulator)]
             for chunk in lanes.chunks(exact):
                 _forward_chunk(chunk, scratch, scale, *arranged, *states)
-            for state, total in zip(states, (largest, weight, weighted)):
+            for state, total in zip(states, (row_max, row_sum, accumulator)):
                 lanes.store_queries(state, total)
-    weight.masked_fill_(weight == 0, 1)  # A query that sees no key: 0 / 1.
-    weighted.div_(weight)
-    return largest, weight
+    row_sum.masked_fill_(row_sum == 0, 1)  # Avoids 0 / 0 for a query that sees no key.
+    accumulator.div_(row_sum)
+    return row_max, row_sum
 
 
 def _backward_head(
@@ -119,18 +119,18 @@ def _backward_head(
     scratch: Scratch,
     scale: float,
     inputs: Sequence[Tensor],
-    by_query: Sequence[Tensor],
+    row_stats: Sequence[Tensor],
     totals: Sequence[Tensor | None],
     exact: bool,
 ) -> None:
-    """Adds a head's gradients to `totals`, of which those that are not needed are None."""
+    """Adds a head's gradients to `totals`; those that are not needed are None."""
     for arrangement in plan(pattern, inputs[0].shape[1]):
         for lanes in lane_groups(arrangement, inputs[0]):
             loads = lanes.load_queries, lanes.load_keys, lanes.load_keys
             stores = lanes.store_queries, lanes.store_keys, lanes.store_keys
             arranged = [load(x) for load, x in zip(loads, inputs)]
             sums = [None if x is None else load(x) for load, x in zip(loads, totals)]
-            arranged += [lanes.load_queries(x) for x in by_query]
+            arranged += [lanes.load_queries(x) for x in row_stats]
             for chunk in lanes.chunks(exact):
                 _backward_chunk(chunk, scratch, scale, *arranged, *sums)
             for store, part, total in zip(stores, sums, totals):
@@ -139,19 +139,19 @@ def _backward_head(
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether no NaN or inf is in these results; then none has come from a pair that does not count, either.
+    """Whether these results have no NaN or infinity, so that none came from a masked pair either.
 
-    By sums, which are faster than a look at each number. A sum that overflows costs time, not correctness.
+    Tests the sums, which is faster than testing every element. A sum that overflows costs time, not correctness.
     """
     if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
-        return False  # A graph cannot wait for the answer.
+        return False  # A CUDA graph cannot synchronize.
     return all(bool(x.sum().isfinite()) for x in tensors)
 
 
 def _exp(x: Tensor, bits: Tensor | None = None) -> Tensor:
     """exp(x) * 2 ** bits, in place.
 
-    Not torch.exp: on a CPU that takes five times as long where the result is 0, as it is at pairs that do not count.
+    Not torch.exp: on a CPU that takes five times as long where the result is 0, as it is at masked pairs.
     """
     return (x.mul_(LOG2_E) if bits is None else torch.add(bits, x, alpha=LOG2_E, out=x)).exp2_()
 
@@ -163,23 +163,23 @@ def _forward_chunk(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    largest: Tensor,
-    weight: Tensor,
-    weighted: Tensor,
+    row_max: Tensor,
+    row_sum: Tensor,
+    accumulator: Tensor,
 ) -> None:
     scores = chunk.scores(chunk.queries(q), chunk.keys(k), scale, scratch)
-    before = chunk.query_windows(largest)
-    now = torch.maximum(before, scores.amax(-1, keepdim=True).view(before.shape))
-    weights = _exp(scores.sub_(now.flatten(0, 1)))
-    sums = weights.sum(-1, keepdim=True).view(now.shape)
-    weight_so_far, weighted_so_far = chunk.query_windows(weight), chunk.query_windows(weighted)
+    running_max = chunk.query_windows(row_max)
+    new_max = torch.maximum(running_max, scores.amax(-1, keepdim=True).view(running_max.shape))
+    weights = _exp(scores.sub_(new_max.flatten(0, 1)))
+    sums = weights.sum(-1, keepdim=True).view(new_max.shape)
+    running_sum, accumulator_rows = chunk.query_windows(row_sum), chunk.query_windows(accumulator)
     if not chunk.tiles.fresh:
-        kept = _exp(before - now)
-        weighted_so_far.mul_(kept)
-        sums.addcmul_(weight_so_far, kept)
-    before.copy_(now)
-    weight_so_far.copy_(sums)
-    scratch.add_product(weighted_so_far, weights, chunk.keys(v), 1, chunk.tiles.fresh, chunk.seen)
+        rescale = _exp(running_max - new_max)
+        accumulator_rows.mul_(rescale)
+        sums.addcmul_(running_sum, rescale)
+    running_max.copy_(new_max)
+    running_sum.copy_(sums)
+    scratch.add_product(accumulator_rows, weights, chunk.keys(v), 1, chunk.tiles.fresh, chunk.seen)
 
 
 def _backward_chunk(
@@ -189,49 +189,49 @@ def _backward_chunk(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    slopes: Tensor,
-    mean: Tensor,
-    largest: Tensor,
-    shrink: Tensor,
-    q_sum: Tensor | None,
-    k_sum: Tensor | None,
-    v_sum: Tensor | None,
+    d_output: Tensor,
+    delta: Tensor,
+    row_max: Tensor,
+    log2_scale: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
 ) -> None:
-    queries, keys, output_slopes = chunk.queries(q), chunk.keys(k), chunk.queries(slopes)
+    queries, keys, d_output_rows = chunk.queries(q), chunk.keys(k), chunk.queries(d_output)
     scores = chunk.scores(queries, keys, scale, scratch)
-    weights = chunk.hide(_exp(scores.sub_(chunk.queries(largest)), chunk.queries(shrink)))
-    if v_sum is not None:
-        chunk.add_to_keys(v_sum, weights.transpose(1, 2), output_slopes, 1, scratch)
-    if q_sum is None and k_sum is None:
+    weights = chunk.zero_masked(_exp(scores.sub_(chunk.queries(row_max)), chunk.queries(log2_scale)))
+    if dv is not None:
+        chunk.add_to_keys(dv, weights.transpose(1, 2), d_output_rows, 1, scratch)
+    if dq is None and dk is None:
         return
-    score_slopes = scratch.product("slopes", output_slopes, chunk.keys(v).transpose(1, 2))
-    score_slopes = chunk.hide(score_slopes.sub_(chunk.queries(mean)).mul_(weights))
-    if q_sum is not None:
-        scratch.add_product(chunk.query_windows(q_sum), score_slopes, keys, scale, chunk.tiles.fresh, chunk.seen)
-    if k_sum is not None:
-        chunk.add_to_keys(k_sum, score_slopes.transpose(1, 2), queries, scale, scratch)
+    d_scores = scratch.product("d_scores", d_output_rows, chunk.keys(v).transpose(1, 2))
+    d_scores = chunk.zero_masked(d_scores.sub_(chunk.queries(delta)).mul_(weights))
+    if dq is not None:
+        scratch.add_product(chunk.query_windows(dq), d_scores, keys, scale, chunk.tiles.fresh, chunk.seen)
+    if dk is not None:
+        chunk.add_to_keys(dk, d_scores.transpose(1, 2), queries, scale, scratch)
 
 
-def _head_by_head(q: Tensor, patterns: str) -> Iterator[tuple[Pattern, tuple[slice, int]]]:
-    """Each head's pattern and the index of the head, for as much of the batch at a time as the budget has."""
+def _heads(q: Tensor, patterns: str) -> Iterator[tuple[Pattern, tuple[slice, int]]]:
+    """Yields each head's pattern and its index into [batch, heads], with as many sequences at a time as fit the budget."""
     at_once = max(1, budget(q.device).positions // q.shape[2])
     for head, pattern in enumerate(notation.parse(patterns)):
         for first in range(0, len(q), at_once):
             yield pattern, (slice(first, first + at_once), head)
 
 
-def _take(x: Tensor, head: tuple[slice, int]) -> Tensor:
-    """One head in the dtype to compute in: [batch, heads, n, d] -> [batch, n, d], contiguous."""
+def _load_head(x: Tensor, head: tuple[slice, int]) -> Tensor:
+    """Returns one head in the working dtype: [batch, heads, n, d] -> [batch, n, d], contiguous."""
     return x[head].to(_working_dtype(x)).contiguous()
 
 
-def _zeros(result: Tensor, head: tuple[slice, int]) -> Tensor:
-    """Where a head of the result is summed up, [batch, n, d]: in its place, unless that is of lower precision."""
+def _head_accumulator(result: Tensor, head: tuple[slice, int]) -> Tensor:
+    """Returns zeros for one head, [batch, n, d]: a view of the result, or a copy if that is half precision."""
     place = result[head]
     return place.zero_() if place.dtype == _working_dtype(place) else torch.zeros_like(place, dtype=_working_dtype(place))
 
 
-def _put(total: Tensor, result: Tensor, head: tuple[slice, int]) -> None:
+def _store_head(total: Tensor, result: Tensor, head: tuple[slice, int]) -> None:
     if total.dtype != result.dtype:
         result[head] = total
 
@@ -242,8 +242,8 @@ def _working_dtype(x: Tensor) -> torch.dtype:
 
 @blocked_forward.register_fake
 def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    by_query = v.new_empty(v.shape[:-1], dtype=_working_dtype(v))
-    return v.new_empty(v.shape), by_query, torch.empty_like(by_query)
+    row_stats = v.new_empty(v.shape[:-1], dtype=_working_dtype(v))
+    return v.new_empty(v.shape), row_stats, torch.empty_like(row_stats)
 
 
 @blocked_backward.register_fake
@@ -253,8 +253,8 @@ def _backward_like(
     k: Tensor,
     v: Tensor,
     output: Tensor,
-    largest: Tensor,
-    weight: Tensor,
+    row_max: Tensor,
+    row_sum: Tensor,
     patterns: str,
     scale: float,
     needed: Sequence[bool],
@@ -263,5 +263,5 @@ def _backward_like(
     return like_q, like_k, like_v
 
 
-join(blocked_forward, blocked_backward, "blocked")
+register_gradient(blocked_forward, blocked_backward, "blocked")
 count_flops(torch.ops.longstride.blocked_forward, torch.ops.longstride.blocked_backward)

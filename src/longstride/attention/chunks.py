@@ -1,4 +1,4 @@
-"""What is in memory while tiles are computed: some lanes of an arrangement, chunks of their tiles, a chunk's products.
+"""Working set of the blocked implementation: groups of lanes, chunks of their tiles, and scratch memory for products.
 
 Shapes: heads come one at a time, [batch, n, d]. Lanes of one are [lanes, length, d], where lanes includes the batch; tiles
 of those [tiles, rows, d] for queries and [tiles, columns, d] for keys, where tiles includes the lanes.
@@ -19,7 +19,7 @@ from longstride.patterns import Summary
 
 
 class Budget(NamedTuple):
-    """How much is worked on at a time: on a CPU what its cache holds, elsewhere what keeps the device busy."""
+    """Positions and scores that are computed at a time: on a CPU what fits its cache, elsewhere what fills the device."""
 
     positions: int
     scores: int
@@ -34,6 +34,7 @@ def budget(device: torch.device) -> Budget:
 
 
 def lane_groups(arrangement: Arrangement, q: Tensor) -> Iterator[LaneGroup]:
+    """Splits the lanes of an arrangement into groups that fit the budget."""
     at_once = max(1, budget(q.device).positions // (len(q) * arrangement.length))
     for first in range(0, arrangement.lanes, at_once):
         yield LaneGroup(arrangement, first, min(at_once, arrangement.lanes - first), len(q), q.dtype, q.device)
@@ -41,7 +42,7 @@ def lane_groups(arrangement: Arrangement, q: Tensor) -> Iterator[LaneGroup]:
 
 @dataclass(frozen=True)
 class LaneGroup:
-    """Some lanes of an arrangement, worked on together."""
+    """Lanes of an arrangement that are computed together."""
 
     arrangement: Arrangement
     first: int
@@ -51,17 +52,17 @@ class LaneGroup:
     device: torch.device
 
     def load_queries(self, x: Tensor) -> Tensor:
-        """[batch, n, d] -> [lanes, length, d]: a view where the arrangement has one, or else a copy."""
+        """[batch, n, d] -> [lanes, length, d]: a view if possible, otherwise a copy."""
         return self.arrangement.in_lanes(x)[:, self.first : self.first + self.count].flatten(0, 1)
 
     def store_queries(self, lanes: Tensor, x: Tensor) -> None:
-        """Puts back what `load_queries` took, where it was a copy."""
+        """Writes the result of `load_queries` back to x, if it was a copy."""
         target = self.arrangement.in_lanes(x)[:, self.first : self.first + self.count]
         if lanes.data_ptr() != target.data_ptr():
             target.copy_(lanes.view(target.shape))
 
     def load_keys(self, x: Tensor) -> Tensor:
-        """The same for the keys, of which Summary has only the cells: [batch, n, d] -> [batch, cells, d]."""
+        """As `load_queries`, for keys. Summary takes only its cells: [batch, n, d] -> [batch, cells, d]."""
         leaf = self.arrangement.leaf
         return x.index_select(1, self._cells(leaf)) if isinstance(leaf, Summary) else self.load_queries(x)
 
@@ -78,49 +79,49 @@ class LaneGroup:
         return position
 
     def chunks(self, exact: bool = False) -> Iterator[Chunk]:
-        """The tiles of these lanes, in chunks of about as many scores as the budget has."""
+        """Yields the tiles of these lanes in chunks that fit the budget of scores."""
         lane = torch.arange(self.first, self.first + self.count, device=self.device).repeat(self.batch)
         for tiles in self.arrangement.tiles:
             at_once = max(1, budget(self.device).scores // (len(lane) * tiles.rows * tiles.columns))
-            alike = tiles.masked and tiles.uniform and tiles.count * self.arrangement.lanes > 1
+            shared = tiles.masked and tiles.uniform and tiles.count * self.arrangement.lanes > 1
             for first in range(0, tiles.count, at_once):
                 count = min(at_once, tiles.count - first)
                 cap = None
-                if alike:
-                    cap = _one_cap(self.arrangement, tiles, self.dtype, self.device)
+                if shared:
+                    cap = _shared_cap(self.arrangement, tiles, self.dtype, self.device)
                 elif tiles.masked:
                     tile = torch.arange(first, first + count, device=self.device)
-                    cap = _cap(self.arrangement.visible(tiles, lane, tile), self.dtype)
+                    cap = _score_cap(self.arrangement.visible(tiles, lane, tile), self.dtype)
                 yield Chunk(tiles, first, count, cap, exact)
 
 
 @lru_cache(maxsize=64)
-def _one_cap(arrangement: Arrangement, tiles: Tiles, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The cap that all of these tiles share. A plan is remembered, and so are its caps, by identity."""
+def _shared_cap(arrangement: Arrangement, tiles: Tiles, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns the cap that all of these tiles share. Plans are cached, so this cache is keyed by their identity."""
     zero = torch.zeros(1, dtype=torch.long, device=device)
-    return _cap(arrangement.visible(tiles, zero, zero), dtype)
+    return _score_cap(arrangement.visible(tiles, zero, zero), dtype)
 
 
-def _cap(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """The most that a score can be: +inf where a pair counts and -inf where it does not, [tiles, rows, columns]."""
+def _score_cap(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the upper bound of each score: +inf at visible pairs, -inf at masked ones, [tiles, rows, columns]."""
     cap = torch.full(visible.shape, -torch.inf, dtype=dtype, device=visible.device)
     return cap.masked_fill_(visible, torch.inf).flatten(0, 1)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some tiles of one shape, in all the lanes of a group, that are computed together."""
+    """Tiles of one shape, in all lanes of a group, that are computed together."""
 
     tiles: Tiles
     first: int
     count: int
     cap: Tensor | None
     exact: bool = False
-    """Whether pairs that do not count are kept out of all sums, also where numbers are not finite."""
+    """Whether masked pairs are excluded from all sums even where inputs are NaN or infinite."""
 
     @property
     def seen(self) -> Tensor | None:
-        """Which pairs count, bool [tiles, rows, columns], for sums that are exact; None where all do."""
+        """Visible pairs, bool [tiles, rows, columns], if sums are exact; None if all are visible or sums are not exact."""
         return None if self.cap is None or not self.exact else self.cap > 0
 
     def queries(self, x: Tensor) -> Tensor:
@@ -139,7 +140,10 @@ class Chunk:
         return _windows(x, start, tiles.key_shift, tiles.columns, self.count).flatten(0, 1)
 
     def add_to_keys(self, total: Tensor, left: Tensor, right: Tensor, factor: float, scratch: Scratch) -> None:
-        """Adds left right * factor, [lanes * tiles, columns, d]. Neighbouring tiles may share keys, so a shift at a time."""
+        """Adds left right * factor, [lanes * tiles, columns, d], to `total`.
+
+        Neighbouring tiles may share keys, so it adds one shift's width at a time.
+        """
         tiles = self.tiles
         start = tiles.key + self.first * tiles.key_shift
         width = tiles.key_shift if self.count > 1 else tiles.columns
@@ -150,28 +154,28 @@ class Chunk:
             scratch.add_product(target, columns, right, factor, fresh=False, seen=seen)
 
     def scores(self, queries: Tensor, keys: Tensor, scale: float, scratch: Scratch) -> Tensor:
-        """q k^T * scale, and -inf for pairs that do not count."""
+        """Returns q k^T * scale, with -inf at masked pairs."""
         scores = scratch.product("scores", queries, keys.transpose(1, 2), scale)
         if self.cap is None:
             return scores
-        # A cap rather than adding -inf: it also holds where a product has overflowed. `fmin` leaves no NaN: one at a pair
-        # that does not count is then -inf, and one at a pair that does +inf, whose weight is NaN.
+        # A minimum rather than adding -inf: +inf by overflow plus -inf would be NaN. `fmin` also replaces NaN: by -inf at
+        # masked pairs, and by +inf, whose weight is NaN, at visible ones.
         return (torch.fmin if self.exact else torch.minimum)(scores, self.cap, out=scores)
 
-    def hide(self, x: Tensor) -> Tensor:
-        """x with 0 at pairs that do not count, where sums are exact; elsewhere they are 0 unless something is not finite."""
+    def zero_masked(self, x: Tensor) -> Tensor:
+        """Zeroes x at masked pairs if sums are exact. Otherwise these are 0 already, unless an input is not finite."""
         return x if self.seen is None else x.masked_fill_(~self.seen, 0)
 
 
 class Scratch:
-    """Memory for the products of a chunk, used again for the next: fresh memory costs a CPU more than the sums in it."""
+    """Reusable memory for the products of a chunk: on a CPU, allocating it costs more time than computing the product."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.empty = torch.empty(0, dtype=dtype, device=device)
         self.buffers: dict[str, Tensor] = {}
 
     def product(self, name: str, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
-        """left right * factor, as a batch of matrix products, in the memory of that name."""
+        """Returns left right * factor, a batch of matrix products, in the buffer of that name."""
         shape = (left.shape[0], left.shape[1], right.shape[2])
         size = shape[0] * shape[1] * shape[2]
         if self.buffers.get(name, self.empty).numel() < size:
@@ -182,13 +186,13 @@ class Scratch:
     def add_product(
         self, total: Tensor, left: Tensor, right: Tensor, factor: float, fresh: bool, seen: Tensor | None = None
     ) -> None:
-        """Adds left right * factor to a view [lanes, tiles, ...], or sets it if it is fresh.
+        """Adds left right * factor to a view [lanes, tiles, ...], or overwrites it if `fresh`.
 
-        seen: where left counts; elsewhere it is 0, and not even 0 * NaN is added.
+        seen: visible entries of left. The others are 0, and not even 0 * NaN is added for them.
         """
         if seen is not None:
             self.add_product(total, left, right.masked_fill(~right.isfinite(), 0), factor, fresh)
-            total.add_(_not_finite_products(left, right, seen).view(total.shape), alpha=factor)
+            total.add_(_nonfinite_products(left, right, seen).view(total.shape), alpha=factor)
             return
         if total.is_contiguous():
             place = total.flatten(0, 1)
@@ -199,10 +203,10 @@ class Scratch:
             total.add_(self.product("sum", left, right).view(total.shape), alpha=factor)
 
 
-def _not_finite_products(left: Tensor, right: Tensor, seen: Tensor) -> Tensor:
-    """The sums of left right that the numbers of right that are not finite make NaN or inf, and 0 for all others.
+def _nonfinite_products(left: Tensor, right: Tensor, seen: Tensor) -> Tensor:
+    """Returns the NaN and infinite sums of left right that come from NaN and infinity in right, and 0 elsewhere.
 
-    Only products of numbers that are seen. They are counted, with matrix products: those that are +inf, -inf and NaN.
+    Only visible pairs take part. Matrix products count the terms that are +inf, -inf and NaN.
     """
     infinite = right.isinf()
     signs, infinities = left.sign().masked_fill_(left.isnan(), 0), right.sign().masked_fill_(~infinite, 0)

@@ -1,4 +1,4 @@
-"""What the operators cost, for PyTorch's flop counter: products over the pairs of the patterns, and no more."""
+"""Flop formulas for PyTorch's flop counter: matrix products over the pairs of the patterns only."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ from longstride.patterns import notation
 
 
 def count_flops(forward: Any, backward: Any) -> None:
-    """Registers formulas for an implementation's two ops, as `torch.ops.longstride` has them."""
+    """Registers flop formulas for an implementation's two ops in `torch.ops.longstride`."""
     register_flop_formula(forward)(_forward_flops)
     register_flop_formula(backward)(_backward_flops)
 
 
 def _forward_flops(q: Any, k: Any, v: Any, patterns: str, *_: Any, **__: Any) -> int:
-    """Two products for each pair: with the key, and of the weight with the value."""
+    """Two products per pair: query with key, and weight with value."""
     return int(2 * q[0] * (q[3] + v[3]) * _pairs(patterns, q[2]))
 
 
 def _backward_flops(gradient: Any, q: Any, k: Any, v: Any, *others: Any, **__: Any) -> int:
-    """Five: the score again, and the gradients of the weight, the value, the query and the key."""
-    patterns = next(one for one in others if isinstance(one, str))
+    """Five products per pair: the recomputed score, and the gradients of weight, value, query and key."""
+    patterns = next(argument for argument in others if isinstance(argument, str))
     return int(2 * q[0] * (3 * q[3] + 2 * v[3]) * _pairs(patterns, q[2]))
 
 

@@ -1,9 +1,9 @@
-"""Joins the two custom ops of an implementation into one differentiable operator, under PyTorch's transforms as well.
+"""Registers the backward custom op of an implementation as the gradient of its forward op, also under torch.func.
 
-Reverse mode is supported once: `Tensor.backward`, `torch.func.grad`, `vjp` and `jacrev`. `vmap` is supported in both
-directions: the mapped dimension joins the batch. Forward mode and second derivatives are refused by name.
+First derivatives in reverse mode are supported: `Tensor.backward`, `torch.func.grad`, `vjp` and `jacrev`. `vmap` is
+supported for both ops: the mapped dimension joins the batch. Forward mode and second derivatives raise an error.
 
-The rules belong to the ops themselves, so they cost a call of `attend` nothing, and a compiled graph has them too.
+The rules are registered with the ops, so they add no cost to a call of `attend`, and they apply in compiled graphs too.
 """
 
 import warnings
@@ -16,11 +16,11 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 
-def join(forward: Any, backward: Any, impl: str) -> None:
-    """Makes `backward` the gradient of `forward`, both made by `torch.library.custom_op`; impl is their name in `attend`.
+def register_gradient(forward: Any, backward: Any, impl: str) -> None:
+    """Makes `backward` the gradient of `forward`. Both are custom ops; `impl` is their name in `attend`.
 
-    forward(q, k, v, patterns, scale) gives the output and what backward needs besides;
-    backward(gradient, q, k, v, output, ..., patterns, scale, needed) gives the gradients of q, k and v.
+    forward(q, k, v, patterns, scale) returns the output and further tensors that backward needs;
+    backward(gradient, q, k, v, output, ..., patterns, scale, needed) returns the gradients of q, k and v.
     """
 
     def refuse_tangents(ctx: Any, *_: Any) -> None:
@@ -64,37 +64,37 @@ def join(forward: Any, backward: Any, impl: str) -> None:
 
 
 def _register(op: Any, function: Any) -> None:
-    """Makes an autograd.Function the op's kernel for autograd, and the batch what `vmap` maps over."""
+    """Makes an autograd.Function the op's autograd kernel, and registers the op's vmap rule."""
 
     def differentiable(keys: Any, *arguments: Any) -> Any:
         def compute(*arguments: Any) -> Any:
             with torch._C._AutoDispatchBelowAutograd():
                 return op._opoverload.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
-        # Without a dual level there are no tangents; with one PyTorch looks for them, and calls `jvp` if there are any.
-        by_gradient = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
-        if not by_gradient and forward_ad._current_level < 0:
+        # Without a dual level there are no tangents. With one, PyTorch checks for tangents and calls `jvp` if there are any.
+        needs_grad = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        if not needs_grad and forward_ad._current_level < 0:
             return compute(*arguments)
         if torch._C._are_functorch_transforms_active():
             return _apply_one_transform(function, compute, *arguments)
         return function.apply(compute, *arguments)
 
     with warnings.catch_warnings():
-        # It replaces the kernel that custom_op made, and PyTorch warns of any that is replaced.
+        # This replaces the kernel that custom_op registered, and PyTorch warns about every replacement.
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
         op._lib.impl(op._name, differentiable, "Autograd", with_keyset=True, allow_override=True)
     op.register_vmap(_vmap_rule(op))
 
 
 def _apply_one_transform(function: Any, compute: Any, *arguments: Any) -> Any:
-    """An autograd.Function at the transform that the dispatcher has come to; `compute` goes on to the outer ones.
+    """Applies an autograd.Function at the current functorch transform; `compute` dispatches to the outer ones.
 
-    An autograd.Function turns gradients off inside of it. The outer transforms need them as they were.
+    An autograd.Function disables gradients inside. `compute` restores the previous state for the outer transforms.
     """
-    by_gradient, by_tangent = torch.is_grad_enabled(), forward_ad._is_fwd_grad_enabled()
+    grad_enabled, forward_grad_enabled = torch.is_grad_enabled(), forward_ad._is_fwd_grad_enabled()
 
     def compute_outer(*arguments: Any) -> Any:
-        with torch.set_grad_enabled(by_gradient), forward_ad._set_fwd_grad_enabled(by_tangent):
+        with torch.set_grad_enabled(grad_enabled), forward_ad._set_fwd_grad_enabled(forward_grad_enabled):
             return compute(*arguments)
 
     with enable_single_level_autograd_function():
@@ -112,10 +112,10 @@ def _vmap_rule(op: Any) -> Any:
                 return x
             x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
             batch = x.shape[1]
-            return x.flatten(0, 1).contiguous()  # What forward saves for each query is expected so.
+            return x.flatten(0, 1).contiguous()  # Kernels expect the saved per-query tensors contiguous.
 
         results = op(*(join_batch(x, dim) for x, dim in zip(arguments, mapped)))
-        # A gradient that is not needed is left empty and has no batch.
+        # A gradient that is not needed is empty and has no batch.
         split = tuple(x.unflatten(0, (size, batch)) if x.dim() > 1 else x for x in results)
         return split, tuple(0 if x.dim() > 1 else None for x in results)
 

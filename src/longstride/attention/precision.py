@@ -1,4 +1,4 @@
-"""Autocast: what it means for `attend`, and how to keep it out of the sums."""
+"""Autocast: casts the inputs of `attend` as it would, and is disabled inside the implementations."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -9,12 +9,12 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def cast_as_autocast_would(x: Tensor) -> Tensor:
-    """As autocast treats the inputs of a matrix product: to the region's dtype, float64 left alone."""
+    """Casts to the autocast dtype if autocast is enabled, as for a matrix product; float64 is left alone."""
     if x.dtype not in DTYPES[1:] or x.device.type == "meta" or not torch.is_autocast_enabled(x.device.type):
         return x
     return x.to(torch.get_autocast_dtype(x.device.type))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
-    """Inside, each product has the precision that the code says, whatever the region around it."""
+    """Context in which autocast is disabled for the device."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

@@ -15,11 +15,11 @@ from longstride.patterns import Pattern
 def attend_reference(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
     """softmax(q k^T * scale) v over the pairs of each head's pattern, with the whole n x n score matrix in memory.
 
-    Where an input is not finite, query by query over the keys that it sees: in a product with all keys, 0 * NaN reaches the
-    others. Under torch.compile and torch.func, where numbers cannot be looked at, it does, and from an incoming gradient.
+    Inputs with NaN or infinity are computed query by query over the visible keys, since 0 * NaN in a product with all keys
+    would reach other queries. Under torch.compile and torch.func values cannot be inspected, so there it does.
     """
     masks = torch.stack([pattern.mask(q.shape[-2], q.device) for pattern in heads])  # [heads, n, n]
-    if not _has_numbers(q) or all(x.isfinite().all() for x in (q, k, v)):
+    if not _has_values(q) or all(x.isfinite().all() for x in (q, k, v)):
         return _attend(q, k, v, ~masks, scale)
     by_head = []
     for head, mask in enumerate(masks):
@@ -32,14 +32,14 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], 
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> Tensor:
-    """hidden: which pairs do not count, [..., queries, keys]."""
+    """hidden: pairs outside the pattern, bool [..., queries, keys]."""
     scores = (q @ k.transpose(-1, -2) * scale).masked_fill(hidden, -torch.inf)  # [..., queries, keys]
-    # A query that sees no key, or only scores of -inf: even weights keep it free of NaN, and are then taken to 0.
-    nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    return scores.masked_fill(nothing, 0).softmax(dim=-1).masked_fill(hidden | nothing, 0) @ v
+    # Rows without a key, or with scores of -inf only, would give NaN in softmax: fill them with 0, then zero their weights.
+    empty_rows = (scores == -torch.inf).all(-1, keepdim=True)
+    return scores.masked_fill(empty_rows, 0).softmax(dim=-1).masked_fill(hidden | empty_rows, 0) @ v
 
 
-def _has_numbers(x: Tensor) -> bool:
-    """Whether a tensor's numbers can be looked at: not while it is traced, transformed, or has none."""
+def _has_values(x: Tensor) -> bool:
+    """Whether a tensor's values can be inspected: not under torch.compile or torch.func, and not on the meta device."""
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     return type(x) in (Tensor, Parameter) and not traced and x.device.type != "meta"

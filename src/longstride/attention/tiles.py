@@ -1,14 +1,14 @@
-"""Where a pattern's pairs lie: dense rectangles of the score matrix, found by rearranging the sequence.
+"""Covers a pattern's pairs with dense rectangles of the score matrix, after rearranging the sequence into lanes.
 
-This is section 5.5 of the paper as a plan. A pattern is computed one leaf after the other, and for each leaf there is an
-arrangement of the sequence into lanes in which its pairs are close together:
+This is section 5.5 of the paper. A pattern is computed one leaf after the other. For each leaf the sequence is arranged
+into lanes, in which the leaf's pairs are close together:
 
-    Dilated   a lane for each residue class modulo the step; inside a lane it is a local window
-    Block     a lane for each block; inside a lane it is causal attention
-    Summary   one lane, and of its keys only the summary cells; a staircase of whole blocks
+    Dilated   a lane for each residue class modulo the step; a local window in each lane
+    Block     a lane for each block; causal attention in each lane
+    Summary   one lane, with only the summary cells as keys; a staircase of whole blocks
 
 `plan` covers the lanes with tiles: rectangles of queries and keys, many of one shape, so that a batched matrix product
-computes them together. A pair that two leaves of a union share belongs to the first of them and is masked in the other.
+computes them together. A pair of several leaves of a union belongs to the first of them and is masked in the others.
 """
 
 from collections.abc import Hashable, Iterator
@@ -23,34 +23,35 @@ from torch import Tensor
 
 from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary
 
-# The size of a tile. A low one wastes little beside the diagonal, a large one runs the matrix product at its full rate;
-# docs/log.md has the measurements.
-LEAST = 16
-LOW = 64
-"""Rows of a tile of a narrow window."""
-WIDE = 512
-"""The reach from which a window is wide, and its tiles square."""
-TALL = 512
+# Tile sizes. Small tiles waste little at the diagonal, large ones run matrix products at their full rate; docs/log.md has
+# the measurements.
+MIN_ROWS = 16
+"""The fewest rows of a tile."""
+NARROW_ROWS = 64
+"""The most rows of a tile of a narrow window."""
+WIDE_REACH = 512
+"""The reach from which a window counts as wide and gets square tiles."""
+MAX_SIDE = 512
 """The largest side of a square tile."""
-WASTE = 16
-"""A window has about this many square tiles: half of each one on the diagonal is wasted, but many small ones take longer."""
+TILES_PER_WINDOW = 16
+"""Square tiles along a window. Half of each tile on the diagonal is wasted, but many small tiles take longer."""
 
 
 class Rectangle(NamedTuple):
-    """The scores of some queries and keys of a lane. Those of one shape and one family lie at equal distances."""
+    """A block of scores in a lane. Rectangles of one shape and one family are equally spaced."""
 
     query: int
     rows: int
     key: int
     columns: int
     first: bool
-    """Whether no other rectangle of this leaf with these queries comes before it."""
+    """Whether this is the leaf's first rectangle with these queries."""
     family: Hashable
 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """`count` rectangles of one shape, the t-th with its queries from query + t * query_shift on, and its keys likewise."""
+    """`count` rectangles of one shape. Number t starts at query + t * query_shift and at key + t * key_shift."""
 
     query: int
     query_shift: int
@@ -60,11 +61,11 @@ class Tiles:
     columns: int
     count: int
     masked: bool
-    """Whether some of the pairs inside do not count."""
+    """Whether some of its pairs are masked."""
     uniform: bool
-    """Whether the same ones do not count in every tile of every lane."""
+    """Whether every tile of every lane has the same mask."""
     fresh: bool
-    """Whether these queries have met no key yet."""
+    """Whether no earlier tile has these queries, so that their accumulators can be overwritten."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,7 @@ class Arrangement:
 
     leaf: Leaf
     earlier: tuple[Leaf, ...]
-    """The leaves that come before this one in the union: their pairs are theirs."""
+    """The leaves before this one in the union. Their pairs are masked here."""
     origin: int
     lanes: int
     length: int
@@ -89,7 +90,7 @@ class Arrangement:
         return x.as_strided(shape, strides, x.storage_offset() + self.origin * row)
 
     def visible(self, tiles: Tiles, lane: Tensor, tile: Tensor) -> Tensor:
-        """Which pairs count in these tiles of these lanes: bool [lanes, tiles, rows, columns]."""
+        """Returns the visible pairs in these tiles of these lanes: bool [lanes, tiles, rows, columns]."""
         lane, tile = lane[:, None, None, None], tile[:, None, None]
         row = torch.arange(tiles.rows, device=lane.device)[:, None]
         column = torch.arange(tiles.columns, device=lane.device)
@@ -101,11 +102,11 @@ class Arrangement:
         return seen
 
     def query_position(self, lane: Any, index: Any) -> Any:
-        """Where in the sequence the queries of a lane are; ints or tensors."""
+        """Returns the positions of a lane's queries in the sequence; ints or tensors."""
         return self.origin + lane * self.lane_shift + index * self.step
 
     def key_position(self, lane: Any, index: Any) -> Any:
-        """The same for its keys, of which Summary has only the cells."""
+        """As `query_position`, for keys. For Summary, `index` counts cells."""
         if isinstance(self.leaf, Summary):
             return index // self.leaf.c * self.leaf.l + self.leaf.cells.start + index % self.leaf.c
         return self.query_position(lane, index)
@@ -113,16 +114,16 @@ class Arrangement:
 
 @lru_cache(maxsize=256)
 def plan(pattern: Pattern, n: int) -> tuple[Arrangement, ...]:
-    """Arrangements whose tiles hold every pair of the pattern just once."""
+    """Returns arrangements whose tiles contain every pair of the pattern exactly once."""
     return tuple(
-        replace(lanes, tiles=_tiles(lanes))
+        replace(lanes, tiles=_cover(lanes))
         for index, leaf in enumerate(pattern.leaves)
-        for lanes in _lanes(leaf, pattern.leaves[:index], n)
+        for lanes in _arrange(leaf, pattern.leaves[:index], n)
         if lanes.lanes and lanes.length
     )
 
 
-def _lanes(leaf: Leaf, earlier: tuple[Leaf, ...], n: int) -> Iterator[Arrangement]:
+def _arrange(leaf: Leaf, earlier: tuple[Leaf, ...], n: int) -> Iterator[Arrangement]:
     if isinstance(leaf, Dilated):
         # When the step does not divide n, the first residue classes are one longer than the others.
         length, longer = divmod(n, leaf.step)
@@ -136,7 +137,7 @@ def _lanes(leaf: Leaf, earlier: tuple[Leaf, ...], n: int) -> Iterator[Arrangemen
         yield Arrangement(leaf, earlier, 0, lanes=1, length=n, lane_shift=n, step=1)
 
 
-def _tiles(lanes: Arrangement) -> tuple[Tiles, ...]:
+def _cover(lanes: Arrangement) -> tuple[Tiles, ...]:
     leaf = lanes.leaf
     if isinstance(leaf, Summary):
         rectangles = _staircase(leaf, lanes.length)
@@ -146,50 +147,50 @@ def _tiles(lanes: Arrangement) -> tuple[Tiles, ...]:
     alike: dict[Hashable, list[Rectangle]] = {}
     for rectangle in rectangles:
         alike.setdefault((rectangle.rows, rectangle.columns, rectangle.first, rectangle.family), []).append(rectangle)
-    return tuple(_together(lanes, group) for group in alike.values())
+    return tuple(_make_tiles(lanes, group) for group in alike.values())
 
 
 def _window(length: int, reach: int | None) -> Iterator[Rectangle]:
-    """A window of `reach` positions back (None: no limit) inside a lane."""
+    """Covers a window of `reach` positions back (None: no limit) in a lane."""
     back = length - 1 if reach is None else min(reach, length - 1)
-    wide = back >= WIDE
-    height = _side(back, TALL) if wide else max(LEAST, min(LOW, back + 1))
+    wide = back >= WIDE_REACH
+    height = _side(back, MAX_SIDE) if wide else max(MIN_ROWS, min(NARROW_ROWS, back + 1))
     for query in range(0, length, height):
         rows = min(height, length - query)
-        # A wide window is cut in squares, so that tiles that are computed together share no key.
+        # A wide window is cut into squares, so that tiles computed together share no key.
         first = max(0, query - back)
-        for keys in _cut(first, query, query + rows, height) if wide else [range(first, query + rows)]:
+        for keys in _split_keys(first, query, query + rows, height) if wide else [range(first, query + rows)]:
             yield Rectangle(query, rows, keys[0], len(keys), keys[-1] == query + rows - 1, family=query - keys[0])
 
 
 def _staircase(summary: Summary, n: int) -> Iterator[Rectangle]:
-    """The summary cells before each query. Keys are counted in cells."""
-    height = _side(n, TALL * isqrt(summary.l // summary.c)) // summary.l * summary.l or min(summary.l, TALL)
+    """Covers the summary cells up to each query. Keys are counted in cells."""
+    height = _side(n, MAX_SIDE * isqrt(summary.l // summary.c)) // summary.l * summary.l or min(summary.l, MAX_SIDE)
     whole_blocks = height % summary.l == 0
-    width = height // summary.l * summary.c if whole_blocks else TALL
+    width = height // summary.l * summary.c if whole_blocks else MAX_SIDE
     for query in range(0, n, height):
         rows = min(height, n - query)
         edge = summary.cells_before(query)
-        for index, keys in enumerate(_cut(0, edge, summary.cells_before(query + rows), width)):
+        for index, keys in enumerate(_split_keys(0, edge, summary.cells_before(query + rows), width)):
             family = edge - keys[0] if whole_blocks else (query, keys[0])
             yield Rectangle(query, rows, keys[0], len(keys), index == 0, family)
 
 
 def _side(extent: int, most: int) -> int:
-    """How tall a tile is in a window or staircase of this extent."""
-    return min(most, max(-(-extent // WASTE), TALL // 4))
+    """Returns the height of a tile in a window or staircase of this extent."""
+    return min(most, max(-(-extent // TILES_PER_WINDOW), MAX_SIDE // 4))
 
 
-def _cut(first: int, edge: int, end: int, width: int) -> Iterator[range]:
-    """The keys [first, end) in ranges of at most `width`, with a cut at the edge: past it a query may meet its future."""
+def _split_keys(first: int, edge: int, end: int, width: int) -> Iterator[range]:
+    """Splits the keys [first, end) into ranges of at most `width`, with a cut at `edge`: beyond it pairs may be masked."""
     for begin in range(edge, end, width):
         yield range(begin, min(begin + width, end))
     for stop in range(edge, first, -width):
         yield range(max(first, stop - width), stop)
 
 
-def _together(lanes: Arrangement, alike: list[Rectangle]) -> Tiles:
-    """One Tiles for rectangles at equal distances, with `masked` and `uniform` decided on the first of them."""
+def _make_tiles(lanes: Arrangement, alike: list[Rectangle]) -> Tiles:
+    """Combines equally spaced rectangles into one Tiles. `masked` and `uniform` follow from the first rectangle."""
     first, second = alike[0], alike[min(1, len(alike) - 1)]
     query_shift, key_shift = second.query - first.query, second.key - first.key
     assert all(b.query - a.query == query_shift and b.key - a.key == key_shift for a, b in pairwise(alike))

@@ -1,4 +1,4 @@
-"""Tools without knowledge of attention: files, argument validation, device, console, figure style.
+"""Tools that know nothing of attention: files, argument validation, device, console, figure style.
 
-Imports nothing of ours.
+Imports no other room.
 """

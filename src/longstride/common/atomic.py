@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under a temporary name, then renamed."""
+"""Atomic file writes: a file is written under a temporary name, then renamed."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 TEMPORARY = re.compile(r"\.[a-z0-9-]+\.\d+(-[0-9a-f]{8})?\.(json|jsonl|safetensors|png|txt|wav|bin)")
-"""Names of `atomic_path` for files that a run has; those of earlier versions have no random part."""
+"""Temporary names that `atomic_path` makes for the files of a run. Earlier versions made them without a random part."""
 
 
 @contextmanager
@@ -25,14 +25,14 @@ def naming(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`, with the same ending; renamed to it at the end, removed if anything fails."""
+    """Yields a temporary path beside `path` with the same suffix. Renames it to `path` on success, removes it on failure."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _make_empty(path)
     try:
         with naming(path):
             yield temporary
-            sync(temporary)  # Else a machine that fails may have the name, and nothing in it.
+            sync(temporary)  # Otherwise a crash may leave an empty file under the final name.
             os.replace(temporary, path)
             sync(path.parent)
     finally:
@@ -40,8 +40,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def _make_empty(path: Path) -> Path:
-    """A new file beside `path`. Its name cannot be foreseen, and it is made by this call or not at all: a link that somebody
-    has put there would have the content written to another file."""
+    """Creates a new file beside `path`, under a random name and with O_EXCL: a link that somebody placed there in advance
+    cannot redirect the content to another file."""
     while True:
         temporary = path.with_name(f".{path.stem}.{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
         with suppress(FileExistsError):
@@ -50,12 +50,12 @@ def _make_empty(path: Path) -> Path:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file has a name that `atomic_path` gives: its process was killed while it wrote."""
+    """Whether `atomic_path` made this name. Such a file remains when its process was killed while writing."""
     return TEMPORARY.fullmatch(name) is not None
 
 
 def sync(path: Path) -> None:
-    """Returns when a file, or the names in a folder, are on the disk."""
+    """Flushes a file, or the entries of a folder, to the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -79,7 +79,7 @@ def check_output(owner: str, name: str, path: str | Path, may_replace: bool) -> 
 
 
 def writable(owner: str, name: str, path: str | Path) -> Path:
-    """`path`, where a file can be written, or an error that says why not: to be asked before the work, not after it."""
+    """Checks that a file can be written at `path` and returns it; ValueError otherwise. Call it before the long work."""
     path = Path(path)
     try:
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""Argument and field validation: errors of one line that name the owner, the field, the value and what it can be."""
+"""Argument and field validation. Each error is one line with the owner, the field, the value and the allowed values."""
 
 import difflib
 import operator
@@ -11,16 +11,16 @@ from typing import Any, Protocol
 from longstride.common.limits import check_limit
 
 MOST = 2**62
-"""Of any whole number: positions and seeds are 64-bit integers on a device."""
+"""The largest integer argument: positions and seeds are 64-bit integers on a device."""
 SHOWN = 160
-"""Characters of a value that an error repeats."""
+"""The most characters of a value that an error message quotes."""
 
 
 def shown(value: object) -> str:
-    """The value's repr on one line, cut off where it is long."""
+    """Returns the value's repr on one line, truncated to SHOWN characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # More digits than Python prints, or lists in lists without end.
+    except (ValueError, RecursionError):  # An int beyond Python's digit limit, or deeply nested lists.
         text = f"a very long {type(value).__name__}"
     if "\n" in text:
         text = " ".join(text.split())
@@ -28,7 +28,7 @@ def shown(value: object) -> str:
 
 
 def whole_number(owner: str, name: str, value: object, least: int, limit: str | None = None) -> int:
-    """`value` as an int, or an error that names whose argument it is and what it can be. `limit`: a name in `limits`."""
+    """Returns `value` as an int; ValueError if it is no integer or out of range. `limit`: the name of a `Limits` field."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -45,7 +45,7 @@ def whole_number(owner: str, name: str, value: object, least: int, limit: str | 
 
 
 def finite_number(owner: str, name: str, value: Any) -> float:
-    """`value` as a float, of whatever type it is, but no text and no truth."""
+    """Returns `value` as a finite float. Accepts any numeric type, but neither text nor bool."""
     try:
         if isinstance(value, str | bytes | bool):
             raise TypeError
@@ -58,15 +58,15 @@ def finite_number(owner: str, name: str, value: Any) -> float:
 
 
 class Rule(Protocol):
-    """What a field of a config can be."""
+    """Validation rule for one field of a config."""
 
     def check(self, owner: str, name: str, value: Any) -> Any:
-        """The value as the config keeps it, or ValueError."""
+        """Returns the value as the config stores it, or raises ValueError."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from `least` up to a limit."""
+    """An integer of at least `least`, up to the named limit."""
 
     least: int
     limit: str | None = None
@@ -77,7 +77,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Real:
-    """A number from `least` to `most`; `below`: less than `most`; `above`: more than `least`; `infinite`: or inf."""
+    """A number from `least` to `most`. `below` and `above` exclude that end; `infinite` also allows inf."""
 
     least: float
     most: float
@@ -92,7 +92,7 @@ class Real:
             return inf
         inside = value > self.least if self.above else value >= self.least
         inside &= value < self.most if self.below else value <= self.most
-        if not inside:  # NaN neither.
+        if not inside:  # NaN fails both comparisons.
             least = f"{'more than' if self.above else 'at least'} {self.least:,}"
             most = f"{'less than' if self.below else 'at most'} {self.most:,}"
             raise ValueError(f"{owner}: {name} must be {least} and {most}, got {shown(value)}")
@@ -101,7 +101,7 @@ class Real:
 
 @dataclass(frozen=True)
 class Text:
-    """Text up to a limit of characters."""
+    """Text of at most as many characters as the named limit."""
 
     limit: str | None = None
 
@@ -115,7 +115,7 @@ class Text:
 
 @dataclass(frozen=True)
 class PathText:
-    """A path, kept as text."""
+    """A path, stored as text."""
 
     def check(self, owner: str, name: str, value: Any) -> str:
         path = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -126,7 +126,7 @@ class PathText:
 
 @dataclass(frozen=True)
 class Truth:
-    """True or false, and nothing that only counts as such."""
+    """True or False; values that are merely truthy are refused."""
 
     def check(self, owner: str, name: str, value: Any) -> bool:
         if not isinstance(value, bool):
@@ -135,7 +135,7 @@ class Truth:
 
 
 class Choice:
-    """One of some names."""
+    """One of a fixed set of names."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -148,7 +148,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Made:
-    """Another config."""
+    """An instance of `kind`, such as a nested config."""
 
     kind: type
 
@@ -159,29 +159,29 @@ class Made:
 
 
 def check_fields(owner: str, config: Any, rules: Mapping[str, Rule]) -> None:
-    """Checks every field of a frozen dataclass by its rule, and stores what the rule makes of it."""
+    """Checks every field of a frozen dataclass by its rule, and stores the value that the rule returns."""
     for field in fields(config):
         value = rules[field.name].check(owner, field.name, getattr(config, field.name))
         object.__setattr__(config, field.name, value)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """What was probably meant, or what there is."""
+    """Returns a hint for a misspelt name: the closest known name, or all of them."""
     known = list(known)
-    near = difflib.get_close_matches(name[:SHOWN], known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(known)}"
+    matches = difflib.get_close_matches(name[:SHOWN], known, n=1)
+    return f"did you mean {matches[0]!r}?" if matches else f"the names are {', '.join(known)}"
 
 
 def known_fields(given: Any, owner: str, kind: Any) -> dict[str, Any]:
-    """The fields of a dataclass as JSON has them: known ones, and all that have no default."""
+    """Returns `given`, fields from JSON, if each is a field of the dataclass `kind` and every required one is present."""
     if not isinstance(given, dict):
         raise ValueError(f"{owner} must hold an object with the config's fields, got {type(given).__name__}")
     known = {field.name: field for field in fields(kind)}
     for name in given:
         if name not in known:
             raise ValueError(f"{owner}: there is no field {shown(name)}; {suggest(name, known)}")
-    needed = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
-    missing = [name for name in needed if name not in given]
+    required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
+    missing = [name for name in required if name not in given]
     if missing:
         raise ValueError(f"{owner}: {', '.join(missing)} must be given")
     return given

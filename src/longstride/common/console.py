@@ -1,4 +1,4 @@
-"""Standard streams that may be closed, and progress on stderr: a bar on a terminal, a line for every tenth elsewhere."""
+"""Standard streams that may be closed, and progress on stderr: a bar on a terminal, one line per 10 % elsewhere."""
 
 import io
 import os
@@ -11,15 +11,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 
 def silence(stream: IO[Any]) -> None:
-    """What waits in its buffer, and what comes, goes nowhere. Else Python would try once more as it ends, and complain."""
+    """Redirects a stream to /dev/null. Otherwise Python would flush it again at exit and report the broken pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class StandardError(Console):
-    """Where people see how far it is. If nobody reads it any more, the work goes on."""
+    """Console on stderr. A broken pipe silences it and does not stop the program."""
 
     def __init__(self) -> None:
-        super().__init__(file=sys.stderr or io.StringIO())  # It is None where it was closed.
+        super().__init__(file=sys.stderr or io.StringIO())  # sys.stderr is None if it was closed.
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -30,8 +30,10 @@ TENTHS = 10
 
 
 class Bar:
+    """Progress bar on a terminal; elsewhere one line per tenth of `total`."""
+
     def __init__(self, console: Console, total: float = 1.0, line: str = "", shown: bool = True) -> None:
-        """`shown` is False where what comes is shown itself."""
+        """`shown`: False where the results themselves go to the terminal."""
         self.console, self.total, self.shown = console, total, shown
         self.tenths = 0
         self.stack = ExitStack()
@@ -58,7 +60,7 @@ class Bar:
 
 
 def byte_bar(shown: bool = True) -> Progress:
-    """A bar on stderr for bytes that are read, written or downloaded; gone when they are. Only on a terminal."""
+    """Returns a progress bar on stderr for bytes read, written or downloaded. Shown on a terminal only."""
     console = StandardError()
     columns = (
         TextColumn("{task.description}"),
@@ -71,6 +73,7 @@ def byte_bar(shown: bool = True) -> Progress:
 
 
 def count(x: float) -> str:
+    """Formats a count with a metric prefix: 12,300 is "12.3 k"."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if x >= size:
             return f"{x / size:.1f} {letter}"
@@ -78,6 +81,7 @@ def count(x: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    """Formats seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

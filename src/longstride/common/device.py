@@ -1,4 +1,4 @@
-"""Devices: which one is meant (auto is the GPU if there is one), its memory, and what machine it is."""
+"""Device choice ("auto" is the GPU if there is one), device memory, and a description of the machine."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from longstride.version import __version__
 
 
 def choose_device(owner: str, name: str) -> torch.device:
-    """The device, after it was tried; or an error that names whose argument it is, and why not."""
+    """Returns the device, once a tensor could be made on it; ValueError otherwise. `owner` names the caller in the error."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -23,7 +23,7 @@ def choose_device(owner: str, name: str) -> torch.device:
 
 
 def memory_bytes(device: torch.device) -> int | None:
-    """All the memory of a GPU, or of the machine; None where nothing says how much that is."""
+    """Total memory of the GPU, or of the machine for the CPU; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:
@@ -33,7 +33,7 @@ def memory_bytes(device: torch.device) -> int | None:
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
-    """What a result was measured on."""
+    """Describes hardware and versions, for files that record a measurement."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
         "device": name,

@@ -1,4 +1,4 @@
-"""Figure style: matplotlib, which is optional; files that appear whole; places in inches from the top left."""
+"""Figure style. matplotlib is optional; files are written atomically; positions are inches from the top left."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ FORMATS = (".png", ".svg")
 
 
 def picture_path(owner: str, path: str | Path) -> Path:
-    """`path`, if it ends as a picture that can be written."""
+    """Returns `path` if its suffix is a picture format that can be written; ValueError otherwise."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{owner}: {path} must end in {' or '.join(FORMATS)}")
@@ -21,7 +21,7 @@ def picture_path(owner: str, path: str | Path) -> Path:
 
 
 def new_figure(owner: str, width: float, height: float, **options: Any) -> "Figure":
-    """An empty figure of that many inches, or an error that says what to install."""
+    """Returns an empty figure of this size in inches; ValueError with the pip command if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -37,12 +37,14 @@ def write_figure(figure: "Figure", path: Path, dpi: int = 150) -> None:
 INK, QUIET = "#0b2545", "#66717d"
 EDGE, GAP = 0.2, 0.14
 MONO = 0.602
-"""How wide a letter of the monospaced font is, as a part of its size."""
+"""Width of a character of the monospaced font, as a fraction of the font size."""
 
 
 def add_axes(figure: "Figure", left: float, top: float, width: float, height: float, bare: bool = True) -> "Axes":
-    across, down = figure.get_figwidth(), figure.get_figheight()
-    axes = figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
+    figure_width, figure_height = figure.get_figwidth(), figure.get_figheight()
+    axes = figure.add_axes(
+        (left / figure_width, 1 - (top + height) / figure_height, width / figure_width, height / figure_height)
+    )
     if bare:
         axes.tick_params(length=0, labelleft=False, labelbottom=False)
     return axes
@@ -52,13 +54,15 @@ def add_text(
     figure: "Figure", left: float, down: float, text: str, size: float, colour: str = INK, within: float | None = None,
     **options: Any,
 ) -> None:  # fmt: skip
-    """On a line that is so far down; smaller if it is too long for `within`. Names and data are no formulas."""
+    """Adds text with its baseline at `down`, in a smaller size if it is wider than `within`. "$" starts no formula."""
     if within is not None and text:
         size = min(size, within * 72 / (MONO * len(text)))
-    across, whole = figure.get_figwidth(), figure.get_figheight()
-    figure.text(left / across, 1 - down / whole, text, fontsize=size, color=colour, parse_math=False, **options)
+    figure_width, figure_height = figure.get_figwidth(), figure.get_figheight()
+    figure.text(
+        left / figure_width, 1 - down / figure_height, text, fontsize=size, color=colour, parse_math=False, **options
+    )
 
 
 def letters(inches: float, size: float) -> int:
-    """How many monospaced letters of that size fit."""
+    """How many monospaced characters of that size fit into this width."""
     return int(inches * 72 / (MONO * size))

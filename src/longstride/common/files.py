@@ -1,6 +1,6 @@
-"""Files that somebody else may have written: regular files only, of limited size, and JSON of limited depth.
+"""Reading of untrusted files: regular files only, of limited size, and JSON of limited depth.
 
-A FIFO would be waited for without end, a device has no end, and a link leads to a file that is not ours.
+Opening a FIFO may block for ever, reading a device may never end, and a link may lead out of the run's folder.
 """
 
 import json
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_JSON = 2**24
-"""Bytes of a JSON file."""
+"""The most bytes of a JSON file."""
 LEVELS = 32
-"""Lists and objects inside each other."""
+"""The deepest nesting of lists and objects."""
 CONTAINERS = 100_000
-"""Lists and objects of a file: each takes far more memory than its two bytes of text."""
+"""The most lists and objects in a file: each takes far more memory than its two bytes of text."""
 
 RUN_TREES = ("checkpoints", "tensorboard")
-"""Folders of a run that it writes into."""
+"""Subfolders that a run writes into."""
 
 
 def real_path(path: str | Path) -> Path:
@@ -28,7 +28,7 @@ def real_path(path: str | Path) -> Path:
 
 
 def read_text(path: str | Path, most: int = LARGEST_JSON) -> str:
-    """The UTF-8 text of a regular file, or of a link to one. Others, and those of more than `most` bytes, are refused."""
+    """Returns the UTF-8 text of a regular file, or of a link to one. Refuses other files and more than `most` bytes."""
     with os.fdopen(open_regular(Path(path), os.O_RDONLY), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(most + 1)
@@ -41,33 +41,33 @@ def read_text(path: str | Path, most: int = LARGEST_JSON) -> str:
 
 
 def read_json(path: str | Path, finite: bool = True) -> dict[str, Any]:
-    """The object in a JSON file. `finite`: a number that is not, such as NaN or 1e999, is refused."""
+    """Returns the object in a JSON file. `finite`: refuse numbers such as NaN or 1e999."""
     return parse_object(read_text(path), str(path), finite)
 
 
 def parse_object(text: str, owner: str, finite: bool = True) -> dict[str, Any]:
-    """The object that `text` is in JSON. `owner` names the file in errors, which are ValueError only."""
+    """Parses `text` as a JSON object. Every failure is a ValueError; `owner` names the file in it."""
     try:
         if len(text) > LARGEST_JSON:
             raise ValueError(f"it has {len(text):,} characters; at most {LARGEST_JSON:,} are read")
         if text.count("[") + text.count("{") > CONTAINERS:
             raise ValueError(f"it has more than {CONTAINERS:,} lists and objects")
         hooks: dict[str, Any] = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
-        found = json.loads(text, **hooks)
-        if not _is_shallow(found):
+        content = json.loads(text, **hooks)
+        if not _is_shallow(content):
             raise RecursionError
     except RecursionError:
         raise ValueError(f"{owner} is not JSON as this package writes it: more than {LEVELS} levels are nested") from None
     except ValueError as error:
         raise ValueError(f"{owner} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{owner} must hold a JSON object, got {_kind(found)}")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{owner} must hold a JSON object, got {_kind(content)}")
+    return content
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """A descriptor of a regular file, or of one that a link leads to. Anything else is refused."""
-    # Without waiting for whoever has the other end of a FIFO.
+    """Opens a regular file, or a link to one, and returns the descriptor. Refuses anything else."""
+    # O_NONBLOCK: opening a FIFO would wait for its other end.
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
@@ -77,7 +77,7 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def open_inside(path: Path, flags: int) -> int:
-    """A descriptor of a regular file that has no other name, made if `flags` say so. A link is not followed, but refused."""
+    """Opens a regular file without other names, and returns the descriptor. Refuses symbolic and hard links."""
     try:
         handle = open_regular(path, flags | os.O_NOFOLLOW)
     except OSError:
@@ -91,8 +91,8 @@ def open_inside(path: Path, flags: int) -> int:
 
 
 def check_run_folder(owner: str, folder: Path) -> None:
-    """Refuses a run's folder in which something is neither a regular file nor a folder: links would lead what is written,
-    or removed, to somebody else's files. The folder itself may be a link. To be called before anything is written."""
+    """Refuses a run's folder that holds anything but regular files and folders: through a link, a write or removal would
+    reach files elsewhere. The folder itself may be a link. Call this before anything is written."""
     if folder.is_dir():
         for path in _entries(folder):
             mode = path.lstat().st_mode
@@ -109,7 +109,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _refused(path: Path, why: str) -> str:
-    return f"{path} {why}; a run holds only files and folders of its own, so remove it, or put what it stands for there"
+    return f"{path} {why}; a run holds only files and folders of its own, so remove it or replace it by a copy of its target"
 
 
 def _kind_of_file(mode: int) -> str:
@@ -124,8 +124,8 @@ def _finite(text: str) -> float:
     return number
 
 
-def _is_shallow(found: Any) -> bool:
-    level = [found]
+def _is_shallow(content: Any) -> bool:
+    level = [content]
     for _ in range(LEVELS + 1):
         level = [
             inner

@@ -1,7 +1,7 @@
-"""Upper limits on numbers from files and arguments, compared before memory or time is taken.
+"""Upper limits on numbers from files and arguments, checked before memory or time is spent on them.
 
-A config.json of 300 bytes can ask for a million layers. Each limit is far above honest use; where one is in the way, the
-environment variable LONGSTRIDE_LIMITS sets others:
+A config.json of 300 bytes can ask for a million layers. Each limit is far above ordinary use. The environment variable
+LONGSTRIDE_LIMITS raises them:
 
     LONGSTRIDE_LIMITS='layers=10000 width=4194304' longstride train ...
 """
@@ -16,16 +16,16 @@ VARIABLE = "LONGSTRIDE_LIMITS"
 class Limits:
     layers: int = 4096
     width: int = 2**20
-    """Of a model."""
+    """Width of a model."""
     heads: int = 4096
     positions: int = 2**40
-    """A model's context, the length n of a sequence, and every number of a pattern."""
+    """A model's context, the length n of a sequence, and every parameter of a pattern."""
     parameters: int = 10**12
-    """Weights of a model, which follow from its config in closed form."""
+    """Weights of a model, computed from its config in closed form."""
     batch: int = 2**20
     """Sequences of a training step."""
     placed: int = 2**15
-    """Blocks of a model's cycle of patterns times heads; also the patterns that one text names."""
+    """Blocks in a model's cycle of patterns, times heads; also the number of patterns in one text."""
     leaves: int = 256
     """Leaves of a union."""
     dimensions: int = 16
@@ -33,13 +33,13 @@ class Limits:
     text: int = 2**13
     """Characters of a model's pattern or embedding."""
     table: int = 2**16
-    """The length n of a mask, which has n x n entries, and of what `connects` looks at."""
+    """The length n of a mask, which has n x n entries, and the n of `connects`."""
     pair_steps: int = 2**29
-    """Steps that count the pairs of unions for which there is no closed form: positions times leaves."""
+    """Steps of the pass that counts the pairs of a union without a closed form: positions times leaves."""
 
 
 def read_limits(text: str) -> Limits:
-    """The limits with the changes that `text` names, as 'layers=10000 width=4194304'."""
+    """Returns the limits with the changes in `text`, such as 'layers=10000 width=4194304'."""
     changes = {}
     for word in text.replace(",", " ").split():
         name, _, number = word.partition("=")
@@ -51,7 +51,7 @@ def read_limits(text: str) -> Limits:
 
 
 PROBLEM = ""
-"""What is wrong with the environment variable. Kept, and raised where a limit is needed: an import should not fail."""
+"""Why the environment variable cannot be read. Raised at the first check, since an import should not fail."""
 try:
     LIMITS = read_limits(os.environ.get(VARIABLE, ""))
 except ValueError as error:
@@ -59,7 +59,7 @@ except ValueError as error:
 
 
 def check_limit(owner: str, what: str, value: int, limit: str) -> None:
-    """Raises ValueError if `value`, which `what` names, is above the limit of that name."""
+    """Raises ValueError if `value` exceeds the limit of that name. `what` describes the value in the error."""
     if PROBLEM:
         raise ValueError(PROBLEM)
     most = getattr(LIMITS, limit)

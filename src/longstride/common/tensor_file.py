@@ -1,7 +1,7 @@
-"""Safetensors files, written tensor by tensor as they lie in memory.
+"""Safetensors writer that writes each tensor straight from its memory.
 
-The package's own writer copies all of them into one string of bytes first, and keeps other threads waiting meanwhile:
-2 s at a stretch for 640 MB, and training launches nothing. Here they go to the disk as they are.
+The writer of the safetensors package first copies all tensors into one bytes object and holds the GIL meanwhile: 2 s for
+640 MB, in which training launches nothing.
 """
 
 import json
@@ -23,14 +23,14 @@ NAMES = {
     torch.bool: "BOOL",
 }
 ALIGNED = 8
-"""The tensors begin at a multiple of this."""
+"""The tensors start at a multiple of this many bytes."""
 
 
 def save_file(tensors: dict[str, Tensor], path: str | Path, metadata: dict[str, str] | None = None) -> None:
-    """Tensors on the CPU; what `safetensors` reads."""
+    """Writes CPU tensors as a file that the safetensors package reads."""
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
-    # The widest first, as the package's own writer has them: so each lies at a multiple of its numbers' size.
+    # The widest dtypes first, as in the safetensors package: so each tensor is aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0]))
     for name, x in ordered:
         begin, end = end, end + x.numel() * x.element_size()

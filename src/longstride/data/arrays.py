@@ -1,4 +1,4 @@
-""".npy and .npz files of uint8, read without NumPy's parsers: their headers are matched, not evaluated."""
+"""Reader of .npy and .npz files of uint8. Matches headers with regular expressions instead of evaluating them."""
 
 import math
 import re
@@ -13,13 +13,13 @@ from longstride.common.checks import shown
 from longstride.data.limits import Limit
 from longstride.data.plan import is_packed
 from longstride.data.store import READ, Bytes
-from longstride.data.streams import Reader, gathered, open_entry, opened, zip_entries
+from longstride.data.streams import Reader, gather, open_entry, open_reader, zip_entries
 
 MAGIC = b"\x93NUMPY"
-LONGEST = 1 << 14
-"""Bytes of a header. One of NumPy's has 118 for a shape of four numbers."""
+MAX_HEADER = 1 << 14
+"""The most bytes of a header. NumPy writes 118 for a shape of four sizes."""
 DIMENSIONS = 32
-"""More than any array of images has, and fewer than NumPy takes."""
+"""The most dimensions: more than images have, fewer than NumPy supports."""
 FIELDS = {
     "descr": r"'([<>|=]?[A-Za-z][0-9]{0,9})'",
     "fortran_order": "(True|False)",
@@ -40,13 +40,13 @@ class Header:
 
 
 def open_npy(path: Path, limit: Limit | None = None) -> Bytes:
-    """The array of a file, read from the file as it is used. One that is compressed (.npy.xz) is unpacked first."""
+    """Opens the array of a file as a memory map. A compressed file (.npy.xz) is decompressed first."""
     limit = limit or Limit(path)
     if is_packed(path):
-        with opened(path, True, limit) as file:
-            return _array(file, limit)
+        with open_reader(path, True, limit) as file:
+            return _read_array(file, limit)
     limit.take(path, path.stat().st_size)
-    with opened(path, False) as file:
+    with open_reader(path, False) as file:
         header = read_header(file)
         start = file.file.tell()
     rest = path.stat().st_size - start
@@ -57,7 +57,7 @@ def open_npy(path: Path, limit: Limit | None = None) -> Bytes:
 
 
 def open_npz(path: Path, limit: Limit | None = None) -> Iterator[tuple[str, Bytes]]:
-    """The arrays of a zip file of .npy files, by name."""
+    """Yields the names and arrays of a zip file of .npy files."""
     limit = limit or Limit(path)
     with ExitStack() as stack:
         for entry, archive in zip_entries(stack, path):
@@ -66,35 +66,35 @@ def open_npz(path: Path, limit: Limit | None = None) -> Iterator[tuple[str, Byte
                 raise ValueError(f"{path} cannot be read as .npz: it holds {shown(name)}, which is no .npy file")
             with ExitStack() as opening:
                 file = open_entry(opening, path, entry, archive)
-                yield name.removesuffix(".npy"), _array(Reader(f"{path}: array {shown(name)}", file, limit), limit)
+                yield name.removesuffix(".npy"), _read_array(Reader(f"{path}: array {shown(name)}", file, limit), limit)
 
 
-def _array(file: Reader, limit: Limit) -> Bytes:
+def _read_array(file: Reader, limit: Limit) -> Bytes:
     header = read_header(file)
     limit.check(file.name, f"an array of {list(header.shape)}", header.size)
 
     def pieces() -> Iterator[bytes]:
         left = header.size
         while left:
-            piece = file.exactly(min(left, READ))
+            piece = file.read_exactly(min(left, READ))
             left -= len(piece)
             yield piece
 
-    flat = gathered(pieces())
+    flat = gather(pieces())
     if file.read(1):
         raise ValueError(f"{file.name} is longer than its header says, {header.size:,} bytes")
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
 
 def read_header(file: Reader) -> Header:
-    """What stands before the bytes of an array: the magic, the version, and a dictionary as text."""
+    """Reads the header of a .npy file: magic, version, and a dictionary as text."""
     start = file.read(8)
     if not start.startswith(MAGIC) or len(start) < 8 or start[6] not in (1, 2, 3):
         raise ValueError(f"{file.name} cannot be read as .npy: it does not begin as one")
-    length = int.from_bytes(file.exactly(2 if start[6] == 1 else 4), "little")
-    if length > LONGEST:
+    length = int.from_bytes(file.read_exactly(2 if start[6] == 1 else 4), "little")
+    if length > MAX_HEADER:
         raise ValueError(f"{file.name} cannot be read as .npy: its header would have {length:,} bytes")
-    text = file.exactly(length).decode("latin1").strip(" \n")
+    text = file.read_exactly(length).decode("latin1").strip(" \n")
     fields = parse(text)
     if fields is None:
         raise ValueError(f"{file.name} cannot be read as .npy: its header is no descr, fortran_order and shape")
@@ -108,7 +108,7 @@ def read_header(file: Reader) -> Header:
 
 
 def parse(text: str) -> dict[str, str] | None:
-    """The three fields of a header as text, in any order, or None if it is anything else."""
+    """Returns the three fields of a header as text, in any order; None if it is anything else."""
     if not text.startswith("{") or not text.endswith("}"):
         return None
     fields: dict[str, str] = {}

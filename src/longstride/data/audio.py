@@ -14,23 +14,33 @@ from numpy.typing import ArrayLike, NDArray
 
 from longstride.common.atomic import atomic_path
 from longstride.data.limits import Limit
-from longstride.data.plan import ENCODED, SOUNDS, Plan, cut, ending, files_under, is_packed, named_splits, optional
+from longstride.data.plan import (
+    ENCODED,
+    SOUNDS,
+    Plan,
+    data_suffix,
+    files_under,
+    is_packed,
+    named_splits,
+    optional,
+    split_sizes,
+)
 from longstride.data.store import READ, Bytes
-from longstride.data.streams import gathered, measured, span
+from longstride.data.streams import gather, measure, read_span
 
 RATE = 12_000
 ENDINGS = SOUNDS + ENCODED
-"""ENCODED files hold the bytes of `encode` already, at RATE. G.711 has other codes."""
+"""ENCODED files hold the output of `encode`, at RATE. The codes differ from those of G.711."""
 SHARE = 0.05
 RATES = range(1_000, 768_001)
-"""Samples a second that are resampled. Far from RATE a sample becomes thousands, for which soxr takes memory at once."""
+"""Supported sample rates. Far below RATE one sample becomes thousands, which soxr holds in memory at once."""
 CHANNELS = 64
-UNKNOWN = 2**62
-"""From so many frames on, a header says that it does not know."""
+UNKNOWN_LENGTH = 2**62
+"""A header with this many frames or more does not know its length."""
 
 
 def encode(samples: ArrayLike) -> Bytes:
-    """Samples from -1 to 1 as mu-law codes 0 .. 255."""
+    """Encodes samples from -1 to 1 as mu-law codes 0 .. 255."""
     x = np.clip(np.asarray(samples, np.float64), -1, 1)
     companded = np.sign(x) * np.log1p(255 * np.abs(x)) / math.log(256)
     codes: Bytes = np.minimum(np.floor((companded + 1) * 128), 255).astype(np.uint8)
@@ -38,14 +48,14 @@ def encode(samples: ArrayLike) -> Bytes:
 
 
 def decode(codes: bytes | Bytes) -> NDArray[np.float64]:
-    """The middle of each code's cell, on mu-law's scale: encode(decode(code)) is the code."""
+    """Decodes mu-law codes to the middle of their quantization interval, so that encode(decode(code)) == code."""
     codes = np.frombuffer(codes, np.uint8) if isinstance(codes, bytes | bytearray) else np.asarray(codes, np.uint8)
     companded = (codes + 0.5) / 128 - 1
     return np.sign(companded) * np.expm1(np.abs(companded) * math.log(256)) / 255
 
 
 def to_wav(data: bytes | Bytes, path: str | Path, rate: int = RATE) -> None:
-    """Codes as a wav file of 16 bits. These are fine enough for the same codes to come back."""
+    """Writes codes as a 16-bit wav file, which is precise enough to recover the same codes."""
     samples = np.clip(np.round(decode(data) * 32768), -32768, 32767).astype("<i2")
     with atomic_path(path) as temporary, wave.open(str(temporary), "wb") as file:
         file.setnchannels(1)
@@ -55,22 +65,22 @@ def to_wav(data: bytes | Bytes, path: str | Path, rate: int = RATE) -> None:
 
 
 def read(path: Path, rate: int = RATE, limit: Limit | None = None) -> Iterator[Bytes]:
-    """The codes of one file, a piece at a time. One that holds codes already has them at `rate`, whatever that is."""
+    """Yields the codes of one file, piece by piece, resampled to `rate`. Files of codes are taken to be at `rate`."""
     limit = limit or Limit(path)
-    if ending(path) in ENCODED:
-        yield from span([measured(path, is_packed(path), limit)], is_packed(path), 0, sys.maxsize)
+    if data_suffix(path) in ENCODED:
+        yield from read_span([measure(path, is_packed(path), limit)], is_packed(path), 0, sys.maxsize)
         return
-    with _sound(path) as file:
+    with _open_sound(path) as file:
         stream = None
         if file.samplerate != rate:
             if rate not in RATES:
                 raise ValueError(f"{path}: sound is resampled to {RATES[0]:,} to {RATES[-1]:,} Hz, not to {rate:,}")
             soxr = optional("soxr", f"{path}: {file.samplerate} Hz to {rate} Hz")
             stream = soxr.ResampleStream(file.samplerate, rate, 1, dtype="float32")
-        # Blocks as large as to take about READ bytes before and after resampling. Their number is not the header's: it lies.
+        # Blocks of about READ bytes before and after resampling. Read to the end: the header's length may be wrong.
         size = max(1, READ // 8 // max(file.channels, math.ceil(rate / file.samplerate)))
         while True:
-            with _refusing(path):
+            with _name_file_in_errors(path):
                 block = file.read(size, dtype="float32", always_2d=True)
             if not len(block):
                 break
@@ -85,11 +95,11 @@ def read(path: Path, rate: int = RATE, limit: Limit | None = None) -> Iterator[B
 
 
 @contextmanager
-def _sound(path: Path) -> Iterator[Any]:
-    """An open file of sound, with a rate and a number of channels that can be read."""
+def _open_sound(path: Path) -> Iterator[Any]:
+    """Opens a sound file; ValueError if its rate or number of channels is not supported."""
     soundfile = optional("soundfile", f"{path}: reading sound")
     with ExitStack() as stack:
-        with _refusing(path):
+        with _name_file_in_errors(path):
             file = stack.enter_context(soundfile.SoundFile(path))
         if file.samplerate not in RATES:
             raise ValueError(f"{path} has a rate of {file.samplerate:,} Hz; {RATES[0]:,} to {RATES[-1]:,} Hz can be read")
@@ -99,7 +109,7 @@ def _sound(path: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def _name_file_in_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # A broken file may raise anything.
@@ -107,14 +117,14 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def about(path: Path, limit: Limit | None = None) -> int:
-    """How many bytes a file gives, by its header; also finds files that are not what their names say."""
+    """Returns how many bytes a file gives, by its header. Also finds files that are no sound."""
     limit = limit or Limit(path)
-    if ending(path) in ENCODED:
-        size = measured(path, is_packed(path), Limit(path, limit.most)).size
+    if data_suffix(path) in ENCODED:
+        size = measure(path, is_packed(path), Limit(path, limit.most)).size
     elif size := path.stat().st_size:
-        with _sound(path) as file:
+        with _open_sound(path) as file:
             frames, rate = file.frames, file.samplerate
-        if frames >= UNKNOWN:
+        if frames >= UNKNOWN_LENGTH:
             raise ValueError(f"{path} does not say how many samples it has; encode it again")
         size = round(frames * RATE / rate)
         limit.check(path, f"{frames:,} samples, as its header says,", size)
@@ -124,8 +134,8 @@ def about(path: Path, limit: Limit | None = None) -> int:
 
 
 def plan(source: Path, limit: Limit | None = None, join: bool = False) -> Plan:
-    """One file is cut 90/5/5 per cent. Of a folder whole files go to train, valid and test, in sorted order, unless files or
-    folders in it are named so; with `join` names do not count."""
+    """Plans one file, split 90/5/5 per cent, or a folder, whose files go to train, valid and test in sorted order, unless
+    files or folders are named so; with `join` names do not count."""
     limit = limit or Limit(source)
     paths = files_under(source, ENDINGS) if source.is_dir() else [source]
     if not paths:
@@ -133,20 +143,20 @@ def plan(source: Path, limit: Limit | None = None, join: bool = False) -> Plan:
     form = f"mono, {RATE} Hz, 8-bit mu-law"
     if len(paths) == 1:
         about(paths[0], limit)
-        return _one(paths[0], f"{source.name}: {form}", limit)
+        return _plan_file(paths[0], f"{source.name}: {form}", limit)
     groups = None if join else named_splits(source, paths)
     if groups:
         paths = [path for members in groups.values() for path in members]
     sizes = {path: about(path, limit) for path in paths}
     how = "splits as its files are named" if groups else "whole files, in sorted order"
     splits: dict[str, Iterable[Bytes] | Bytes] = {}
-    for name, members in (groups or assign(sizes)).items():
+    for name, members in (groups or assign_files(sizes)).items():
         splits[name] = chain.from_iterable(read(path, RATE, limit) for path in members)
     return Plan("audio", splits, sum(sizes.values()), f"{source.name}: {form}; {how}", rate=RATE, used=paths)
 
 
-def assign(sizes: dict[Path, int]) -> dict[str, list[Path]]:
-    """Files from the end of the list for test, then valid, each as near to 5 per cent of the bytes as whole files come."""
+def assign_files(sizes: dict[Path, int]) -> dict[str, list[Path]]:
+    """Assigns files from the end of the list to test, then valid, each as close to 5 per cent of the bytes as possible."""
     left = list(sizes)
     target = SHARE * sum(sizes.values())
     taken: dict[str, list[Path]] = {}
@@ -160,12 +170,12 @@ def assign(sizes: dict[Path, int]) -> dict[str, list[Path]]:
     return {"train": left} | {name: taken[name] for name in ("valid", "test") if name in taken}
 
 
-def _one(path: Path, source: str, limit: Limit) -> Plan:
-    # How many samples resampling gives is known only afterwards.
-    codes = gathered(read(path, RATE, limit))
+def _plan_file(path: Path, source: str, limit: Limit) -> Plan:
+    # The number of resampled samples is known only afterwards.
+    codes = gather(read(path, RATE, limit))
     start = 0
     splits: dict[str, Iterable[Bytes] | Bytes] = {}
-    for name, size in cut(path, len(codes), "samples").items():
+    for name, size in split_sizes(path, len(codes), "samples").items():
         splits[name] = codes[start : start + size]
         start += size
     return Plan("audio", splits, len(codes), f"{source}; in order, 90/5/5 per cent", rate=RATE, used=[path])

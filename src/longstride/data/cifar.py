@@ -9,7 +9,7 @@ import numpy as np
 from longstride.data.limits import Limit
 from longstride.data.pickles import Array, read_pickle
 from longstride.data.store import Bytes
-from longstride.data.streams import opened
+from longstride.data.streams import open_reader
 from longstride.data.tars import tar_members
 
 ITEM = (32, 32, 3)
@@ -22,7 +22,7 @@ TEST = "test_batch"
 FOLDERS = {"cifar-10-batches-py": "", "cifar-10-batches-bin": ".bin"}
 WANTED = {name + ending for name in (*BATCHES, TEST) for ending in FOLDERS.values()}
 BESIDES = {"batches.meta", "batches.meta.txt", "readme.html"}
-"""What the published folders also hold."""
+"""Other files in the published folders."""
 IMAGES = 50_000
 """Training images, of which the paper holds back HELD for validation."""
 HELD = 2_000
@@ -31,7 +31,7 @@ Groups = dict[str, Bytes]
 
 
 def find(folder: Path) -> Path | None:
-    """The folder of batches: this one or one of the published name in it."""
+    """Returns the folder with the batches: this one, or one of the published name in it; None if there is none."""
     for place in (folder, *(folder / name for name in FOLDERS)):
         if any((place / (BATCHES[0] + ending)).is_file() for ending in FOLDERS.values()):
             return place
@@ -39,7 +39,7 @@ def find(folder: Path) -> Path | None:
 
 
 def from_folder(folder: Path, limit: Limit | None = None) -> Groups:
-    """The images of train and, if it is there, test: [n, 32, 32, 3] each."""
+    """Returns the images of train and, if present, test: [n, 32, 32, 3] each."""
     names = {path.name for path in folder.iterdir() if path.is_file()}
     files = [folder / name for name in names & WANTED]
     (limit or Limit(folder)).check_held(folder, "its batches", sum(path.stat().st_size for path in files))
@@ -47,22 +47,22 @@ def from_folder(folder: Path, limit: Limit | None = None) -> Groups:
 
 
 def from_tar(path: Path, limit: Limit | None = None) -> Groups:
-    """The same from the archive, without unpacking it to the disk."""
+    """As `from_folder`, from the archive, without unpacking it to disk."""
     limit = limit or Limit(path)
-    found: dict[str, bytes] = {}
-    with opened(path, True, limit) as file:
+    batches: dict[str, bytes] = {}
+    with open_reader(path, True, limit) as file:
         held = 0
         for member in tar_members(file):
             name = PurePosixPath(member.name).name
             if name in WANTED:
-                if name in found:
+                if name in batches:
                     raise ValueError(f"{path} holds {name} twice; unpack it and give the folder that is meant")
                 held += member.size
                 limit.check_held(path, f"what it holds, up to {name},", held)
-                found[name] = file.exactly(member.size)
-    if not found:
+                batches[name] = file.read_exactly(member.size)
+    if not batches:
         raise ValueError(f"{path} holds no CIFAR-10; looked for {BATCHES[0]} and {BATCHES[0]}.bin; unpack it")
-    return _groups(path, set(found), found.__getitem__)
+    return _groups(path, set(batches), batches.__getitem__)
 
 
 def _groups(owner: Path, names: set[str], read: Callable[[str], bytes]) -> Groups:
@@ -82,7 +82,7 @@ def _groups(owner: Path, names: set[str], read: Callable[[str], bytes]) -> Group
 
 
 def is_binary(path: Path) -> bool:
-    """Whether a file is made of such records, as far as its size and its labels tell."""
+    """Whether a file consists of records of the binary form, judged by its size and labels."""
     size = path.stat().st_size
     if size == 0 or size % RECORD:
         return False
@@ -94,13 +94,13 @@ def read_binary(data: bytes | Bytes, owner: str) -> Bytes:
 
 
 def records(data: bytes | Bytes, owner: str) -> Bytes:
-    """The records of the binary form, checked: [n, 1 + 3072]."""
+    """Returns the validated records of the binary form, [n, 1 + 3072]."""
     if not len(data) or len(data) % RECORD:
         raise ValueError(f"{owner} has {len(data)} bytes, no multiple of CIFAR-10's {RECORD}; it was cut short")
-    found = np.frombuffer(data, np.uint8).reshape(-1, RECORD) if isinstance(data, bytes) else data.reshape(-1, RECORD)
-    if found[:, 0].max() >= CLASSES:
-        raise ValueError(f"{owner} has label {found[:, 0].max()}; CIFAR-10 has labels from 0 to {CLASSES - 1}")
-    return found
+    rows = np.frombuffer(data, np.uint8).reshape(-1, RECORD) if isinstance(data, bytes) else data.reshape(-1, RECORD)
+    if rows[:, 0].max() >= CLASSES:
+        raise ValueError(f"{owner} has label {rows[:, 0].max()}; CIFAR-10 has labels from 0 to {CLASSES - 1}")
+    return rows
 
 
 def read_python(data: bytes, owner: str) -> Bytes:
@@ -108,14 +108,14 @@ def read_python(data: bytes, owner: str) -> Bytes:
         batch = read_pickle(data)
     except Exception as error:  # A broken pickle may raise anything.
         raise ValueError(f"{owner} is refused: {error}") from None
-    found = batch.get(b"data", batch.get("data")) if isinstance(batch, dict) else None
-    images = found.array if isinstance(found, Array) else None
+    data_entry = batch.get(b"data", batch.get("data")) if isinstance(batch, dict) else None
+    images = data_entry.array if isinstance(data_entry, Array) else None
     if images is None or images.shape[1] != PLANES:
         raise ValueError(f"{owner} is no batch of CIFAR-10: it must hold 'data', uint8 of shape [n, {PLANES}]")
     return interleaved(images)
 
 
 def interleaved(planes: Bytes) -> Bytes:
-    """Rows of planes red, green, blue as images whose channel is fastest: [n, 32, 32, 3]."""
+    """Converts rows of red, green and blue planes to images with the channel last: [n, 32, 32, 3]."""
     height, width, channels = ITEM
     return np.ascontiguousarray(planes.reshape(-1, channels, height, width).transpose(0, 2, 3, 1))

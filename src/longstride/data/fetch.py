@@ -1,4 +1,4 @@
-"""The paper's public data sets, downloaded once: resumed where they were cut, checked before they are used.
+"""Downloads the paper's public data sets, with resumption and a SHA-256 check.
 
 longstride data fetch enwik8
 """
@@ -18,12 +18,12 @@ from longstride.common.console import byte_bar
 
 CHUNK = 2**18
 TIMEOUT = 60.0
-"""Seconds without an answer after which a server counts as gone."""
+"""Seconds without a response after which the connection fails."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file that never changes: what its server sends has exactly these bytes."""
+    """A file for download that never changes, with its exact size and SHA-256."""
 
     name: str
     address: str
@@ -54,9 +54,9 @@ SOURCES = {
 
 
 def fetch(name: str, folder: str | Path, progress: bool = True) -> Path:
-    """The archive of that data set in `folder`, downloaded if it is not there whole. It stays packed.
+    """Returns the archive of a data set in `folder`, downloaded if it is missing or incomplete. It stays compressed.
 
-    What has arrived is in a file that ends in .part until its SHA-256 is right. A later call goes on from there.
+    Downloads into a file with the suffix .part until its SHA-256 is right. A later call resumes that file.
     """
     if name not in SOURCES:
         raise ValueError(f"fetch: there is no data set {name!r}; {suggest(name, SOURCES)}")
@@ -66,11 +66,11 @@ def fetch(name: str, folder: str | Path, progress: bool = True) -> Path:
         return path
     part = path.with_name(path.name + ".part")
     _download(source, part, progress)
-    found = _sha256(part)
-    if found != source.sha256:
+    digest = _sha256(part)
+    if digest != source.sha256:
         part.unlink()
         raise ValueError(
-            f"fetch: {source.address} gave a file with SHA-256 {found}, not {source.sha256}; "
+            f"fetch: {source.address} gave a file with SHA-256 {digest}, not {source.sha256}; "
             "it was deleted, run it again to start anew"
         )
     os.replace(part, path)
@@ -78,38 +78,38 @@ def fetch(name: str, folder: str | Path, progress: bool = True) -> Path:
 
 
 def _download(source: Source, part: Path, progress: bool) -> None:
-    """Adds to `part` until it has all bytes, or says where it stopped."""
-    # One of the full length is only left to be checked. A longer one is no beginning of this file.
-    have = part.stat().st_size if part.exists() else 0
-    if have == source.size:
+    """Appends to `part` until it is complete; OSError if the connection ends early."""
+    # A part of full length only needs the check. A longer one is no part of this file.
+    received = part.stat().st_size if part.exists() else 0
+    if received == source.size:
         return
-    if have > source.size:
-        have = 0
+    if received > source.size:
+        received = 0
     with byte_bar(progress) as bar:
         task = bar.add_task(source.name, total=source.size)
-        with _ask(source, have) as answer:
-            have = _start(source, answer, have)
-            bar.update(task, completed=have)
-            with part.open("r+b" if have else "wb") as file:
-                file.seek(have)
-                for chunk in _chunks(source, answer, source.size - have):
+        with _request(source, received) as response:
+            received = _response_start(source, response, received)
+            bar.update(task, completed=received)
+            with part.open("r+b" if received else "wb") as file:
+                file.seek(received)
+                for chunk in _chunks(source, response, source.size - received):
                     file.write(chunk)
-                    have += len(chunk)
-                    bar.update(task, completed=have)
-    if have < source.size:
-        raise OSError(_stopped(source, f"the connection ended after {have:,} of {source.size:,} bytes"))
+                    received += len(chunk)
+                    bar.update(task, completed=received)
+    if received < source.size:
+        raise OSError(_stopped(source, f"the connection ended after {received:,} of {source.size:,} bytes"))
 
 
-def _ask(source: Source, have: int) -> http.client.HTTPResponse:
-    """The server's answer to a request for what comes after the first `have` bytes."""
-    headers = {"User-Agent": "longstride"} | ({"Range": f"bytes={have}-"} if have else {})
+def _request(source: Source, received: int) -> http.client.HTTPResponse:
+    """Requests the bytes from `received` on and returns the response."""
+    headers = {"User-Agent": "longstride"} | ({"Range": f"bytes={received}-"} if received else {})
     try:
-        answer: http.client.HTTPResponse = urlopen(Request(source.address, headers=headers), timeout=TIMEOUT)
-        return answer
+        response: http.client.HTTPResponse = urlopen(Request(source.address, headers=headers), timeout=TIMEOUT)
+        return response
     except HTTPError as error:
         error.close()
-        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and have:
-            return _ask(source, 0)
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and received:
+            return _request(source, 0)
         raise OSError(_stopped(source, f"the server answers {error.code} {error.reason}")) from None
     except URLError as error:
         raise OSError(_stopped(source, f"it cannot be reached: {error.reason}")) from None
@@ -117,12 +117,12 @@ def _ask(source: Source, have: int) -> http.client.HTTPResponse:
         raise OSError(_stopped(source, _reason(error))) from None
 
 
-def _start(source: Source, answer: http.client.HTTPResponse, have: int) -> int:
-    """The position of the answer's first byte. A server that does not know ranges sends the file from the start."""
-    start = have if answer.status == http.client.PARTIAL_CONTENT else 0
-    given = answer.headers.get("Content-Range", f"bytes {start}-")
-    length = answer.headers.get("Content-Length", str(source.size - start))
-    # A page that says "moved" or "log in" also comes with the status of success.
+def _response_start(source: Source, response: http.client.HTTPResponse, received: int) -> int:
+    """Returns the position of the response's first byte: 0 from a server without support for ranges."""
+    start = received if response.status == http.client.PARTIAL_CONTENT else 0
+    given = response.headers.get("Content-Range", f"bytes {start}-")
+    length = response.headers.get("Content-Length", str(source.size - start))
+    # A page that says "moved" or "log in" also has status 200.
     if not given.startswith(f"bytes {start}-") or length != str(source.size - start):
         raise OSError(
             f"fetch: {source.address} offers {length} bytes ({given}), not the {source.size - start} that are missing; "
@@ -131,11 +131,11 @@ def _start(source: Source, answer: http.client.HTTPResponse, have: int) -> int:
     return start
 
 
-def _chunks(source: Source, answer: http.client.HTTPResponse, most: int) -> Iterator[bytes]:
-    """What arrives, up to `most` bytes. Only reading is guarded: a full disk is no fault of the network."""
+def _chunks(source: Source, response: http.client.HTTPResponse, most: int) -> Iterator[bytes]:
+    """Yields what arrives, up to `most` bytes. Catches network errors only, not those of a full disk."""
     while most:
         try:
-            chunk = answer.read1(min(CHUNK, most))  # What is there, without waiting for a whole chunk that may never come.
+            chunk = response.read1(min(CHUNK, most))  # Returns what has arrived, without waiting for a full chunk.
         except (OSError, http.client.HTTPException) as error:
             raise OSError(_stopped(source, _reason(error))) from None
         if not chunk:

@@ -1,4 +1,4 @@
-"""Any files as their bytes, just as they are, and back."""
+"""Raw bytes of any files, without decompression, and back."""
 
 from pathlib import Path
 
@@ -10,4 +10,5 @@ __all__ = ["plan", "to_file"]
 
 
 def plan(source: Path, limit: Limit | None = None, join: bool = False) -> Plan:
+    """Plans a file, or all files of a folder, as raw bytes."""
     return stream_plan("bytes", source, False, limit, join)

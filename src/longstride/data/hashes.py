@@ -1,4 +1,4 @@
-"""SHA-256 of files, remembered in the user's cache folder, so that large data is read once and not at every start."""
+"""SHA-256 of files, cached in the user's cache folder, so that large data is not read at every start."""
 
 import hashlib
 import os
@@ -13,49 +13,49 @@ from longstride.common.console import byte_bar
 from longstride.common.files import real_path
 
 CACHE = "LONGSTRIDE_CACHE"
-"""The variable that names another folder than ~/.cache/longstride."""
+"""Environment variable that replaces ~/.cache/longstride."""
 MEMORY = ".sha256"
-"""The folder, in the cache of prepared data, with one small file for each remembered hash."""
+"""The folder in the data cache with one small file for each cached hash."""
 LARGE = 1 << 28
 """Bytes from which a progress bar is shown."""
 SETTLED = 2_000_000_000
-"""Nanoseconds. A file's time of change has a coarse clock: a hash is remembered only if the change is older than this, or a
-second change within the same tick would not show."""
+"""Nanoseconds. ctime has a coarse clock, and a second change within one tick would not show. So a hash is cached only if the
+last change is older than this."""
 CHUNK = 1 << 20
 
 
 def data_cache() -> Path:
-    """The folder of prepared data: ~/.cache/longstride/data, or the folder data in what LONGSTRIDE_CACHE names."""
+    """Returns the folder of prepared data: ~/.cache/longstride/data, or $LONGSTRIDE_CACHE/data."""
     return Path(os.environ.get(CACHE) or "~/.cache/longstride").expanduser() / "data"
 
 
 def sha256_of(paths: Sequence[Path], cache: Path | None = None, progress: bool = True) -> str:
-    """The SHA-256 of the bytes of these files, one after the other; for one file, its SHA-256.
+    """Returns the SHA-256 of the concatenated files.
 
-    The result is remembered in `cache` by each file's path, size, inode and times of modification and of change (mtime and
-    ctime). The last of these cannot be set back, so content that changes at equal size and mtime is read again.
+    The result is cached in `cache`, keyed by each file's path, size, inode, mtime and ctime. A program cannot set ctime
+    back, so content that changes at equal size and mtime is read again.
     """
-    return _remembered(paths, cache, lambda: _hash(paths, progress))
+    return _cached(paths, cache, lambda: _hash(paths, progress))
 
 
-def _remembered(paths: Sequence[Path], cache: Path | None, compute: Callable[[], str]) -> str:
+def _cached(paths: Sequence[Path], cache: Path | None, compute: Callable[[], str]) -> str:
     before, newest = _identity(paths)
-    memory = (data_cache() if cache is None else cache) / MEMORY / before
+    cache_file = (data_cache() if cache is None else cache) / MEMORY / before
     with suppress(OSError, ValueError):
-        known = memory.read_text(encoding="ascii").strip()
+        known = cache_file.read_text(encoding="ascii").strip()
         if re.fullmatch("[0-9a-f]{64}", known):
             return known
     started = time.time_ns()
     digest = compute()
     if newest + SETTLED < started and _identity(paths)[0] == before:
-        # A cache that cannot be written costs time at the next start, and nothing else.
-        with suppress(OSError), atomic_path(memory) as temporary:
+        # A cache that cannot be written only costs time at the next start.
+        with suppress(OSError), atomic_path(cache_file) as temporary:
             temporary.write_text(digest, encoding="ascii")
     return digest
 
 
 def _identity(paths: Sequence[Path]) -> tuple[str, int]:
-    """What changes whenever one of the files does, and the latest time at which one did, in nanoseconds."""
+    """Returns a key that changes whenever a file does, and the latest ctime in nanoseconds."""
     lines, newest = hashlib.sha256(), 0
     for path in paths:
         stat = path.stat()

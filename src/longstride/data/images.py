@@ -16,18 +16,28 @@ from longstride.common.checks import shown, whole_number
 from longstride.data import cifar
 from longstride.data.arrays import open_npy, open_npz
 from longstride.data.limits import Limit
-from longstride.data.plan import ARRAYS, PICTURES, Plan, cut, ending, files_under, named_splits, optional, split_of
+from longstride.data.plan import (
+    ARRAYS,
+    PICTURES,
+    Plan,
+    data_suffix,
+    files_under,
+    named_splits,
+    optional,
+    split_of,
+    split_sizes,
+)
 from longstride.data.store import READ, SPLITS, Bytes
-from longstride.data.streams import beginning, opened
+from longstride.data.streams import open_reader, read_start
 
 LOOKED_FOR = f"{', '.join(PICTURES + ARRAYS)} and CIFAR-10"
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 SEED = 0
-"""Of the shuffle that decides which images are held back."""
+"""Seed of the shuffle that selects the held-out images."""
 SCANS = 1 << 33
-"""The most pixels that a JPEG's scans may cover, all together: each takes a few bytes, and covers the whole image."""
+"""The most pixels that all scans of a JPEG may cover: a scan of a few bytes can cover the whole image."""
 INDEX = 32
-"""Bytes of memory that the shuffle takes for an image."""
+"""Bytes of memory per image that the shuffle needs."""
 
 Item = tuple[int, int, int]
 Places = NDArray[np.int64]
@@ -35,11 +45,13 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Images:
+    """Images of one shape, read on demand."""
+
     owner: str
     count: int
     item: Item
     read: Callable[[Places], Bytes]
-    """The images at these places: [places, height, width, channels]."""
+    """Returns the images with these indices: [images, height, width, channels]."""
 
     def pieces(self, places: Places) -> Iterator[Bytes]:
         step = max(1, READ // math.prod(self.item))
@@ -48,20 +60,22 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Found:
+class ImageSource:
+    """The images of a source, by split."""
+
     groups: dict[str, Images]
-    """The images of each split that the source has; '' stands for images that are in none yet."""
+    """The images of each split of the source; '' for images without a split."""
     used: Sequence[Path]
     is_cifar: bool = False
 
 
 def plan(source: Path, limit: Limit | None = None, join: bool = False) -> Plan:
-    """CIFAR-10's 50,000 training images become 48,000 and 2,000, with its test images as test. Other images are cut 90/5/5
-    per cent, unless files, folders or arrays are named train, valid and test; with `join` those of files and folders do not
-    count."""
+    """Plans images. CIFAR-10's 50,000 training images become 48,000 for train and 2,000 for valid. Other images are split
+    90/5/5 per cent, unless files, folders or arrays are named train, valid and test; with `join` the names of files and
+    folders do not count."""
     limit = limit or Limit(source)
-    found = _find(source, limit, join)
-    groups, is_cifar = found.groups, found.is_cifar
+    source_images = _open_source(source, limit, join)
+    groups, is_cifar = source_images.groups, source_images.is_cifar
     items = {images.item: images for images in groups.values()}
     if len(items) > 1:
         first, second = list(items.values())[:2]
@@ -69,22 +83,22 @@ def plan(source: Path, limit: Limit | None = None, join: bool = False) -> Plan:
             f"{second.owner} has images of {shape_text(second.item)} and {first.owner} of {shape_text(first.item)}; "
             "all must have one shape"
         )
-    whole = groups.get("") or (None if "valid" in groups else groups.get("train"))
-    if whole and (whole.count, whole.item) == (cifar.IMAGES, cifar.ITEM):
-        groups = {"train": whole} | {name: images for name, images in groups.items() if name == "test"}
+    unsplit = groups.get("") or (None if "valid" in groups else groups.get("train"))
+    if unsplit and (unsplit.count, unsplit.item) == (cifar.IMAGES, cifar.ITEM):
+        groups = {"train": unsplit} | {name: images for name, images in groups.items() if name == "test"}
         is_cifar = True
     item = next(iter(items))
     count = sum(images.count for images in groups.values())
     limit.check(source, f"{count:,} images of {shape_text(item)}", count * max(math.prod(item), INDEX))
-    chosen, how = _chosen(source, groups, is_cifar)
+    chosen, how = _select(source, groups, is_cifar)
     splits: dict[str, Iterable[Bytes] | Bytes] = {name: images.pieces(places) for name, (images, places) in chosen.items()}
     total = sum(len(places) for _, places in chosen.values()) * math.prod(item)
-    return Plan("images", splits, total, f"{source.name}: {shape_text(item)}; {how}", item=item, used=found.used)
+    return Plan("images", splits, total, f"{source.name}: {shape_text(item)}; {how}", item=item, used=source_images.used)
 
 
-def _chosen(source: Path, groups: dict[str, Images], is_cifar: bool) -> tuple[dict[str, tuple[Images, Places]], str]:
+def _select(source: Path, groups: dict[str, Images], is_cifar: bool) -> tuple[dict[str, tuple[Images, Places]], str]:
     if "" in groups:
-        sizes, how = cut(source, groups[""].count, "images"), "train, valid and test"
+        sizes, how = split_sizes(source, groups[""].count, "images"), "train, valid and test"
         groups = dict.fromkeys(SPLITS, groups[""])
     elif "valid" not in groups:
         count = groups["train"].count
@@ -95,7 +109,7 @@ def _chosen(source: Path, groups: dict[str, Images], is_cifar: bool) -> tuple[di
         groups = {"train": groups["train"], "valid": groups["train"]} | groups
     else:
         return {name: (groups[name], np.arange(groups[name].count)) for name in SPLITS if name in groups}, "splits as named"
-    # Of NumPy's generators this one gives the same order in every version.
+    # RandomState gives the same order in every version of NumPy.
     order = np.random.RandomState(SEED).permutation(sum(sizes.values())).astype(np.int64)
     start, chosen = 0, {}
     for name in (name for name in SPLITS if name in groups):
@@ -106,30 +120,34 @@ def _chosen(source: Path, groups: dict[str, Images], is_cifar: bool) -> tuple[di
     return chosen, f"{how} by a shuffle with seed {SEED}: {', '.join(f'{name} {size}' for name, size in sizes.items())}"
 
 
-def _find(source: Path, limit: Limit, join: bool = False) -> Found:
+def _open_source(source: Path, limit: Limit, join: bool = False) -> ImageSource:
     if source.is_dir():
         place = cifar.find(source)
         if place:
             used = [path for path in files_under(place) if path.name in cifar.WANTED | cifar.BESIDES]
-            return Found({name: _array(x, str(place)) for name, x in cifar.from_folder(place, limit).items()}, used, True)
+            return ImageSource(
+                {name: _from_array(x, str(place)) for name, x in cifar.from_folder(place, limit).items()}, used, True
+            )
         return _from_folder(source, limit, join)
     if source.stat().st_size == 0:
         raise ValueError(f"{source} is empty")
     groups = _from_file(source, limit)
     if groups is None:
-        return Found({name: _array(x, str(source)) for name, x in cifar.from_tar(source, limit).items()}, [source], True)
-    return Found(groups, [source])
+        return ImageSource(
+            {name: _from_array(x, str(source)) for name, x in cifar.from_tar(source, limit).items()}, [source], True
+        )
+    return ImageSource(groups, [source])
 
 
 def _from_file(source: Path, limit: Limit) -> dict[str, Images] | None:
-    """None if it is a tar archive."""
-    kind = ending(source)
+    """Returns the images of a file by split; None for a tar archive."""
+    kind = data_suffix(source)
     if kind in PICTURES:
-        return {"": _pictures([source], limit)}
+        return {"": _from_pictures([source], limit)}
     if kind == ".npz" or (kind != ".npy" and zipfile.is_zipfile(source)):
         return _from_npz(source, limit)
-    if kind == ".npy" or beginning(source, False, 6) == b"\x93NUMPY":
-        return {"": _array(open_npy(source, limit), str(source))}
+    if kind == ".npy" or read_start(source, False, 6) == b"\x93NUMPY":
+        return {"": _from_array(open_npy(source, limit), str(source))}
     if kind == ".bin":
         records = cifar.records(np.memmap(source, np.uint8, mode="r"), str(source))
         return {"": Images(str(source), len(records), cifar.ITEM, lambda places: cifar.interleaved(records[places, 1:]))}
@@ -139,32 +157,32 @@ def _from_file(source: Path, limit: Limit) -> dict[str, Images] | None:
 
 
 def is_tar(path: Path) -> bool:
-    return beginning(path, True, 262)[257:] == b"ustar"
+    return read_start(path, True, 262)[257:] == b"ustar"
 
 
-def _from_folder(folder: Path, limit: Limit, join: bool) -> Found:
-    paths, make = files_under(folder, PICTURES), _pictures
+def _from_folder(folder: Path, limit: Limit, join: bool) -> ImageSource:
+    paths, make = files_under(folder, PICTURES), _from_pictures
     if not paths:
-        paths, make = files_under(folder, ARRAYS), _one_array
+        paths, make = files_under(folder, ARRAYS), _single_array
     if not paths:
         raise ValueError(f"{folder} holds no images; looked for {LOOKED_FOR} ({cifar.BATCHES[0]}, {cifar.BATCHES[0]}.bin)")
     named = None if join else named_splits(folder, paths, valid_from_train=True)
     groups = named or {"": paths}
     used = [path for members in groups.values() for path in members]
-    return Found({name: make(members, limit) for name, members in groups.items()}, used)
+    return ImageSource({name: make(members, limit) for name, members in groups.items()}, used)
 
 
-def _one_array(paths: Sequence[Path], limit: Limit) -> Images:
+def _single_array(paths: Sequence[Path], limit: Limit) -> Images:
     if len(paths) > 1:
         raise ValueError(
             f"{paths[0]} and {paths[1].name} are two arrays; keep one in the folder, or name them train, valid and test"
         )
-    if ending(paths[0]) == ".npz":
+    if data_suffix(paths[0]) == ".npz":
         raise ValueError(f"{paths[0]} lies in a folder; give the file itself")
-    return _array(open_npy(paths[0], limit), str(paths[0]))
+    return _from_array(open_npy(paths[0], limit), str(paths[0]))
 
 
-def _array(array: Bytes, owner: str) -> Images:
+def _from_array(array: Bytes, owner: str) -> Images:
     shape = list(array.shape)
     if array.ndim == 4 and shape[3] not in MODES and shape[1] in MODES:
         raise ValueError(f"{owner} has shape {shape}: move the channels to the end, [n, height, width, channels]")
@@ -178,27 +196,27 @@ def _array(array: Bytes, owner: str) -> Images:
 
 
 def _from_npz(path: Path, limit: Limit) -> dict[str, Images]:
-    """One array, or arrays named train, valid and test."""
-    found: dict[str, Images] = {}
+    """Returns the images of one array, or of arrays named train, valid and test."""
+    arrays: dict[str, Images] = {}
     for name, array in open_npz(path, limit):
-        if name in found:
+        if name in arrays:
             raise ValueError(f"{path} holds the array {shown(name)} twice; save it again")
-        found[name] = _array(array, f"{path}: array {shown(name)}")
-    if len(found) == 1:
-        return {"": next(iter(found.values()))}
-    splits = [split_of(name) for name in found]
+        arrays[name] = _from_array(array, f"{path}: array {shown(name)}")
+    if len(arrays) == 1:
+        return {"": next(iter(arrays.values()))}
+    splits = [split_of(name) for name in arrays]
     if None in splits or "train" not in splits or len(set(splits)) < len(splits):
-        names = ", ".join(map(shown, list(found)[:5])) + (", ..." if len(found) > 5 else "") if found else "(none)"
+        names = ", ".join(map(shown, list(arrays)[:5])) + (", ..." if len(arrays) > 5 else "") if arrays else "(none)"
         raise ValueError(f"{path} holds the arrays {names}; keep one, or train, valid and test")
-    return {str(name): images for name, images in zip(splits, found.values())}
+    return {str(name): images for name, images in zip(splits, arrays.values())}
 
 
-def _pictures(paths: Sequence[Path], limit: Limit) -> Images:
-    """PNG and JPEG files, all of one size. Grey ones among coloured ones get three equal channels."""
+def _from_pictures(paths: Sequence[Path], limit: Limit) -> Images:
+    """Returns the images of PNG and JPEG files, all of one size. If any is RGB, grey ones become RGB."""
     sizes: dict[tuple[int, int], Path] = {}
     channels = 1
     for path in paths:
-        with _picture(path) as image:
+        with _open_picture(path) as image:
             if image.mode not in ("L", "RGB"):
                 raise ValueError(f"{path} has mode {image.mode}; convert it to RGB or grey (L), 8 bits a channel")
             if image.format == "PNG" and getattr(image, "n_frames", 1) > 1:
@@ -214,16 +232,16 @@ def _pictures(paths: Sequence[Path], limit: Limit) -> Images:
     limit.check_held(paths[0], f"an image of {shape_text((height, width, channels))}", height * width * channels)
 
     def read(places: Places) -> Bytes:
-        return np.stack([_pixels(paths[place], mode, (height, width)) for place in places])
+        return np.stack([_read_pixels(paths[place], mode, (height, width)) for place in places])
 
     return Images(str(paths[0].parent), len(paths), (height, width, channels), read)
 
 
 @contextmanager
-def _picture(path: Path) -> Iterator[Any]:
-    """An image whose header is read, and its pixels not yet."""
+def _open_picture(path: Path) -> Iterator[Any]:
+    """Opens an image; reads its header, but no pixels."""
     pillow = optional("PIL.Image", f"{path}: reading images")
-    # Pillow's own bound on pixels, a warning first and an error from twice as many, gives way to `Limit.held`.
+    # `Limit.held` replaces Pillow's own bound on pixels, which first warns and then raises.
     bound, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None
     try:
         image = pillow.open(path, formats=("PNG", "JPEG"))
@@ -236,11 +254,11 @@ def _picture(path: Path) -> Iterator[Any]:
         yield image
 
 
-def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Bytes:
-    with _picture(path) as image:
+def _read_pixels(path: Path, mode: str, size: tuple[int, int]) -> Bytes:
+    with _open_picture(path) as image:
         if (image.height, image.width) != size:
             raise ValueError(f"{path} changed while it was read")
-        if image.format != "PNG" and (scans := _scans(path)) * math.prod(size) > SCANS:
+        if image.format != "PNG" and (scans := _count_scans(path)) * math.prod(size) > SCANS:
             raise ValueError(f"{path} has about {scans:,} scans of {shape_text(size)} pixels; save it again, as PNG")
         try:
             pixels = np.asarray(image if image.mode == mode else image.convert(mode), np.uint8)
@@ -249,34 +267,34 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Bytes:
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def _scans(path: Path) -> int:
-    with opened(path, False) as file:
+def _count_scans(path: Path) -> int:
+    with open_reader(path, False) as file:
         return sum(piece.count(b"\xff\xda") for piece in iter(lambda: file.read(READ), b""))
 
 
 def open_images(source: Path) -> Images:
-    """All images of a file or folder that has one kind of them, in the order of their names."""
-    groups = _find(source, Limit(source)).groups
+    """Opens all images of a file or folder, in the order of their names; ValueError if it has several splits."""
+    groups = _open_source(source, Limit(source)).groups
     if len(groups) > 1:
         raise ValueError(f"{source} has images for {', '.join(groups)}; give one file or folder of them")
     return next(iter(groups.values()))
 
 
 def from_png(path: str | Path) -> tuple[bytes, Item]:
-    """The bytes and the shape of one image."""
-    images = _pictures([Path(path)], Limit(Path(path)))
+    """Returns the bytes and the shape of one image."""
+    images = _from_pictures([Path(path)], Limit(Path(path)))
     return images.read(np.zeros(1, np.int64)).tobytes(), images.item
 
 
 def to_png(data: bytes | Bytes, item: tuple[int, ...], path: str | Path, scale: int = 1) -> None:
-    """The bytes of one image as a PNG file. `scale`: pixels of the file, across and down, for each of the image."""
+    """Writes the bytes of one image as a PNG file, each pixel as a square of `scale` pixels."""
     sheet(data, item, 1, path, scale=scale)
 
 
 def sheet(
     data: bytes | Bytes, item: tuple[int, ...], columns: int, path: str | Path, gap: int = 2, scale: int = 1
 ) -> None:  # fmt: skip
-    """The bytes of images as one PNG file: a grid, row by row, on white. `scale` as for `to_png`."""
+    """Writes the bytes of images as one PNG file: a grid, row by row, on white. `scale` as for `to_png`."""
     pillow = optional("PIL.Image", f"{path}: writing images")
     columns = whole_number("sheet", "columns", columns, 1)
     if len(item) != 3 or item[2] not in MODES:
@@ -289,8 +307,8 @@ def sheet(
     height, width = height * scale, width * scale
     rows, columns = math.ceil(len(images) / columns), min(columns, len(images))
     grid = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, channels), 255, np.uint8)
-    for number, image in enumerate(images):
-        top, left = number // columns * (height + gap), number % columns * (width + gap)
+    for index, image in enumerate(images):
+        top, left = index // columns * (height + gap), index % columns * (width + gap)
         grid[top : top + height, left : left + width] = image
     with atomic_path(path) as temporary:
         pillow.fromarray(grid[:, :, 0] if channels == 1 else grid).save(temporary, format="PNG")

@@ -1,4 +1,4 @@
-"""The limit on what a source may unpack to: it is checked as bytes are unpacked, before memory or disk is taken for them."""
+"""Limit on the decompressed size of a source, checked during decompression, before memory or disk is used."""
 
 import os
 import shlex
@@ -8,14 +8,13 @@ from longstride.common.checks import whole_number
 
 LEAST = 1 << 30
 RATIO = 100
-"""Without a number of the user's, a source may unpack to LEAST bytes, or to RATIO times what it takes up on the disk."""
+"""By default a source may decompress to LEAST bytes, or to RATIO times its size on disk if that is more."""
 HELD = 1 << 28
-"""The most bytes that are held in memory at once, such as the pixels of one image; a quarter of the user's limit if that is
-more."""
+"""The most bytes in memory at once, such as the pixels of one image; or a quarter of the user's limit if that is more."""
 
 
 class Limit:
-    """What is left of it, while one source is read."""
+    """Tracks the bytes read from one source and enforces its limits."""
 
     def __init__(self, source: Path, max_bytes: int | None = None) -> None:
         self.source, self.taken, self.held = source, 0, HELD
@@ -27,19 +26,19 @@ class Limit:
             self.held = max(HELD, self.most // 4)
 
     def take(self, path: Path | str, count: int) -> None:
-        """Counts bytes of the source, and raises ValueError if they are too many."""
+        """Adds to the bytes read so far; ValueError if the total exceeds the limit."""
         self.taken += count
         if self.taken > self.most:
             before = " and the files before it unpack" if self.source.is_dir() else " unpacks"
             raise ValueError(f"{path}{before} to more than {self.most:,} bytes; {self.fix()}")
 
     def check(self, path: Path | str, what: str, count: int) -> None:
-        """Raises ValueError if `what`, which takes `count` bytes, is too large by itself."""
+        """Raises ValueError if `what`, of `count` bytes, alone exceeds the limit."""
         if count > self.most:
             raise ValueError(f"{path}: {what} would take {count:,} bytes; the limit is {self.most:,}; {self.fix(count)}")
 
     def check_held(self, path: Path | str, what: str, count: int) -> None:
-        """The same for what is held in memory at once."""
+        """As `check`, for bytes that are in memory at once."""
         if count > self.held:
             raise ValueError(
                 f"{path}: {what} would take {count:,} bytes of memory; the limit is {self.held:,}; {self.fix(4 * count)}"
@@ -51,7 +50,7 @@ class Limit:
 
 
 def disk_bytes(path: Path) -> int:
-    """Bytes of a file without its holes. Of a file with few blocks most may be holes, that read as zeros."""
+    """Returns the bytes that a file occupies on disk, without its holes."""
     stat = path.stat()
     blocks = 512 * getattr(stat, "st_blocks", 0)
     if blocks or not stat.st_size or not hasattr(os, "SEEK_DATA"):

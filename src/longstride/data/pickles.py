@@ -1,7 +1,7 @@
-"""A reader for the pickles of CIFAR-10 that runs nothing in them, imports nothing and bounds its memory.
+"""Safe reader for the pickles of CIFAR-10: executes no code, imports nothing and bounds its memory.
 
-Python's own unpickler takes memory for whatever a pickle says, such as a memo of 2 ** 30 entries. This one goes through the
-instructions itself and knows only those that a batch is made of.
+Python's unpickler allocates whatever a pickle asks for, such as a memo of 2 ** 30 entries. This one interprets the opcodes
+itself and supports only those of a CIFAR-10 batch.
 """
 
 import io
@@ -16,23 +16,23 @@ from longstride.common.checks import shown
 from longstride.data.limits import HELD
 from longstride.data.store import Bytes
 
-STEPS = 300_000
+MAX_OPCODES = 300_000
 """The most instructions. A published batch has about 60,000."""
 RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 NDARRAY, DTYPE, ENCODE = "numpy ndarray", "numpy dtype", "_codecs encode"
-NAMES = {*RECONSTRUCT, NDARRAY, DTYPE, ENCODE}
+ALLOWED_NAMES = {*RECONSTRUCT, NDARRAY, DTYPE, ENCODE}
 
 
 @dataclass
 class Array:
-    """A NumPy array: made empty, and filled by the instruction BUILD."""
+    """A NumPy array: created empty, filled by the opcode BUILD."""
 
     array: Bytes | None = None
 
 
 @dataclass(frozen=True)
 class Name:
-    """The name of a function or class, which is never looked up."""
+    """The name of a function or class. It is never imported."""
 
     text: str
 
@@ -43,12 +43,12 @@ class Uint8:
 
 
 def read_pickle(data: bytes) -> Any:
-    """The dictionaries, lists, text, bytes, numbers and arrays of uint8 in a pickle; anything else is a ValueError."""
+    """Reads a pickle of dictionaries, lists, text, bytes, numbers and uint8 arrays; ValueError for anything else."""
     machine = Machine()
-    for number, (code, argument, _) in enumerate(pickletools.genops(io.BytesIO(data))):
-        if number >= STEPS:
-            raise ValueError(f"its pickle has more than {STEPS:,} instructions")
-        step = DO.get(code.name)
+    for index, (code, argument, _) in enumerate(pickletools.genops(io.BytesIO(data))):
+        if index >= MAX_OPCODES:
+            raise ValueError(f"its pickle has more than {MAX_OPCODES:,} instructions")
+        step = OPCODES.get(code.name)
         if step is None:
             raise ValueError(f"its pickle has the instruction {code.name}, which no batch of CIFAR-10 has")
         step(machine, argument)
@@ -56,6 +56,8 @@ def read_pickle(data: bytes) -> Any:
 
 
 class Machine:
+    """The stack machine of the pickle protocol."""
+
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
@@ -65,7 +67,7 @@ class Machine:
 
     def pop(self) -> Any:
         if not self.stack:
-            raise ValueError("its pickle takes what it has not put")
+            raise ValueError("its pickle pops from an empty stack")
         return self.stack.pop()
 
     def top(self, kind: type) -> Any:
@@ -77,7 +79,7 @@ class Machine:
         self.stack.append(value)
 
     def push_text(self, value: str) -> None:
-        """Text of Python 2, which is bytes."""
+        """Pushes a string of Python 2, which is bytes."""
         self.push(value.encode("latin1"))
 
     def push_dict(self, items: list[Any]) -> None:
@@ -93,13 +95,13 @@ class Machine:
 
     def since_mark(self) -> list[Any]:
         if not self.below:
-            raise ValueError("its pickle takes what it has not put")
+            raise ValueError("its pickle has no mark where it needs one")
         values, self.stack = self.stack, self.below.pop()
         return values
 
     def get(self, place: int) -> None:
         if place not in self.memo:
-            raise ValueError("its pickle takes what it has not put")
+            raise ValueError("its pickle reads a memo entry that it has not stored")
         self.push(self.memo[place])
 
     def put(self, place: int) -> None:
@@ -113,13 +115,13 @@ class Machine:
         if len(items) % 2:
             raise ValueError("its pickle has a key without a value")
         for key, value in zip(items[::2], items[1::2]):
-            # The hash of nested tuples could take for ever.
+            # Hashing deeply nested tuples could take for ever.
             if not isinstance(key, str | bytes | int):
                 raise ValueError("its pickle has a key that is no text and no number")
             into[key] = value
 
     def name(self, text: str) -> None:
-        if text not in NAMES:
+        if text not in ALLOWED_NAMES:
             raise ValueError(f"its pickle asks for {shown(text.replace(' ', '.'))}, which no batch of CIFAR-10 has")
         self.push(Name(text))
 
@@ -136,7 +138,7 @@ class Machine:
         self.stack[-1] = self.encode(arguments) if called == ENCODE else make(called, arguments)
 
     def encode(self, arguments: tuple[Any, ...]) -> bytes:
-        """How Python 3 writes bytes in a pickle for Python 2."""
+        """Decodes bytes as Python 3 writes them for Python 2: a call of _codecs.encode."""
         if len(arguments) != 2 or not isinstance(arguments[0], str) or arguments[1] not in ("latin1", b"latin1"):
             raise ValueError("it holds bytes in an unknown form")
         self.encoded += len(arguments[0])
@@ -148,8 +150,8 @@ class Machine:
         state, made = self.pop(), self.top(object)
         if isinstance(made, Array):
             made.array = array_of(state)
-        elif not isinstance(made, Uint8):  # Byte order and alignment say nothing about single bytes.
-            raise ValueError("it changes what it may only call")
+        elif not isinstance(made, Uint8):  # Byte order and alignment do not matter for single bytes.
+            raise ValueError("it sets the state of something other than an array")
 
 
 def make(called: str, arguments: tuple[Any, ...]) -> Array | Uint8:
@@ -163,11 +165,11 @@ def make(called: str, arguments: tuple[Any, ...]) -> Array | Uint8:
 
 
 def array_of(state: Any) -> Bytes:
-    """The array of a state as NumPy writes it: version, shape, type, whether in columns, bytes."""
+    """Returns the array of NumPy's pickled state: version, shape, dtype, Fortran order, bytes."""
     if not isinstance(state, tuple) or len(state) != 5:
         raise ValueError("it holds an array in an unknown form")
-    _, shape, kind, columns, raw = state
-    if not isinstance(kind, Uint8) or not isinstance(raw, bytes) or columns:
+    _, shape, kind, fortran_order, raw = state
+    if not isinstance(kind, Uint8) or not isinstance(raw, bytes) or fortran_order:
         raise ValueError("it holds an array that is not uint8 in rows")
     if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
         raise ValueError("it holds an array without a shape")
@@ -176,7 +178,7 @@ def array_of(state: Any) -> Bytes:
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
-DO: dict[str, Callable[[Machine, Any], None]] = {
+OPCODES: dict[str, Callable[[Machine, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, _: None),
     "NONE": lambda machine, _: machine.push(None),
     "NEWTRUE": lambda machine, _: machine.push(True),
@@ -203,7 +205,7 @@ DO: dict[str, Callable[[Machine, Any], None]] = {
 }
 INTEGERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 TEXTS = ("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8")
-DO |= dict.fromkeys(INTEGERS + TEXTS, Machine.push)
-DO |= dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), Machine.push_text)
-DO |= dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), Machine.put)
-DO |= dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), Machine.get)
+OPCODES |= dict.fromkeys(INTEGERS + TEXTS, Machine.push)
+OPCODES |= dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), Machine.push_text)
+OPCODES |= dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), Machine.put)
+OPCODES |= dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), Machine.get)

@@ -1,4 +1,4 @@
-"""What is to be written, before a byte of it is: the kind of data, and where each split comes from."""
+"""Plan of a store before it is written: the kind of data and the source of each split. Splits by file names."""
 
 import importlib
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 from longstride.data.store import SPLITS, Bytes
 
-WORDS = {
+SPLIT_WORDS = {
     "train": "train",
     "training": "train",
     "valid": "valid",
@@ -23,25 +23,27 @@ PICTURES = (".png", ".jpg", ".jpeg")
 ARRAYS = (".npy", ".npz")
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 ENCODED = (".u8", ".ulaw")
-"""Files that hold sound as mu-law codes already, also compressed (piano.u8.xz)."""
+"""Suffixes of files that hold mu-law codes, possibly compressed (piano.u8.xz)."""
 
 
 @dataclass(frozen=True)
 class Plan:
+    """A store that is to be written."""
+
     kind: str
     splits: dict[str, Iterable[Bytes] | Bytes]
-    """The pieces of each split; they are read as they are written."""
+    """The pieces of each split; they are read while the store is written."""
     total: int
-    """Bytes of all splits, or about as many: for the progress bar."""
+    """Bytes of all splits, possibly an estimate: for the progress bar."""
     source: str
     item: tuple[int, ...] = ()
     rate: int | None = None
     used: Sequence[Path] = ()
-    """Of a folder: the files that are read. All others are left out."""
+    """The files of a folder that are read. All others are left out."""
 
 
-def cut(owner: object, count: int, things: str) -> dict[str, int]:
-    """90, 5 and 5 per cent of `count`, and at least one for each split."""
+def split_sizes(owner: object, count: int, things: str) -> dict[str, int]:
+    """Returns the split sizes: 90, 5 and 5 per cent of `count`, and at least one for each split."""
     if count < 3:
         raise ValueError(f"{owner} holds {count} {things}; at least 3 are needed, for train, valid and test")
     part = max(1, count * 5 // 100)
@@ -49,27 +51,26 @@ def cut(owner: object, count: int, things: str) -> dict[str, int]:
 
 
 def split_of(name: str) -> str | None:
-    """The split that a name speaks of, such as valid for 'piano-valid.u8'."""
-    found = {WORDS[word] for word in re.split("[^a-z]+", name.lower()) if word in WORDS}
-    return found.pop() if len(found) == 1 else None
+    """Returns the split that a name contains, such as valid for 'piano-valid.u8'; None if there is none."""
+    splits = {SPLIT_WORDS[word] for word in re.split("[^a-z]+", name.lower()) if word in SPLIT_WORDS}
+    return splits.pop() if len(splits) == 1 else None
 
 
 def exact_split(name: str) -> str | None:
-    """The split of a name that has no other word before its endings, such as train for 'train-02.txt.gz'."""
+    """Returns the split of a name whose stem has no other word, such as train for 'train-02.txt.gz'; None otherwise."""
     words = re.findall("[a-z]+", name.lower().partition(".")[0])
-    return split_of(name) if len(words) == 1 and words[0] in WORDS else None
+    return split_of(name) if len(words) == 1 and words[0] in SPLIT_WORDS else None
 
 
 def named_splits(folder: Path, paths: Sequence[Path], valid_from_train: bool = False) -> dict[str, list[Path]] | None:
-    """The splits that files or folders are named for, or None if they are not named so.
+    """Groups files by the splits in the names of files or folders; None if there are no such names.
 
-    Names right under `folder` count. If each split that occurs there has an exact name, such as train.txt or valid/, only
-    exact names do, and 'training-notes.txt' is none. If no name there speaks of valid or test, exact names further down
-    count, provided that train and another split are among them.
+    Names directly in `folder` count. If every split found there has an exact name, such as train.txt or valid/, only exact
+    names count, and 'training-notes.txt' has no split. If no name there contains valid or test, exact names at deeper levels
+    count, provided that they include train and another split.
 
-    Files without a split are in no group: they are left out. If they have more bytes than the others, ValueError is raised,
-    as it is if train or valid is missing: data that is named test must not become training data by accident.
-    `valid_from_train`: whether the caller can do without valid.
+    Files without a split are left out. ValueError if they have more bytes than the others, or if train or valid is missing:
+    data that is named test must not become training data by accident. `valid_from_train`: whether valid may be missing.
     """
     groups = _groups(paths, [split_of(path.relative_to(folder).parts[0]) for path in paths])
     exact = _groups(paths, [exact_split(path.relative_to(folder).parts[0]) for path in paths])
@@ -88,9 +89,9 @@ def named_splits(folder: Path, paths: Sequence[Path], valid_from_train: bool = F
         raise ValueError(f"{folder} has files named for {named}, and none for {name}; add or rename some, {fix}")
     used = {path for members in groups.values() for path in members}
     left = [path for path in paths if path not in used]
-    if size_of(left) > size_of(used):
+    if total_size(left) > total_size(used):
         raise ValueError(
-            f"{folder}: most of its bytes have no split in their names ({some_names(folder, left)}), while others have; "
+            f"{folder}: most of its bytes have no split in their names ({list_names(folder, left)}), while others have; "
             f"name them train, valid or test, move them away, {fix}"
         )
     return groups
@@ -104,38 +105,38 @@ def _groups(paths: Sequence[Path], splits: Sequence[str | None]) -> dict[str, li
     return {name: groups[name] for name in SPLITS if name in groups}
 
 
-def size_of(paths: Iterable[Path]) -> int:
+def total_size(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
 
 
-def some_names(folder: Path, paths: Sequence[Path]) -> str:
-    """Names of the first three."""
+def list_names(folder: Path, paths: Sequence[Path]) -> str:
+    """Returns the first three names and the number of the others."""
     names = ", ".join(str(path.relative_to(folder)) for path in paths[:3])
     return names if len(paths) <= 3 else f"{names} and {len(paths) - 3:,} more"
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a name says that the file is compressed."""
+    """Whether a file is compressed, by its suffix."""
     return path.suffix.lower() in PACKED
 
 
-def ending(path: Path) -> str:
-    """The ending of a name in small letters, without that of the compression: .u8 of 'piano.u8.xz'."""
+def data_suffix(path: Path) -> str:
+    """Returns the suffix in lower case, ignoring that of the compression: .u8 for 'piano.u8.xz'."""
     return (Path(path.stem) if is_packed(path) else path).suffix.lower()
 
 
 def files_under(folder: Path, endings: Sequence[str] = ()) -> list[Path]:
-    """Every file below a folder, sorted, hidden ones left out."""
-    found = []
+    """Returns every file below a folder, sorted, without hidden ones. `endings`: only files with these suffixes."""
+    paths = []
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not hidden and path.is_file() and (not endings or ending(path) in endings):
-            found.append(path)
-    return sorted(found)
+        if not hidden and path.is_file() and (not endings or data_suffix(path) in endings):
+            paths.append(path)
+    return sorted(paths)
 
 
 def optional(module: str, purpose: str) -> Any:
-    """A module that the core does without."""
+    """Imports an optional dependency; ValueError with the pip command if it is missing. `purpose` is named in the error."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The prepared form of data: a folder with manifest.json and the bytes of each split, train.bin, valid.bin, test.bin."""
+"""Stores: prepared data as a folder with manifest.json and one file per split, train.bin, valid.bin, test.bin."""
 
 import hashlib
 import json
@@ -30,17 +30,19 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Store:
+    """Prepared data in a folder, as its manifest describes it."""
+
     folder: Path
     kind: str
     item: tuple[int, ...]
     """Height, width and channels of an image; empty for a stream of bytes."""
     rate: int | None
-    """Samples a second, of audio."""
+    """Sample rate of audio; None otherwise."""
     splits: dict[str, int]
-    """How many bytes each split has."""
+    """Bytes of each split."""
     sha256: dict[str, str]
     source: str = ""
-    """What it was made of, and how."""
+    """Description of the source and of how it was split."""
 
     def path(self, name: str) -> Path:
         if name not in self.splits:
@@ -48,7 +50,7 @@ class Store:
         return self.folder / f"{name}.bin"
 
     def split(self, name: str) -> "np.memmap[Any, np.dtype[np.uint8]]":
-        """The bytes, read from the file as they are used."""
+        """Returns the bytes of a split as a memory map."""
         return np.memmap(self.path(name), dtype=np.uint8, mode="r")
 
     @property
@@ -62,7 +64,7 @@ class Store:
 
 
 def open_store(folder: str | Path) -> Store:
-    """The store in a folder. Its manifest and the sizes of its files are checked; `verify` also reads the bytes."""
+    """Opens the store in a folder. Checks the manifest and the file sizes; `verify` also reads the bytes."""
     folder = Path(folder)
     manifest = folder / MANIFEST
     if not manifest.is_file():
@@ -78,7 +80,7 @@ def open_store(folder: str | Path) -> Store:
 
 
 def verify(store: Store, splits: Iterable[str] | None = None) -> None:
-    """Reads every byte, of all splits or some, and compares the SHA-256 with the manifest's."""
+    """Compares the SHA-256 of the given splits, or all, with the manifest; ValueError if one differs."""
     for name in store.splits if splits is None else splits:
         with store.path(name).open("rb") as file:
             _compare(store, name, hashlib.file_digest(file, "sha256").hexdigest())
@@ -107,41 +109,41 @@ def write_store(
     rate: int | None = None,
     source: str = "",
 ) -> Store:
-    """Writes the splits piece by piece, beside `folder`; the whole folder appears at once, at the end.
+    """Writes the splits piece by piece into a temporary folder, which is renamed to `folder` at the end.
 
-    A folder that already holds these very bytes is left as it is. Any other one that is not empty is refused.
+    A folder that already holds the same bytes is left as it is. Any other folder that is not empty is refused.
     """
     folder = Path(folder).absolute()
     item = tuple(item)
     _check(str(folder), kind, item, rate, list(splits))
     check_target(folder)
-    beside = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}")
+    temporary = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}")
     try:
         try:
-            beside.mkdir(parents=True)
+            temporary.mkdir(parents=True)
         except OSError as error:
             raise ValueError(f"{folder} cannot be written: {error.strerror}") from None
         sizes, digests = {}, {}
         for name in sorted(splits, key=SPLITS.index):
-            sizes[name], digests[name] = _write(beside / f"{name}.bin", splits[name])
+            sizes[name], digests[name] = _write(temporary / f"{name}.bin", splits[name])
         store = Store(folder, kind, item, rate, sizes, digests, source)
         _check_sizes(str(folder), store)
-        (beside / MANIFEST).write_text(store.to_json())
+        (temporary / MANIFEST).write_text(store.to_json())
         try:
-            os.rename(beside, folder)
+            os.rename(temporary, folder)
         except OSError:
-            # Something is there: the same data, written earlier or by another process meanwhile, or anything else.
-            there = open_store(folder)
-            if (there.kind, there.item, there.rate, there.sha256) != (kind, item, rate, digests):
+            # The folder exists: with the same data, from earlier or from another process, or with anything else.
+            existing = open_store(folder)
+            if (existing.kind, existing.item, existing.rate, existing.sha256) != (kind, item, rate, digests):
                 raise ValueError(f"{folder} already holds other data; remove it or give another folder") from None
-            return there
+            return existing
         return store
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_target(folder: str | Path) -> None:
-    """Refuses a folder that `write_store` would refuse whatever the data; to be asked before the work."""
+    """Raises ValueError for a folder that `write_store` would refuse for any data. Call it before the work."""
     folder = Path(folder)
     if folder.is_dir():
         if any(folder.iterdir()) and not (folder / MANIFEST).is_file():
@@ -150,9 +152,11 @@ def check_target(folder: str | Path) -> None:
             open_store(folder)
     elif folder.exists() or folder.is_symlink():
         raise ValueError(f"{folder} is a file; give the folder that is to be made")
-    above = next(parent for parent in folder.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise ValueError(f"{folder} cannot be written: {above} is {'not writable' if above.is_dir() else 'a file'}")
+    parent_folder = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not parent_folder.is_dir() or not os.access(parent_folder, os.W_OK):
+        raise ValueError(
+            f"{folder} cannot be written: {parent_folder} is {'not writable' if parent_folder.is_dir() else 'a file'}"
+        )
 
 
 def _write(path: Path, pieces: Iterable[Bytes] | Bytes) -> tuple[int, str]:
@@ -165,7 +169,7 @@ def _write(path: Path, pieces: Iterable[Bytes] | Bytes) -> tuple[int, str]:
             file.write(flat.data)
             digest.update(flat.data)
             size += flat.size
-        # The rename must not reach the disk before the bytes do.
+        # The bytes must be on the disk before the rename is.
         file.flush()
         os.fsync(file.fileno())
     return size, digest.hexdigest()
@@ -190,7 +194,7 @@ def _check(owner: str, kind: object, item: tuple[Any, ...], rate: object, splits
             raise ValueError(f"{owner}: splits must be among {', '.join(SPLITS)}, got {shown(name)}")
     for name in ("train", "valid"):
         if name not in splits:
-            raise ValueError(f"{owner}: split {name!r} must be there, got {', '.join(splits) or 'none'}")
+            raise ValueError(f"{owner}: split {name!r} is required, got {', '.join(splits) or 'none'}")
 
 
 def _check_sizes(owner: str, store: Store) -> None:
@@ -202,7 +206,7 @@ def _check_sizes(owner: str, store: Store) -> None:
 
 
 def read_manifest(folder: Path, manifest: Path) -> Store:
-    """What a manifest says of the store in `folder`, which need not be there."""
+    """Reads a manifest and returns the store that it describes. `folder` need not exist."""
     given = read_json(manifest)
     if "version" not in given:
         raise ValueError(f"{manifest} is no manifest of prepared data: it has no version")

@@ -1,4 +1,4 @@
-"""Files as one stream of bytes: opened, unpacked where that is asked for, and read a piece at a time."""
+"""Files as one stream of bytes: optional decompression, and reading piece by piece."""
 
 import bz2
 import gzip
@@ -17,43 +17,45 @@ import numpy as np
 from longstride.common.atomic import atomic_path
 from longstride.common.checks import shown
 from longstride.data.limits import HELD, Limit
-from longstride.data.plan import Plan, cut, ending, files_under, named_splits
+from longstride.data.plan import Plan, data_suffix, files_under, named_splits, split_sizes
 from longstride.data.store import READ, Bytes
 
 MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 OPENERS: dict[str | None, Callable[..., Any]] = {None: open, "gzip": gzip.open, "bzip2": bz2.open}
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
-"""Of a zip file. The memory that these need is bounded."""
-SMALL = 1 << 26
-"""Bytes up to which `gathered` keeps them in memory."""
+ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
+"""Supported zip compression methods: those that decompress in bounded memory."""
+IN_MEMORY = 1 << 26
+"""Up to this many bytes `gather` keeps in memory."""
 
 
 @dataclass(frozen=True)
 class Part:
+    """A file of a stream."""
+
     path: Path
     size: int
-    """In bytes, unpacked if the stream is."""
+    """Bytes, after decompression if the stream is decompressed."""
 
 
 class Reader:
-    """The bytes of one file, unpacked. Whatever goes wrong while they are read becomes a ValueError that names the file."""
+    """Reads the bytes of one file, decompressed. Every read error becomes a ValueError that names the file."""
 
     def __init__(self, name: Path | str, file: Any, limit: Limit | None = None) -> None:
         self.name, self.file, self.limit = name, file, limit
         self.count = 0
-        """Bytes that have been read."""
+        """Bytes read so far."""
 
     def read(self, count: int) -> bytes:
-        """Up to `count` bytes, none at the end. They count against the limit."""
-        with refusing(self.name):
+        """Returns up to `count` bytes, b"" at the end. They count against the limit."""
+        with name_file_in_errors(self.name):
             piece: bytes = self.file.read(count)
         self.count += len(piece)
         if self.limit:
             self.limit.take(self.name, len(piece))
         return piece
 
-    def exactly(self, count: int) -> bytes:
-        """`count` bytes. Memory is taken for those that come, however many are asked for."""
+    def read_exactly(self, count: int) -> bytes:
+        """Returns `count` bytes; ValueError if the file is shorter. Allocates memory only for bytes that arrive."""
         pieces = []
         while count:
             piece = self.read(min(count, READ))
@@ -68,12 +70,12 @@ class Reader:
             while count and (piece := self.read(min(count, READ))):
                 count -= len(piece)
         else:
-            with refusing(self.name):
+            with name_file_in_errors(self.name):
                 self.file.seek(count, 1)
 
 
 class Xz:
-    """What an xz file holds. Unlike the standard library's reader, with a bound on the memory for its dictionary."""
+    """Reader of xz files. Unlike the standard library's, it bounds the memory for the dictionary."""
 
     def __init__(self, path: Path, memory: int = HELD) -> None:
         self.file, self.memory = path.open("rb"), memory
@@ -88,7 +90,7 @@ class Xz:
     def read(self, count: int) -> bytes:
         while True:
             if self.decoder.eof:
-                # One stream may follow another, with zeros between them.
+                # A file may hold several streams, with zero padding between them.
                 rest = self.decoder.unused_data.lstrip(b"\0")
                 while not rest and (more := self.file.read(READ)):
                     rest = more.lstrip(b"\0")
@@ -114,83 +116,84 @@ class Xz:
 
 
 @contextmanager
-def refusing(name: Path | str) -> Iterator[None]:
-    """The libraries raise errors of many kinds for broken files: here they all become a ValueError that names the file."""
+def name_file_in_errors(name: Path | str) -> Iterator[None]:
+    """Turns any exception into a ValueError that names the file: decoders raise many kinds for broken files."""
     try:
         yield
     except Exception as error:
         raise ValueError(f"{name} cannot be read: {str(error) or type(error).__name__}") from None
 
 
-def packing(path: Path) -> str | None:
-    """How a file is compressed, by its first bytes: the name may say anything."""
+def detect_compression(path: Path) -> str | None:
+    """Returns the compression of a file, from its first bytes rather than its name; None if there is none."""
     with path.open("rb") as file:
         start = file.read(6)
     return next((name for magic, name in MAGIC.items() if start.startswith(magic)), None)
 
 
 @contextmanager
-def opened(path: Path, unpack: bool, limit: Limit | None = None) -> Iterator[Reader]:
-    """The bytes of a file. Those that are read count against `limit`."""
+def open_reader(path: Path, unpack: bool, limit: Limit | None = None) -> Iterator[Reader]:
+    """Opens a file for reading. Bytes that are read count against `limit`."""
     with ExitStack() as stack:
-        form = packing(path) if unpack else None
-        if form == "zip":
+        compression = detect_compression(path) if unpack else None
+        if compression == "zip":
             entries = [entry for entry in zip_entries(stack, path) if not entry[0].is_dir()]
             if len(entries) != 1:
                 names = ", ".join(shown(entry.filename) for entry, _ in entries[:3]) + (", ..." if len(entries) > 3 else "")
                 raise ValueError(f"{path} must hold one file, it holds {len(entries)} ({names}); unpack it first")
             file = open_entry(stack, path, *entries[0])
         else:
-            with refusing(path):
-                file = stack.enter_context(_open(path, form, limit.held if limit else HELD))
+            with name_file_in_errors(path):
+                file = stack.enter_context(_open(path, compression, limit.held if limit else HELD))
         yield Reader(path, file, limit)
 
 
-def _open(path: Path, form: str | None, memory: int) -> Any:
-    if form == "xz":
+def _open(path: Path, compression: str | None, memory: int) -> Any:
+    if compression == "xz":
         return Xz(path, memory)
-    return OPENERS[form](path, "rb")
+    return OPENERS[compression](path, "rb")
 
 
 def zip_entries(stack: ExitStack, path: Path) -> list[tuple[zipfile.ZipInfo, zipfile.ZipFile]]:
-    """The entries of a zip file, and the archive, which the stack closes."""
-    with refusing(path):
+    """Returns the entries of a zip file, each with the archive, which the stack closes."""
+    with name_file_in_errors(path):
         archive = stack.enter_context(zipfile.ZipFile(path))
         return [(entry, archive) for entry in archive.infolist()]
 
 
 def open_entry(stack: ExitStack, path: Path, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) -> IO[bytes]:
-    if entry.compress_type not in METHODS:
+    if entry.compress_type not in ZIP_METHODS:
         raise ValueError(f"{path} is compressed with zip method {entry.compress_type}; unpack it first")
-    with refusing(path):
+    with name_file_in_errors(path):
         return stack.enter_context(archive.open(entry))
 
 
-def beginning(path: Path, unpack: bool, count: int) -> bytes:
-    with opened(path, unpack) as file:
+def read_start(path: Path, unpack: bool, count: int) -> bytes:
+    """Returns the first `count` bytes of a file."""
+    with open_reader(path, unpack) as file:
         return file.read(count)
 
 
-def measured(path: Path, unpack: bool, limit: Limit | None = None) -> Part:
-    """The size of a file. One that is compressed is read to its end, so that a broken one is found before the work."""
+def measure(path: Path, unpack: bool, limit: Limit | None = None) -> Part:
+    """Returns a file with its size. Reads a compressed file to its end, so that a broken one is found before the work."""
     limit = limit or Limit(path)
-    if not unpack or packing(path) is None:
+    if not unpack or detect_compression(path) is None:
         size = path.stat().st_size
         limit.take(path, size)
         return Part(path, size)
     size = 0
-    with opened(path, unpack, limit) as file:
+    with open_reader(path, unpack, limit) as file:
         while piece := file.read(READ):
             size += len(piece)
     return Part(path, size)
 
 
-def gathered(pieces: Iterable[Bytes | bytes]) -> Bytes:
-    """Pieces as one array: in memory if it is small, else in a temporary file."""
+def gather(pieces: Iterable[Bytes | bytes]) -> Bytes:
+    """Joins pieces to one array: in memory if it is small, otherwise in a temporary file."""
     with ExitStack() as stack:
         file: IO[bytes] = stack.enter_context(BytesIO())
         for piece in pieces:
-            if file.tell() + len(piece) > SMALL and isinstance(file, BytesIO):
+            if file.tell() + len(piece) > IN_MEMORY and isinstance(file, BytesIO):
                 small, file = file, stack.enter_context(TemporaryFile())
                 file.write(small.getbuffer())
             file.write(piece if isinstance(piece, bytes) else piece.data)
@@ -200,12 +203,12 @@ def gathered(pieces: Iterable[Bytes | bytes]) -> Bytes:
         return np.memmap(file, np.uint8, mode="r")
 
 
-def span(parts: Sequence[Part], unpack: bool, start: int, stop: int) -> Iterator[Bytes]:
-    """Bytes start .. stop of the parts, one after the other."""
+def read_span(parts: Sequence[Part], unpack: bool, start: int, stop: int) -> Iterator[Bytes]:
+    """Yields bytes start .. stop of the concatenated parts, piece by piece."""
     for part in parts:
         first, last = max(start, 0), min(stop, part.size)
         if first < last:
-            with opened(part.path, unpack) as file:
+            with open_reader(part.path, unpack) as file:
                 file.skip(first)
                 while first < last:
                     piece = file.read(min(READ, last - first))
@@ -225,23 +228,23 @@ def stream_plan(
     known: dict[int, dict[str, int]] | None = None,
     other: Sequence[str] = (),
 ) -> Plan:
-    """One file, or the files below a folder, cut 90/5/5 per cent, or as `known` says for a total size.
+    """Plans one file, or all files below a folder, as one stream split 90/5/5 per cent, or as `known` says for this size.
 
-    Files or folders that are named train, valid and test are these splits, unless `join` is true. `other` has the endings of
-    files that are of another kind.
+    Files or folders named train, valid and test become these splits, unless `join` is true. `other`: suffixes of files of
+    another kind, which are left out.
     """
     limit = limit or Limit(source)
     paths = files_under(source) if source.is_dir() else [source]
     if not paths:
         raise ValueError(f"{source} holds no files")
     if source.is_dir():
-        paths = [path for path in paths if ending(path) not in other]
+        paths = [path for path in paths if data_suffix(path) not in other]
         if not paths:
             raise ValueError(f"{source} holds no {kind}: all its files are images or sound")
     groups = named_splits(source, paths) if source.is_dir() and not join else None
     if groups:
         paths = [path for members in groups.values() for path in members]
-    parts = {path: measured(path, unpack, limit) for path in paths}
+    parts = {path: measure(path, unpack, limit) for path in paths}
     if parts.get(source, Part(source, 1)).size == 0:
         raise ValueError(f"{source} is empty")
     total = sum(part.size for part in parts.values())
@@ -254,17 +257,17 @@ def stream_plan(
             size = sum(part.size for part in chosen)
             if size == 0:
                 raise ValueError(f"{source}: the files of {name} are empty")
-            splits[name] = span(chosen, unpack, 0, size)
+            splits[name] = read_span(chosen, unpack, 0, size)
         return Plan(kind, splits, total, f"{source.name}: splits as its files are named", used=paths)
-    start, sizes = 0, (known or {}).get(total) or cut(source, total, "bytes")
+    start, sizes = 0, (known or {}).get(total) or split_sizes(source, total, "bytes")
     for name, size in sizes.items():
-        splits[name] = span(list(parts.values()), unpack, start, start + size)
+        splits[name] = read_span(list(parts.values()), unpack, start, start + size)
         start += size
     shares = ", ".join(f"{name} {size}" for name, size in sizes.items())
     return Plan(kind, splits, total, f"{source.name}: bytes in order, {shares}", used=paths)
 
 
 def to_file(data: bytes | Bytes, path: str | Path) -> None:
-    """Bytes as a file."""
+    """Writes bytes to a file, atomically."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(bytes(data))

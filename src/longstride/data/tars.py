@@ -1,6 +1,6 @@
-"""The plain files of a tar archive, read as a stream. Links, sparse files and long names are passed over.
+"""Streaming reader of the plain files in a tar archive. Skips links, sparse files and long names.
 
-The standard library's reader takes memory for what headers say, and fills the holes of sparse files with zeros.
+The standard library's reader allocates memory as headers demand, and fills the holes of sparse files with zeros.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from longstride.data.streams import Reader
 
 BLOCK = 512
 PLAIN = (b"0", b"\0")
-"""The types of a member that is a plain file."""
+"""Type flags of a plain file."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Member:
 
 
 def tar_members(file: Reader) -> Iterator[Member]:
-    """Plain members, in order. Whoever takes one may read its bytes from `file`, all or none."""
+    """Yields the plain members, in order. The caller may read all bytes of a member from `file`, or none."""
     while True:
         block = file.read(BLOCK)
         while 0 < len(block) < BLOCK and (more := file.read(BLOCK - len(block))):

@@ -1,8 +1,8 @@
-"""Bits per byte, with every byte scored exactly once: of streams by minimum context, of items each by itself.
+"""Bits per byte, with every byte scored exactly once: streams in overlapping windows, items one by one.
 
-A stream is scored in windows as long as the model's context n. The first scores all its bytes. Each window after it begins
-n - min_context bytes later and scores its new bytes, which so have at least min_context bytes before them. The last one ends
-where the data does, and scores what is left.
+A stream is scored in windows as long as the model's context n. The first window scores all its bytes. Each later window
+starts n - min_context bytes further on and scores its new bytes, so each has at least min_context bytes before it. The last
+window ends at the end of the data and scores the remaining bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ from longstride.model import SparseTransformer
 
 Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[float, int, float], None]
-"""Is told after every pass what share of this process's work is done, and how many bytes and nats that gave."""
-TOGETHER = 2**16
-"""Bytes of the windows that are computed at a time, unless a batch is given; at least one window."""
+"""Called after every pass with this process's share of work done, and the bytes and nats scored so far."""
+BYTES_PER_PASS = 2**16
+"""Bytes of the windows that are computed at a time, if no batch is given; at least one window."""
 
 
 class Window(NamedTuple):
-    """The model sees bytes start to end, and those from `first` on are scored."""
+    """The model reads bytes `start` to `end`; those from `first` on are scored."""
 
     start: int
     end: int
@@ -35,14 +35,14 @@ class Window(NamedTuple):
 
 
 class Processes(Protocol):
-    """Several that share the work. All must call, with the same arguments; all get the same result."""
+    """A group of processes that share the work. All must call with the same arguments, and all get the same result."""
 
     @property
     def rank(self) -> int: ...
     @property
     def count(self) -> int: ...
     def gather(self, x: Tensor) -> Tensor:
-        """[count, ...], by rank."""
+        """Returns the x of all processes, [count, ...], by rank."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Alone:
 @dataclass(frozen=True)
 class Score:
     bits_per_byte: float
-    """nats / bytes / log(2); of images the same as bits per dim."""
+    """nats / bytes / log(2); for images the same as bits per dim."""
     nats: float
-    """-log p of all bytes together."""
+    """-log p summed over all bytes."""
     bytes: int
     min_context: int
     windows: int
@@ -78,28 +78,28 @@ def bits_per_byte(
     ranks: Processes = ALONE,
     progress: Progress | None = None,
 ) -> Score:
-    """What the model needs for a byte of `data`, uint8: [bytes] is a stream, [items, ...] are items, each from nothing.
+    """Scores `data`, uint8, by the model: [bytes] is a stream, [items, ...] are items, each scored without context.
 
-    It is computed where the model lies, without dropout. `batch`: windows at a time; it changes nothing but rounding.
+    Runs on the model's device, without dropout. `batch`: windows at a time; it affects only rounding.
     """
     begun = perf_counter()
-    found = _array(data)
-    items = found.ndim > 1
+    array = _array(data)
+    items = array.ndim > 1
     sizes = model.config.positions.sizes
     shapes = [sizes, (model.config.context,)] + ([sizes[:2]] if sizes[-1] == 1 else [])
-    if items and len(sizes) == 3 and found.shape[1:] not in shapes:
+    if items and len(sizes) == 3 and array.shape[1:] not in shapes:
         raise ValueError(
-            f"bits_per_byte: data must be [images, {', '.join(map(str, sizes))}] for this model, got {list(found.shape)}; "
+            f"bits_per_byte: data must be [images, {', '.join(map(str, sizes))}] for this model, got {list(array.shape)}; "
             "one image alone is image[None]"
         )
-    length = found[0].size if items else model.config.context
+    length = array[0].size if items else model.config.context
     if length > model.config.context:
         raise ValueError(
             f"bits_per_byte: data has items of {length:,} bytes, and the model's context is {model.config.context:,}"
         )
     min_context = check_min_context("bits_per_byte", min_context, model.config.context, items)
-    batch = max(1, TOGETHER // length) if batch is None else whole_number("bits_per_byte", "batch", batch, 1)
-    flat = found.reshape(-1)
+    batch = max(1, BYTES_PER_PASS // length) if batch is None else whole_number("bits_per_byte", "batch", batch, 1)
+    flat = array.reshape(-1)
     windows = windows_of(flat.size, length, min_context)
     sums = score(model, flat, windows, batch, ranks, progress)
     for window, nats in zip(windows, sums):
@@ -120,7 +120,7 @@ def _remedy(model: SparseTransformer) -> str:
 
 
 def windows_of(length: int, context: int, min_context: int) -> list[Window]:
-    """The windows of a stream. Together they score each of its bytes once."""
+    """Returns the windows of a stream. Together they score each byte once."""
     windows = [Window(0, min(context, length), 0)]
     while (first := windows[-1].end) < length:
         end = min(first + context - min_context, length)
@@ -133,10 +133,10 @@ def score(
     model: SparseTransformer, data: Bytes, windows: Sequence[Window], batch: int, ranks: Processes = ALONE,
     progress: Progress | None = None,
 ) -> list[float]:  # fmt: skip
-    """The nats of what each window scores, in their order. The windows must be of one length.
+    """Returns the nats that each window scores, in order. The windows must have one length.
 
-    Each process takes every count-th window. All do as many passes of one shape, as a spread model needs: what is too much
-    is computed and left out.
+    Each process takes every count-th window. All run the same number of passes of one shape, as FSDP requires; surplus
+    results are dropped.
     """
     rounds = -(-len(windows) // ranks.count)
     passes = -(-rounds // batch)
@@ -150,11 +150,11 @@ def score(
     scored, total = 0, 0.0
     try:
         for done in range(1, passes + 1):
-            some = own[(done - 1) * size : done * size]
-            tokens = torch.from_numpy(np.stack([data[window.start : window.end] for window in some])).to(device)
+            pass_windows = own[(done - 1) * size : done * size]
+            tokens = torch.from_numpy(np.stack([data[window.start : window.end] for window in pass_windows])).to(device)
             nats = model.nats(tokens).cpu().double().numpy()
-            # Each sum by itself, of an array of its own: the same bits whatever else is in the batch.
-            sums += [float(row[window.first - window.start :].sum()) for row, window in zip(nats, some)]
+            # Each row is summed separately, so that the result does not depend on the rest of the batch.
+            sums += [float(row[window.first - window.start :].sum()) for row, window in zip(nats, pass_windows)]
             if progress is not None:
                 fresh = range((done - 1) * size, min(done * size, kept))
                 scored += sum(own[turn].end - own[turn].first for turn in fresh)
@@ -162,29 +162,31 @@ def score(
                 progress(done / passes, scored, total)
     finally:
         model.train(training)
-    found: list[float] = ranks.gather(torch.tensor(sums, dtype=torch.float64)).T.flatten()[: len(windows)].tolist()
-    return found
+    by_window: list[float] = ranks.gather(torch.tensor(sums, dtype=torch.float64)).T.flatten()[: len(windows)].tolist()
+    return by_window
 
 
 def check_min_context(owner: str, min_context: object, context: int, items: bool) -> int:
-    found = whole_number(owner, "min_context", min_context, 0)
-    if found >= context:
+    checked = whole_number(owner, "min_context", min_context, 0)
+    if checked >= context:
         raise ValueError(
-            f"{owner}: min_context must be less than the model's context = {context:,}, got {found:,}: "
+            f"{owner}: min_context must be less than the model's context = {context:,}, got {checked:,}: "
             "a window must have at least one new byte"
         )
-    if found and items:
-        raise ValueError(f"{owner}: min_context is for streams, got {found:,} with items: each of them begins from nothing")
-    return found
+    if checked and items:
+        raise ValueError(
+            f"{owner}: min_context is for streams, got {checked:,} with items: each item is scored without context"
+        )
+    return checked
 
 
 def _array(data: Any) -> Bytes:
-    """The bytes as they lie, without a copy where that can be."""
-    found = data.cpu().numpy() if isinstance(data, Tensor) else data
-    found = np.frombuffer(found, np.uint8) if isinstance(found, bytes | bytearray | memoryview) else found
-    if not isinstance(found, np.ndarray) or found.dtype != np.uint8:
-        what = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(data).__name__
+    """Returns the data as a uint8 array, without a copy where possible."""
+    array = data.cpu().numpy() if isinstance(data, Tensor) else data
+    array = np.frombuffer(array, np.uint8) if isinstance(array, bytes | bytearray | memoryview) else array
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
+        what = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(data).__name__
         raise ValueError(f"bits_per_byte: data must be bytes, or an array or tensor of uint8, got {what}")
-    if found.size == 0 or found.ndim == 0:
-        raise ValueError(f"bits_per_byte: data must have at least one byte, in [bytes] or [items, ...], got {found.shape}")
-    return found
+    if array.size == 0 or array.ndim == 0:
+        raise ValueError(f"bits_per_byte: data must have at least one byte, in [bytes] or [items, ...], got {array.shape}")
+    return array

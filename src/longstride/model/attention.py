@@ -1,4 +1,4 @@
-"""attention(X) = W_p (attend(X, A)^(i)) over the heads i: the projections around `attend`."""
+"""Attention layer: attention(X) = W_p (attend(X, A)^(i)) over the heads i, the projections around `attend`."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ class Attention(nn.Module):
         self.project = Linear(config.width, config.width)
 
     def forward(self, x: Tensor, attend: Attend | None = None) -> Tensor:
-        """[batch, n, width] -> the same. `attend` may be given, to look at keys and values or have them from elsewhere."""
+        """[batch, n, width] -> [batch, n, width]. `attend` replaces the operator, e.g. to record keys or to use a cache."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [batch, heads, n, d]
             for part in self.query_key_value(x).split(self.sizes, -1)

@@ -1,6 +1,6 @@
-"""What one more byte costs, without building anything: the weights and keys that a step reads, and the cache.
+"""Cost of sampling one byte, from the config alone: bytes of weights and keys that a step reads, and of the cache.
 
-Shapes and dtypes are those of sampling: keys in float32, values and matrices as the model's precision rounds them.
+Dtypes are those of sampling: keys in float32, values and matrices in the model's precision.
 """
 
 from collections import Counter
@@ -17,71 +17,73 @@ KEY_BYTES = FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What heads of one kind keep for a stream, in all blocks together."""
+class CacheUse:
+    """Cache use of all heads with one kind of pattern, over all blocks, for one stream."""
 
     pattern: Pattern
-    """Of one of them: others may have other parts of the summary."""
+    """The pattern of one of them; `part` of a summary may differ between heads."""
     heads: int
     slots: str
-    """What they are, in words."""
+    """Description of the slots of a head."""
     count: int
-    """Slots of a head. A block has room in each head for as many as its fullest one needs."""
+    """Slots that a head needs. A block allocates as many for each head as its largest head needs."""
     seen: int
-    """Keys that the last query of the context sees."""
+    """Number of keys that the last query of the context sees."""
     bytes: int
 
 
 def value_bytes(config: ModelConfig) -> int:
-    """Of one number of a value, or of a matrix."""
+    """Bytes per element of values and matrices."""
     return min(FLOAT_BYTES, getattr(torch, config.precision).itemsize)
 
 
 def weight_bytes(config: ModelConfig) -> int:
-    """All weights: the blocks' matrices as the precision has them, the rest in float32."""
+    """Bytes of all weights: the blocks' matrices in the model's precision, the rest in float32."""
     return FLOAT_BYTES * parameter_count(config) - (FLOAT_BYTES - value_bytes(config)) * _matrix_weights(config)
 
 
 def slot_bytes(config: ModelConfig) -> int:
-    """A key and a value of every head of a block."""
+    """Bytes of a key and a value for every head of a block."""
     return config.qk_width * KEY_BYTES + config.width * value_bytes(config)
 
 
 def step_bytes(config: ModelConfig, batch: int, first: int, steps: int) -> float:
-    """What a step reads at least: weights once, and the keys and values that each stream sees; a mean of the steps from
-    position `first` on. Of the embeddings a step reads some rows, which count for nothing."""
+    """Returns the least bytes that a step reads: the weights once, and the keys and values that each stream sees.
+
+    A mean over `steps` steps from position `first` on. Embedding tables are left out: a step reads few of their rows.
+    """
     tables = FLOAT_BYTES * config.width * (BYTES + 1 + sum(config.positions.sizes))
-    each = slot_bytes(config) / config.heads
-    return weight_bytes(config) - tables + batch * each * keys_seen(config, first, steps)
+    head_slot_bytes = slot_bytes(config) / config.heads
+    return weight_bytes(config) - tables + batch * head_slot_bytes * keys_seen(config, first, steps)
 
 
 def keys_seen(config: ModelConfig, first: int, steps: int = 1) -> float:
-    """By a byte in all heads of all blocks; a mean of the steps from position `first` on."""
+    """Returns the keys that a byte sees in all heads of all blocks; a mean over `steps` steps from position `first` on."""
     counts = pattern_counts(config)
     return (total_pairs(counts, first + steps) - total_pairs(counts, first)) / steps
 
 
 def dense_cache_bytes(config: ModelConfig) -> int:
-    """Of one stream, if every head saw everything."""
+    """Bytes of the cache of one stream, if every head were dense."""
     return config.layers * config.context * slot_bytes(config)
 
 
-def kept(config: ModelConfig) -> list[Kept]:
-    """By kind of pattern, in the order of the blocks."""
-    found: dict[Pattern, Kept] = {}
+def kept(config: ModelConfig) -> list[CacheUse]:
+    """Returns the cache use by kind of pattern, in the order of the blocks."""
+    by_kind: dict[Pattern, CacheUse] = {}
     last = config.context - 1
     for heads, blocks in config.block_counts.items():
         counts = Counter(heads)
-        each = {pattern: slots(pattern, config.context) for pattern in counts}
-        room = max(one.count for one in each.values()) * slot_bytes(config) // config.heads
+        head_slots = {pattern: slots(pattern, config.context) for pattern in counts}
+        head_bytes = max(head.count for head in head_slots.values()) * slot_bytes(config) // config.heads
         for pattern, count in counts.items():
             kind = union(*(_first_part(leaf) for leaf in pattern.leaves))
-            if kind not in found:
+            if kind not in by_kind:
                 seen = pattern.pairs(last + 1) - pattern.pairs(last)
-                found[kind] = Kept(kind, 0, _in_words(each[pattern]), each[pattern].count, seen, 0)
-            before, more = found[kind], count * blocks
-            found[kind] = replace(before, heads=before.heads + more, bytes=before.bytes + more * room)
-    return list(found.values())
+                by_kind[kind] = CacheUse(kind, 0, _describe_slots(head_slots[pattern]), head_slots[pattern].count, seen, 0)
+            use, added_heads = by_kind[kind], count * blocks
+            by_kind[kind] = replace(use, heads=use.heads + added_heads, bytes=use.bytes + added_heads * head_bytes)
+    return list(by_kind.values())
 
 
 def _matrix_weights(config: ModelConfig) -> int:
@@ -93,8 +95,8 @@ def _first_part(leaf: Leaf) -> Leaf:
     return replace(leaf, part=0) if isinstance(leaf, Summary) else leaf
 
 
-def _in_words(head: Slots) -> str:
-    if head.everything:
+def _describe_slots(head: Slots) -> str:
+    if head.keeps_all:
         return f"all {head.count:,}"
     parts = []
     if head.ring:

@@ -1,9 +1,9 @@
-"""The keys and values that a network still needs, while it makes one byte after the other.
+"""Key and value cache for sampling. It keeps only positions that later queries will see.
 
 cache = Cache(config, batch=4)
-cache.bytes                               all it takes, from the beginning on
-cache.fill(block, keys, values)           of a prompt: [batch, heads, n, d]
-cache.add(block, at, key, value)          of one more byte: [batch, heads, 1, d], into a slot of each head
+cache.bytes                               its size, fixed from the start
+cache.fill(block, keys, values)           stores a prompt: [batch, heads, n, d]
+cache.add(block, at, key, value)          stores one more byte: [batch, heads, 1, d], into a slot of each head
 """
 
 import torch
@@ -14,21 +14,21 @@ from longstride.model.config import ModelConfig
 
 
 class Cache:
-    """Each block has as many slots as that of its heads which needs most; `longstride.attention.slots` says which."""
+    """Cache of all blocks. A block has as many slots per head as its largest head needs; see `attention.slots`."""
 
     def __init__(
         self, config: ModelConfig, batch: int = 1, device: torch.device | str = "cpu",
         key_dtype: torch.dtype = torch.float32, value_dtype: torch.dtype = torch.float32, length: int | None = None,
     ) -> None:  # fmt: skip
-        """`length`: how many positions there will be, if not the whole context."""
+        """`length`: the number of positions to make room for; the context if None."""
         self.config = config
         cycle = [block_slots(config, block, length) for block in range(min(config.layers, len(config.cycle)))]
-        rooms = [max(head.count for head in heads) for heads in cycle]
+        slot_counts = [max(head.count for head in heads) for heads in cycle]
         self.heads = [cycle[block % len(cycle)] for block in range(config.layers)]
-        self.slots = [rooms[block % len(cycle)] for block in range(config.layers)]
+        self.slots = [slot_counts[block % len(cycle)] for block in range(config.layers)]
         rows = [batch * config.heads * count for count in self.slots]
         d_qk, d_v = config.qk_width // config.heads, config.width // config.heads
-        # Of all blocks together, so that a kernel can go from one to the next.
+        # One allocation for all blocks, so that a kernel can step from block to block.
         self.all_keys = torch.zeros(sum(rows), d_qk, dtype=key_dtype, device=device)
         self.all_values = torch.zeros(sum(rows), d_v, dtype=value_dtype, device=device)
         self.keys = [x.view(batch, config.heads, -1, d_qk) for x in self.all_keys.split(rows)]
@@ -39,15 +39,15 @@ class Cache:
         return self.all_keys.nbytes + self.all_values.nbytes
 
     def fill(self, block: int, keys: Tensor, values: Tensor, rows: slice = slice(None)) -> None:
-        """Keeps what will still be needed of the first n positions, for some of the sequences."""
-        for number, head in enumerate(self.heads[block]):
+        """Stores those of the first n positions that later queries see. `rows`: the sequences of the batch to fill."""
+        for index, head in enumerate(self.heads[block]):
             positions = head.kept(keys.shape[2])
             at, positions = head.of(positions).to(keys.device), positions.to(keys.device)
-            for kept, given in ((self.keys, keys), (self.values, values)):
-                kept[block][rows, number, at] = given[:, number, positions].to(kept[block].dtype)
+            for cached, source in ((self.keys, keys), (self.values, values)):
+                cached[block][rows, index, at] = source[:, index, positions].to(cached[block].dtype)
 
     def add(self, block: int, at: Tensor, key: Tensor, value: Tensor) -> None:
-        """`at`: the slot by head, below 0 for those that need not keep it."""
+        """Stores one position. `at`: the slot in each head, -1 where the head does not keep it."""
         head = torch.arange(len(at), device=at.device)
         kept = at >= 0
         if not kept.all():
@@ -57,12 +57,12 @@ class Cache:
 
 
 def block_slots(config: ModelConfig, block: int, length: int | None = None) -> tuple[Slots, ...]:
-    """By head, for `length` positions, or the whole context."""
+    """Returns the slots of each head of a block, for `length` positions or the whole context."""
     return tuple(slots(pattern, config.context if length is None else length) for pattern in config.patterns(block))
 
 
 def cache_bytes(config: ModelConfig, key_bytes: int = 4, value_bytes: int = 4, length: int | None = None) -> int:
-    """What a cache of one sequence takes."""
+    """Returns the bytes of the cache of one sequence."""
     each = config.qk_width * key_bytes + config.width * value_bytes
     n = config.context if length is None else length
     counts = [

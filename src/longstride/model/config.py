@@ -1,4 +1,4 @@
-"""ModelConfig: a network, complete and checked."""
+"""ModelConfig: the complete, validated description of a network."""
 
 import json
 from bisect import bisect
@@ -17,7 +17,7 @@ ROUNDING = 1e-6
 BYTES = 256
 LARGEST_RATIO = 1024
 NAMED = 12
-"""Divisors that an error suggests."""
+"""How many divisors an error suggests."""
 RULES: dict[str, Rule] = {
     "layers": Whole(1, "layers"),
     "width": Whole(1, "width"),
@@ -62,31 +62,31 @@ class ModelConfig:
     layers: int
     """Residual blocks, N in the paper."""
     width: int
-    """Numbers that a position has throughout the network, d in the paper."""
+    """Size of the residual stream, d in the paper."""
     heads: int
     """Attention heads of a block; they share the width."""
     context: int
     """The longest sequence, in bytes."""
     pattern: str
-    """Which pattern each block and head has, such as 'interleave(strided(128))'; `model.placement` has the notation."""
+    """The pattern of each block and head, such as 'interleave(strided(128))'; `model.placement` defines the notation."""
     embedding: str
-    """What a position is: 'matrix(128)', its row and column in a matrix as wide as the stride, or 'image(32, 32, 3)', row,
+    """Position embedding: 'matrix(128)' for row and column in a matrix as wide as the stride, or 'image(32, 32, 3)' for row,
     column and channel of an image."""
     qk_ratio: float = 1.0
-    """The size of all queries together, and of all keys, as a part of the width: 0.5 is the paper's half size."""
+    """Total size of the queries of all heads, and of the keys, relative to the width: 0.5 is the paper's half size."""
     ff_ratio: float = 4.0
-    """The size of the feed-forward network's inner layer, as a multiple of the width: 2.0 is the paper's half size."""
+    """Size of the feed-forward network's inner layer, relative to the width: 2.0 is the paper's half size."""
     dropout: float = 0.0
     """At the end of each residual addition, and nowhere else."""
     init: Literal["paper", "release"] = "release"
-    """Standard deviation of the weights: 0.125 / sqrt(d_in), as the paper's words read, or sqrt(0.125 / d_in), which its
-    authors' release has and which learns faster (docs/log.md)."""
+    """Standard deviation of the weights: "paper" is 0.125 / sqrt(d_in), as the paper says; "release" is sqrt(0.125 / d_in),
+    as in its authors' code, which learns faster (docs/log.md)."""
     precision: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """What activations are. Weights are float32, and so is the arithmetic of softmax, norms, logits and loss."""
+    """Dtype of the activations. Weights are float32, and softmax, norms, logits and loss are computed in float32."""
     recompute: Literal["off", "on", "selective"] = "off"
-    """Whether blocks are computed again in the backward pass instead of kept; selective: all but the attention itself."""
+    """Activation checkpointing: "on" recomputes blocks in the backward pass, "selective" all but the attention itself."""
     chunk: int = 8192
-    """Positions whose logits are in memory at a time while the loss is computed."""
+    """Positions whose logits are in memory at a time, for the loss."""
 
     def __post_init__(self) -> None:
         check_fields("config", self, RULES)
@@ -118,7 +118,7 @@ class ModelConfig:
 
     @property
     def parameters(self) -> int:
-        """All that is learned, in closed form: as SparseTransformer.parameter_count, without building anything."""
+        """Number of learned parameters, in closed form: equals SparseTransformer.parameter_count()."""
         width, qk, ff = self.width, self.qk_width, self.ff_width
         attention = width * (2 * qk + width) + 2 * qk + width + width * width + width
         feed_forward = 2 * width * ff + ff + width
@@ -127,17 +127,17 @@ class ModelConfig:
 
     @property
     def cycle(self) -> tuple[Heads, ...]:
-        """The patterns of the first blocks, one for each head; after the last of these they begin anew."""
+        """The patterns of the first blocks, one per head. Block r has entry r modulo the length."""
         return place(self.pattern, self.heads)
 
     def patterns(self, block: int) -> Heads:
-        """Block r has A(r mod p)."""
+        """Returns the patterns of a block's heads."""
         cycle = self.cycle
         return cycle[block % len(cycle)]
 
     @property
     def block_counts(self) -> dict[Heads, int]:
-        """How many blocks have the same patterns, in the order of the first of each."""
+        """How many blocks have each combination of head patterns, in order of first occurrence."""
         cycle, counts = self.cycle[: self.layers], Counter[Heads]()
         for block, heads in enumerate(cycle):
             counts[heads] += -(-(self.layers - block) // len(cycle))
@@ -157,7 +157,7 @@ class ModelConfig:
 
     @classmethod
     def from_fields(cls, given: Any, owner: str = "config") -> "ModelConfig":
-        """From what JSON has become."""
+        """Makes a config from the parsed fields of a JSON object."""
         given = known_fields(given, owner, cls)
         try:
             return cls(**given)
@@ -166,8 +166,8 @@ class ModelConfig:
 
 
 def _divisors(number: int, near: int) -> list[int]:
-    """Some divisors of a number, those around `near`."""
-    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
-    every = sorted({*small, *(number // one for one in small)})
-    first = max(0, min(bisect(every, near) - NAMED // 2, len(every) - NAMED))
-    return every[first : first + NAMED]
+    """Returns up to NAMED divisors of a number, those around `near`."""
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    divisors = sorted({*small, *(number // divisor for divisor in small)})
+    first = max(0, min(bisect(divisors, near) - NAMED // 2, len(divisors) - NAMED))
+    return divisors[first : first + NAMED]

@@ -1,7 +1,7 @@
-"""What a network costs, without building it: parameters, and the flops and memory of a training step.
+"""Cost of a network, from the config alone: parameters, and the flops and memory of a training step.
 
-Memory counts what a step holds at its fullest: float32 weights with their gradients and Adam's two averages, what is kept of
-the forward pass, and one block in the backward pass. An allocator needs somewhat more.
+Memory is the peak of a step: float32 weights with gradients and Adam's two moments, the saved activations, and one block in
+the backward pass. The allocator needs somewhat more.
 """
 
 from collections import Counter
@@ -16,16 +16,16 @@ from longstride.model.layers import part_count
 from longstride.patterns import Pattern, total_pairs
 
 BYTES_PER_WEIGHT = 16
-"""The weight, its gradient, and Adam's two averages, in float32."""
+"""The weight, its gradient, and Adam's two moments, in float32."""
 
 
 @dataclass(frozen=True)
 class Cost:
     parameters: int
     flops: int
-    """Of a training step: forward, backward, and what is computed again."""
+    """Flops of a training step: forward, backward and recomputation."""
     memory: int
-    """Bytes."""
+    """Peak bytes of a training step."""
 
 
 def cost(config: ModelConfig, batch: int = 1) -> Cost:
@@ -34,12 +34,12 @@ def cost(config: ModelConfig, batch: int = 1) -> Cost:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """As SparseTransformer.parameter_count, in closed form."""
+    """Returns SparseTransformer.parameter_count() in closed form."""
     return config.parameters
 
 
 def check_memory(config: ModelConfig, device: torch.device, shares: int = 1, bytes_per_weight: int = 4) -> None:
-    """Raises ValueError where the weights alone are larger than the device's memory. `shares`: devices that divide them."""
+    """Raises ValueError if the weights alone exceed the device's memory. `shares`: devices that share the weights."""
     memory = None if device.type == "meta" else memory_bytes(device)
     needed = bytes_per_weight * config.parameters // shares
     if memory is not None and needed > memory:
@@ -51,49 +51,51 @@ def check_memory(config: ModelConfig, device: torch.device, shares: int = 1, byt
 
 
 def step_flops(config: ModelConfig) -> int:
-    """For one sequence. Backward takes twice as many as forward, in attention five products for two."""
+    """Flops for one sequence. Backward takes twice as many as forward; in attention, five products to forward's two."""
     n, width, qk, ff = config.context, config.width, config.qk_width, config.ff_width
     linear = 2 * n * config.layers * (width * (2 * qk + width) + width * width + 2 * width * ff)
     pairs = total_pairs(pattern_counts(config), n)
     attention = 2 * (qk + width) // config.heads * pairs
     backward = 2 * (3 * qk + 2 * width) // config.heads * pairs
-    needed = linear - 2 * n * config.layers * width * ff  # No gradient needs the result of W_2.
-    again = {"off": 0, "selective": needed, "on": needed + attention}[config.recompute]
-    return 3 * linear + attention + backward + again + 4 * 2 * n * width * BYTES
+    needed = linear - 2 * n * config.layers * width * ff  # No gradient needs the output of W_2.
+    recomputed = {"off": 0, "selective": needed, "on": needed + attention}[config.recompute]
+    return 3 * linear + attention + backward + recomputed + 4 * 2 * n * width * BYTES
 
 
 def kept_bytes(config: ModelConfig, batch: int = 1) -> int:
-    """What the forward pass leaves for the backward pass, and the fullest block or chunk of logits."""
+    """Bytes of saved activations, plus the largest temporary: a block in the backward pass or a chunk of logits."""
     n, width = batch * config.context, config.width
     size = getattr(torch, config.precision).itemsize
     block = n * _block_bytes(config)
-    if config.recompute != "off":  # The feed-forward network is computed again in parts, each with six wide tensors.
+    if (
+        config.recompute != "off"
+    ):  # The feed-forward network is recomputed in parts, each with six tensors of the inner width.
         inner = n * size * config.ff_width
         block += 6 * inner // part_count(inner) - 2 * inner
     attention = n * (size * width + 4 * config.heads)
     kept = {"off": block, "on": size * n * width, "selective": size * n * width + attention}[config.recompute]
-    embedding = 4 * n * width + size * n * width  # float32, and as the blocks take it
+    embedding = 4 * n * width + size * n * width  # float32, and in the blocks' dtype
     logits = (
         batch * min(config.chunk, config.context) * (3 * BYTES + 3 * width) * 4
-    )  # logits, probabilities and slopes; H_N, its norm, its slopes
-    slopes = 2 * size * n * width  # those of H, before a block and after it
-    fullest = logits if config.recompute == "off" else max(logits, block)
-    return config.layers * kept + embedding + slopes + fullest
+    )  # logits, probabilities, their gradient; H_N, its norm, its gradient
+    gradients = 2 * size * n * width  # gradients of H, before and after a block
+    temporary = logits if config.recompute == "off" else max(logits, block)
+    return config.layers * kept + embedding + gradients + temporary
 
 
 def _block_bytes(config: ModelConfig) -> int:
-    """What a block keeps of a position: the inputs of each step that its gradient needs."""
+    """Bytes that a block saves per position: the inputs that its gradients need."""
     size = getattr(torch, config.precision).itemsize
     width, wide = config.width, 2 * config.qk_width + config.width
     mask = 2 * width if config.dropout else 0
     attention = size * (width + wide + width) + 4 * config.heads
     feed_forward = size * (width + width + 2 * config.ff_width)
-    statistics = 2 * 2 * 4  # of two norms: mean and deviation
+    statistics = 2 * 2 * 4  # mean and deviation of two norms
     return mask + size * width + attention + feed_forward + statistics
 
 
 def pattern_counts(config: ModelConfig) -> Counter[Pattern]:
-    """How many heads of all blocks have each pattern."""
+    """Counts the heads with each pattern, over all blocks."""
     counts: Counter[Pattern] = Counter()
     for heads, blocks in config.block_counts.items():
         for pattern, count in Counter(heads).items():

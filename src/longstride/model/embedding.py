@@ -1,7 +1,7 @@
-"""embed(X, W_e): tokens, learned embeddings of their positions, and the start vector.
+"""embed(X, W_e): token embeddings, learned position embeddings, and the start vector.
 
-Slot i of the network carries the byte before it, i - 1, and predicts byte i; so every byte is scored, the first from the
-start vector alone. The position that is added is the slot's own: that of the byte to be predicted.
+The input at position i is byte i - 1, and the network predicts byte i there. So every byte is scored, the first from the
+start vector alone. The position embedding is that of the byte to be predicted.
 """
 
 import torch
@@ -24,14 +24,14 @@ class Embedding(nn.Module):
         """Bytes [batch, n] -> H_0 [batch, n, width], float32."""
         batch, n = tokens.shape
         shifted = torch.cat([self.start.expand(batch, 1, -1), self.token(tokens[:, :-1].long())], 1)
-        return self._placed(shifted, torch.arange(n, device=tokens.device))
+        return self._add_positions(shifted, torch.arange(n, device=tokens.device))
 
     def after(self, tokens: Tensor | None, batch: int, position: Tensor) -> Tensor:
-        """[batch, 1, width] of one slot, from the bytes before it [batch], or none before the first."""
+        """Returns [batch, 1, width] for one position, from the bytes before it [batch]; None before the first."""
         before = self.start.expand(batch, -1) if tokens is None else self.token(tokens.long())
-        return self._placed(before[:, None], position)
+        return self._add_positions(before[:, None], position)
 
-    def _placed(self, x: Tensor, position: Tensor) -> Tensor:
+    def _add_positions(self, x: Tensor, position: Tensor) -> Tensor:
         for name, index in zip(self.positions.names, self.positions.indices(position)):
             x = x + self.position[name](index)
         return x

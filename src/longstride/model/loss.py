@@ -1,4 +1,4 @@
-"""Nats per byte: one definition, for training and evaluation."""
+"""The loss in nats per byte, for training and evaluation."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,14 @@ from torch.utils.checkpoint import checkpoint
 
 
 def nats(h: Tensor, logits: Callable[[Tensor], Tensor], targets: Tensor, chunk: int) -> Tensor:
-    """-log p of every byte, float32 [batch, n], from H_N [batch, n, width].
+    """Returns -log p of every byte, float32 [batch, n], from H_N [batch, n, width].
 
-    `logits` is called for `chunk` positions at a time, and once more for these in the backward pass: those of all
-    positions are never in memory together.
+    Calls `logits` for `chunk` positions at a time, and again in the backward pass, so that the logits of all positions are
+    never in memory together.
     """
     parts = [
-        checkpoint(_nats, some, logits, those, use_reentrant=False, preserve_rng_state=False)
-        for some, those in zip(h.flatten(0, 1).split(chunk), targets.flatten().split(chunk))
+        checkpoint(_nats, h_chunk, logits, target_chunk, use_reentrant=False, preserve_rng_state=False)
+        for h_chunk, target_chunk in zip(h.flatten(0, 1).split(chunk), targets.flatten().split(chunk))
     ]
     return torch.cat(parts).view(targets.shape)
 

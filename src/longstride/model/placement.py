@@ -1,13 +1,13 @@
-"""Which pattern each residual block and head has, as text: all of section 5.1.
+"""Text notation for the patterns of all residual blocks and heads: section 5.1.
 
     interleave(strided(128))                  block r has the pattern r mod p
     3*local(96) + column(96)                  interleaved at a ratio
-    merged(fixed(128, 32))                    one head sees what both factorized heads see; so in every block
-    heads(local(128), column(128))            one pattern for each head, again from the first if there are more heads
-    distinct(merged(fixed(128, 32)))          each head has summary cells of its own: the next sub-block, of l / c
-    dense()                                   full attention, the comparison
+    merged(fixed(128, 32))                    every head of every block sees the keys of both factorized heads
+    heads(local(128), column(128))            one pattern per head; the list repeats if there are more heads
+    distinct(merged(fixed(128, 32)))          each head has its own summary cells: the next of l / c sub-blocks
+    dense()                                   full attention, the baseline
 
-Patterns are written as `longstride.patterns.notation` has them. A sum is a cycle of blocks, a product repeats a part of it.
+`longstride.patterns.notation` defines the notation of patterns. A sum is a cycle of blocks, a product repeats a block.
 """
 
 import ast
@@ -27,9 +27,9 @@ WORDS = ("interleave", "heads", "distinct")
 HINT = "say how blocks and heads take them: interleave(...), merged(...) or heads(...)"
 
 
-@lru_cache(maxsize=32)  # At the limits an entry has some megabytes.
+@lru_cache(maxsize=32)  # At the limits an entry takes several megabytes.
 def place(text: str, heads: int) -> tuple[Heads, ...]:
-    """The cycle of blocks that `text` names: block r has entry r modulo its length."""
+    """Parses `text` into a cycle of blocks: block r has entry r modulo its length."""
     check_limit("pattern", "the length of the text", len(text), "text")
     try:
         node = notation.read_syntax(text.strip())
@@ -45,92 +45,93 @@ def place(text: str, heads: int) -> tuple[Heads, ...]:
 
 def _cycle(node: ast.expr, heads: int) -> list[Heads]:
     if len(added := notation.operands(node, ast.Add)) > 1:
-        return _joined((_cycle(one, heads) for one in added), heads)
+        return _concatenate((_cycle(term, heads) for term in added), heads)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        times, repeated = _repeated(node)
-        return _joined([_cycle(repeated, heads)] * times, heads)
-    match _called(node):
+        times, repeated = _split_product(node)
+        return _concatenate([_cycle(repeated, heads)] * times, heads)
+    match _call_name(node):
         case "interleave":
-            return _joined((_one_block_each(argument, heads) for argument in _arguments(node)), heads)
+            return _concatenate((_interleave(argument, heads) for argument in _arguments(node)), heads)
         case "heads":
-            return [_across([one for argument in _arguments(node) for one in _patterns(argument)], heads)]
+            return [_cycle_heads([pattern for argument in _arguments(node) for pattern in _patterns(argument)], heads)]
         case "distinct":
             arguments = _arguments(node)
             if len(arguments) != 1:
                 raise ValueError(f"distinct takes one pattern, got {len(arguments)}")
-            return _with_own_cells(_cycle(arguments[0], heads))
+            return _make_distinct(_cycle(arguments[0], heads))
     patterns = _patterns(node)
     if len(patterns) > 1:
-        raise ValueError(f"{notation.written(node)} is {len(patterns)} patterns; {HINT}")
+        raise ValueError(f"{notation.node_text(node)} is {len(patterns)} patterns; {HINT}")
     return [patterns * heads]
 
 
-def _joined(parts: Iterable[list[Heads]], heads: int) -> list[Heads]:
-    found: list[Heads] = []
+def _concatenate(parts: Iterable[list[Heads]], heads: int) -> list[Heads]:
+    cycle: list[Heads] = []
     for part in parts:
-        if len(found) + len(part) > LONGEST_CYCLE:
+        if len(cycle) + len(part) > LONGEST_CYCLE:
             raise ValueError(f"a cycle has at most {LONGEST_CYCLE:,} blocks")
-        check_limit("cycle", "blocks times heads", (len(found) + len(part)) * heads, "placed")
-        found += part
-    return found
+        check_limit("cycle", "blocks times heads", (len(cycle) + len(part)) * heads, "placed")
+        cycle += part
+    return cycle
 
 
-def _repeated(node: ast.BinOp) -> tuple[int, ast.expr]:
+def _split_product(node: ast.BinOp) -> tuple[int, ast.expr]:
     times, repeated = node.left, node.right
     if not isinstance(times, ast.Constant):
         times, repeated = repeated, times
     if not isinstance(times, ast.Constant) or type(times.value) is not int or not 1 <= times.value <= LONGEST_CYCLE:
-        raise ValueError(f"{notation.written(node)} must repeat by a whole number from 1 on, as in 3*local(96)")
+        raise ValueError(f"{notation.node_text(node)} must repeat by a whole number from 1 on, as in 3*local(96)")
     return times.value, repeated
 
 
-def _one_block_each(node: ast.expr, heads: int) -> list[Heads]:
-    """strided(l) and the like stand for a block after the other here."""
-    if _called(node) in WORDS or (isinstance(node, ast.BinOp) and not isinstance(node.op, ast.BitOr)):
+def _interleave(node: ast.expr, heads: int) -> list[Heads]:
+    """Gives each pattern of strided(l) and the like a block of its own."""
+    if _call_name(node) in WORDS or (isinstance(node, ast.BinOp) and not isinstance(node.op, ast.BitOr)):
         return _cycle(node, heads)
     return [(pattern,) * heads for pattern in _patterns(node)]
 
 
-def _across(patterns: list[Pattern], heads: int) -> Heads:
+def _cycle_heads(patterns: list[Pattern], heads: int) -> Heads:
     if heads % len(patterns):
         raise ValueError(f"heads(...) has {len(patterns)} patterns for {heads} heads; give a number that divides it")
     return tuple(patterns) * (heads // len(patterns))
 
 
-def _with_own_cells(cycle: list[Heads]) -> list[Heads]:
-    """Of the heads of a block that have summary cells, each takes the next sub-block."""
+def _make_distinct(cycle: list[Heads]) -> list[Heads]:
+    """Gives each head of a block that has summary cells the next sub-block."""
     if not any(_has_cells(pattern) for block in cycle for pattern in block):
         raise ValueError("distinct is for summary cells, and there are none; leave it out")
-    return [_own_cells(block) for block in cycle]
+    return [_distinct_block(block) for block in cycle]
 
 
-@lru_cache(maxsize=1)  # A block that is repeated is the same each time.
-def _own_cells(block: Heads) -> Heads:
-    numbers = accumulate(map(_has_cells, block), initial=0)
-    return tuple(_with_part(pattern, number) for pattern, number in zip(block, numbers))
+@lru_cache(maxsize=1)  # Repeated blocks are equal.
+def _distinct_block(block: Heads) -> Heads:
+    parts = accumulate(map(_has_cells, block), initial=0)
+    return tuple(_with_part(pattern, part) for pattern, part in zip(block, parts))
 
 
 def _has_cells(pattern: Pattern) -> bool:
     return any(isinstance(leaf, Summary) for leaf in pattern.leaves)
 
 
-def _with_part(pattern: Pattern, number: int) -> Pattern:
-    leaves = [replace(one, part=number % (one.l // one.c)) if isinstance(one, Summary) else one for one in pattern.leaves]
-    return union(*leaves)
+def _with_part(pattern: Pattern, index: int) -> Pattern:
+    return union(
+        *(replace(leaf, part=index % (leaf.l // leaf.c)) if isinstance(leaf, Summary) else leaf for leaf in pattern.leaves)
+    )
 
 
 def _patterns(node: ast.expr) -> Heads:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _called(node) not in notation.NAMES:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _call_name(node) not in notation.NAMES:
         raise ValueError(f"there is no {shown(node.func.id)}; {suggest(node.func.id.lower(), [*WORDS, *notation.NAMES])}")
     return notation.read_heads(node)
 
 
-def _called(node: ast.expr) -> str | None:
+def _call_name(node: ast.expr) -> str | None:
     return node.func.id.lower() if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
 
 
 def _arguments(node: ast.expr) -> list[ast.expr]:
     assert isinstance(node, ast.Call)
     if not node.args or node.keywords:
-        raise ValueError(f"{_called(node)} takes one or more patterns, without names")
+        raise ValueError(f"{_call_name(node)} takes one or more patterns, without names")
     return node.args

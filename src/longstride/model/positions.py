@@ -1,4 +1,4 @@
-"""What a position is, as text: the dimensions in which it has an index, each with an embedding of its own (section 5.3).
+"""Text notation for position embeddings: the dimensions of a position, each with its own embedding (section 5.3).
 
 matrix(128)         d_attn = 2: row and column in a matrix as wide as the stride; for text and audio
 image(32, 32, 3)    d_data = 3: row, column and channel of each byte of an image
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Positions(NamedTuple):
-    """Sizes of the dimensions, the last of which runs fastest."""
+    """Names and sizes of the dimensions; the last varies fastest."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
 
     def indices(self, position: "Tensor") -> "tuple[Tensor, ...]":
-        """The index in each dimension."""
+        """Returns the index in each dimension."""
         import torch
 
         return torch.unravel_index(position, self.sizes)
@@ -31,6 +31,7 @@ class Positions(NamedTuple):
 
 @lru_cache(maxsize=256)
 def positions(text: str, context: int) -> Positions:
+    """Parses `text`, such as 'matrix(128)', for a model of this context."""
     check_limit("embedding", "the length of the text", len(text), "text")
     name, sizes = _read(text)
     owner = f"embedding {shown(text)}"
@@ -51,7 +52,7 @@ def positions(text: str, context: int) -> Positions:
 
 
 def _read(text: str) -> tuple[str, list[Any]]:
-    """The name and the arguments of a call."""
+    """Returns the name and the arguments of the call in `text`."""
     try:
         node = read_syntax(text.strip())
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:

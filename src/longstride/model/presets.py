@@ -1,7 +1,7 @@
-"""The paper's networks by name, and small ones that train on a laptop. Any name with -dense has full attention instead.
+"""The paper's networks by name, and small ones that train on a laptop. The suffix -dense selects full attention.
 
-What the paper leaves open is settled as its authors' releases have it: CIFAR-10's stride of 96, one row of 32 pixels, with
-one block of columns to three of rows; enwik8's heads with summary cells of their own.
+Where the paper leaves details open, presets follow its authors' code: CIFAR-10 with stride 96, one row of 32 pixels, and one
+block of columns to three of rows; enwik8 with separate summary cells for each head.
 """
 
 from collections.abc import Callable
@@ -150,7 +150,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 
 def preset(name: str) -> ModelConfig:
-    """The network of that name."""
+    """Returns the model config of that name."""
     plain = name.removesuffix(DENSE)
     if plain not in PRESETS:
         raise ValueError(f"there is no preset {name!r}; {suggest(plain, PRESETS)}")

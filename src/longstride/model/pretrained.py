@@ -1,4 +1,4 @@
-"""A model as a folder: config.json and model.safetensors. Nothing is ever unpickled."""
+"""Saved models: a folder with config.json and model.safetensors. Nothing is unpickled."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,9 @@ from longstride.model.config import ModelConfig
 from longstride.model.cost import check_memory
 
 CHANGEABLE = ("dropout", "precision", "recompute", "chunk")
-"""Fields that leave the weights as they are."""
+"""Config fields that may change on loading: they do not affect the weights."""
 WEIGHT_BYTES = 4
-"""Of each weight in model.safetensors, which are float32."""
+"""Bytes of a weight in model.safetensors, float32."""
 
 
 def save(folder: str | Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
@@ -28,7 +28,7 @@ def save(folder: str | Path, config: ModelConfig, weights: dict[str, Tensor]) ->
 
 
 def save_weights(folder: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """`metadata`: what the file's header says of them."""
+    """Writes model.safetensors. `metadata` goes to the file's header."""
     with atomic_path(folder / "model.safetensors") as path:
         save_file({name: x.detach().float().contiguous().cpu() for name, x in weights.items()}, path, metadata)
 
@@ -52,31 +52,31 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
     check_memory(config, torch.device("cpu"))
     try:
         weights = load_file(folder / "model.safetensors")
-    except Exception as error:  # Of any kind: who wrote the file may have meant harm.
+    except Exception as error:  # Any kind: the file is untrusted.
         raise ValueError(f"{folder / 'model.safetensors'} cannot be read: {error}") from None
     return config, weights
 
 
 def settings_path(folder: Path) -> Path:
-    """Where its config.json is, if it has one."""
+    """Returns the path of a model's config.json: in its folder, or in the run that a checkpoint belongs to."""
     settings = folder / "config.json"
     if not settings.is_file():
         for parent in (folder.parent, real_path(folder).parent):
-            if parent.name == "checkpoints":  # Of a run, which has one for all.
+            if parent.name == "checkpoints":  # A run has one config.json for all its checkpoints.
                 return parent.parent / "config.json"
     return settings
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Of a saved model, or of a run, which has it among other settings."""
-    whole = read_json(path, finite=False)
-    if isinstance(whole.get("model"), dict):
-        return ModelConfig.from_fields(whole["model"], f"{path}: model")
-    return ModelConfig.from_fields(whole, str(path))
+    """Reads the model config from the config.json of a saved model or of a run."""
+    content = read_json(path, finite=False)
+    if isinstance(content.get("model"), dict):
+        return ModelConfig.from_fields(content["model"], f"{path}: model")
+    return ModelConfig.from_fields(content, str(path))
 
 
 def check(folder: str | Path, wanted: dict[str, tuple[int, ...]], weights: dict[str, Tensor]) -> None:
-    """Strict: every tensor is there, in its shape, in float32, and no other one is."""
+    """Raises ValueError unless `weights` has exactly the wanted tensors, with these shapes, in float32."""
     owner = Path(folder) / "model.safetensors"
     for name, shape in wanted.items():
         if name not in weights:

@@ -4,7 +4,7 @@
     H_k = H_(k-1) + resblock(H_(k-1))        b(H) = dropout(ff(norm(H + a(H))))
     y = softmax(norm(H_N) W_out)             resblock(H) = a(H) + b(H)
 
-Shapes: bytes [batch, n]; H [batch, n, width]; logits [batch, n, 256], those at t for byte t, from the bytes before it.
+Shapes: bytes [batch, n]; H [batch, n, width]; logits [batch, n, 256], where position t predicts byte t from those before.
 """
 
 from functools import partial
@@ -25,11 +25,11 @@ from longstride.model.layers import Linear, Norm, draw_mask, drop, feed_forward_
 from longstride.model.loss import nats
 
 SCALE = 0.125
-WHOLE_NUMBERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
+INTEGER_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 class FeedForward(nn.Module):
-    """ff(x) = W_2 f(W_1 x + b_1) + b_2, and the dropout at its end"""
+    """ff(x) = W_2 f(W_1 x + b_1) + b_2, followed by dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -91,32 +91,32 @@ class SparseTransformer(nn.Module):
         self.initialise()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of every byte. For a long sequence `nats` takes far less memory."""
+        """Returns the logits of every byte. For long sequences `nats` takes far less memory."""
         return self.logits(self.hidden(tokens))
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """H_N"""
+        """Returns H_N, the output of the last block."""
         self._check(tokens)
         h = self.embedding(tokens).to(getattr(torch, self.config.precision))
         recompute = self.config.recompute != "off" and torch.is_grad_enabled()
         for block in self.blocks:
-            h = h + (self._recomputed(block, h) if recompute else block(h))
+            h = h + (self._checkpointed(block, h) if recompute else block(h))
         return h
 
     def logits(self, h: Tensor) -> Tensor:
-        """norm(H_N) W_out, in float32 at least."""
+        """Returns norm(H_N) W_out, in float32 at least."""
         return self.output(self.norm(h.to(torch.promote_types(h.dtype, torch.float32))))
 
     def nats(self, tokens: Tensor) -> Tensor:
-        """-log p of every byte given those before it, [batch, n]."""
+        """Returns -log p of every byte given those before it, [batch, n]."""
         return nats(self.hidden(tokens), self.logits, tokens, self.config.chunk)
 
     def loss(self, tokens: Tensor) -> Tensor:
-        """The mean of `nats`; divided by log(2) it is bits per byte."""
+        """Returns the mean of `nats`; divided by log(2) it is bits per byte."""
         return self.nats(tokens).mean()
 
-    def _recomputed(self, block: nn.Module, h: Tensor) -> Any:
-        """Keeps h alone and computes the block again for the gradient, with the same dropout."""
+    def _checkpointed(self, block: nn.Module, h: Tensor) -> Any:
+        """Activation checkpointing: saves h only and recomputes the block in backward, with the same dropout."""
         contexts: dict[str, Any] = {}
         if self.config.recompute == "selective":
             contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
@@ -124,7 +124,7 @@ class SparseTransformer(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Section 6: normal weights by fan-in, W_2 and W_p smaller by sqrt(2N), biases and the output 0, norms 1."""
+        """Section 6: normal weights by fan-in, W_2 and W_p divided by sqrt(2N), biases and output layer 0, norms 1."""
         width, dimensions = self.config.width, len(self.embedding.position)
         nn.init.normal_(self.embedding.token.weight, std=self._deviation(width))
         nn.init.normal_(self.embedding.start, std=self._deviation(width))
@@ -147,18 +147,18 @@ class SparseTransformer(nn.Module):
         return SCALE / sqrt(fan_in) if self.config.init == "paper" else sqrt(SCALE / fan_in)
 
     def parameter_count(self) -> int:
-        """All that is learned: embeddings, blocks, norms and output, each once, as the paper counts."""
+        """Returns the number of learned parameters: embeddings, blocks, norms and output, as the paper counts them."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """config.json and model.safetensors, which `from_pretrained` reads."""
+        """Writes config.json and model.safetensors, which `from_pretrained` reads."""
         pretrained.save(folder, self.config, self.state_dict())
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **changes: Any) -> "SparseTransformer":
-        """A model as it was saved: a folder of `save_pretrained`, a run, or one of a run's checkpoints/step-N.
+        """Loads a model from a folder of `save_pretrained`, a run, or one of a run's checkpoints/step-N.
 
-        `changes` are fields of the config that leave the weights as they are, as precision.
+        `changes`: config fields that do not affect the weights, such as precision.
         """
         config, weights = pretrained.load(folder, changes)
         with torch.device("meta"):
@@ -168,7 +168,7 @@ class SparseTransformer(nn.Module):
         return model
 
     def _check(self, tokens: Tensor) -> None:
-        if tokens.dim() != 2 or tokens.dtype not in WHOLE_NUMBERS:
+        if tokens.dim() != 2 or tokens.dtype not in INTEGER_DTYPES:
             raise ValueError(
                 f"SparseTransformer: bytes must be whole numbers [batch, n], got {tokens.dtype} {list(tokens.shape)}"
             )
@@ -176,7 +176,7 @@ class SparseTransformer(nn.Module):
             raise ValueError(
                 f"SparseTransformer: n must be from 1 to context = {self.config.context:,}, got {tokens.shape[1]:,}"
             )
-        # On a GPU to look would be to wait for it, and under torch.compile it would break the graph.
+        # Not on a GPU, where it would synchronize, nor under torch.compile, where it would break the graph.
         if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
             least, most = int(tokens.min()), int(tokens.max())
             if not 0 <= least <= most < BYTES:

@@ -1,4 +1,4 @@
-"""Who may see whom: the paper's connectivity patterns as small frozen values.
+"""Attention patterns: which keys each query sees, as small frozen values.
 
     >>> merged = Local(128) | Column(128)
     >>> merged
@@ -7,7 +7,7 @@
     4428652608
 
 A pattern is a set of pairs (query i, key j) with 0 <= j <= i. It has no length of its own and holds no tensor: `sees` is
-its definition, and everything else follows from that. Sections 4.2 and 4.3 of the paper are its source.
+its definition, and everything else follows from that. Sections 4.2 and 4.3 of the paper define them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MASK_ENTRIES = 2**24
-"""Of a mask, how many are computed together."""
+"""Mask entries that are computed at a time."""
 
 
 class Pattern:
     """A set of (query, key) pairs in which no query sees its future. Join two with `|`."""
 
     text: str
-    """How one writes it. Kept as a string, since a compiler may treat the numbers in it as unknowns, but never a string."""
+    """Its notation, e.g. "Local(128)". Stored as a string: torch.compile may make the numbers symbolic, but not a string."""
 
     def sees(self, query: Any, key: Any) -> Any:
         """Whether `query` sees `key`; positions as ints, or as tensors that broadcast."""
         raise NotImplementedError
 
     def pairs(self, n: int) -> int:
-        """How many (query, key) pairs there are in a sequence of length n, exactly, without an n x n table."""
+        """Returns the exact number of (query, key) pairs in a sequence of length n, without an n x n table."""
         raise NotImplementedError
 
     @property
@@ -50,8 +50,8 @@ class Pattern:
         raise NotImplementedError
 
     def mask(self, n: int, device: torch.device | str | None = None) -> Tensor:
-        """The n x n truth table, queries down and keys across: for tests and pictures."""
-        import torch  # Patterns themselves need none: the command line reads them before torch is there.
+        """Returns the pattern as bool [n, n], indexed [query, key]: for tests and pictures."""
+        import torch  # Here, so that the command line can parse patterns without torch.
 
         n = whole_number("mask", "n", n, least=0, limit="table")
         position = torch.arange(n, device=device)
@@ -60,7 +60,7 @@ class Pattern:
             seen: Tensor = self.sees(position[:, None], position[None, :])
             return seen
         mask = torch.empty(n, n, dtype=torch.bool, device=device)
-        for start in range(0, n, rows):  # Differences of positions have eight bytes each.
+        for start in range(0, n, rows):  # In parts: `sees` makes int64 temporaries.
             mask[start : start + rows] = self.sees(position[start : start + rows, None], position[None, :])
         return mask
 
@@ -81,27 +81,27 @@ class Leaf(Pattern):
         return (self,)
 
     def contains(self, other: Leaf) -> bool:
-        """Whether it is certain that this has every pair of `other`, at any length."""
+        """True only if this has every pair of `other` at any length. False may also mean undecided."""
         raise NotImplementedError
 
     def repeats(self, shift: int) -> bool:
-        """Whether moving query and key by `shift` together never changes the answer."""
+        """Whether sees(i, j) equals sees(i + shift, j + shift) for all i and j."""
         raise NotImplementedError
 
     def touches(self, queries: range, keys: range) -> bool:
-        """False only where no query of this range sees any key of that range."""
+        """False only if no query in `queries` sees any key in `keys`."""
         raise NotImplementedError
 
     @property
     def order(self) -> tuple[float, ...]:
-        """Sorts the leaves of a union, so that `a | b` equals `b | a`."""
+        """Sort key for the leaves of a union, so that `a | b` equals `b | a`."""
         raise NotImplementedError
 
 
 class Dilated(Leaf):
-    """Every `step`-th earlier position, at most `reach` back (None: no limit). The rule under Dense, Local and Column.
+    """Every `step`-th earlier position, at most `reach` back (None: no limit). The base of Dense, Local and Column.
 
-    Frozen, but no dataclass: compilers build a dataclass from its fields and pass over the __init__ of those three.
+    Frozen, but no dataclass: torch.compile rebuilds a dataclass from its fields and skips the __init__ of these three.
     """
 
     step: int
@@ -110,7 +110,7 @@ class Dilated(Leaf):
     def __init__(self, step: int, reach: int | None = None) -> None:
         object.__setattr__(self, "step", _length("Dilated", step, "step", 1))
         object.__setattr__(self, "reach", None if reach is None else _length("Dilated", reach, "reach"))
-        # Local(l), Column(l) and Dense() are names for some of these values, so all print and compare by value.
+        # Local(l), Column(l) and Dense() are special cases of Dilated, so all print and compare by value.
         if self.reach is None:
             text = "Dense()" if self.step == 1 else f"Column({self.step})"
         else:
@@ -180,7 +180,7 @@ class Column(Dilated):
 
 @dataclass(frozen=True, repr=False)
 class Block(Leaf):
-    """The positions so far in the query's own block of l: fixed attention, A(1)."""
+    """The positions up to the query's own in its block of l: fixed attention, A(1)."""
 
     l: int
 
@@ -192,8 +192,8 @@ class Block(Leaf):
         return (key <= query) & (query // self.l == key // self.l)
 
     def pairs(self, n: int) -> int:
-        whole, rest = divmod(_length("pairs", n), self.l)
-        return whole * (self.l * (self.l + 1) // 2) + rest * (rest + 1) // 2
+        full_blocks, rest = divmod(_length("pairs", n), self.l)
+        return full_blocks * (self.l * (self.l + 1) // 2) + rest * (rest + 1) // 2
 
     def contains(self, other: Leaf) -> bool:
         return isinstance(other, Block) and self.l % other.l == 0
@@ -211,7 +211,7 @@ class Block(Leaf):
 
 @dataclass(frozen=True, repr=False)
 class Summary(Leaf):
-    """The c summary cells of every block of l so far: fixed attention, A(2).
+    """The c summary cells of every block of l, up to the query's own position: fixed attention, A(2).
 
     Part 0 is the last c cells of each block, part 1 the c before those, and so on: the distinct sub-blocks that the
     paper gives to different heads.
@@ -237,26 +237,26 @@ class Summary(Leaf):
 
     @property
     def cells(self) -> range:
-        """Where in a block the summary cells are."""
+        """Offsets of the summary cells in a block."""
         return range(self.l - (self.part + 1) * self.c, self.l - self.part * self.c)
 
     def cells_before(self, position: int) -> int:
-        """How many summary cells there are before a position."""
-        whole, rest = divmod(position, self.l)
-        return whole * self.c + min(self.c, max(0, rest - self.cells.start))
+        """Returns the number of summary cells before a position."""
+        full_blocks, rest = divmod(position, self.l)
+        return full_blocks * self.c + min(self.c, max(0, rest - self.cells.start))
 
     def sees(self, query: Any, key: Any) -> Any:
         cell = key % self.l
         return (key <= query) & (cell >= self.cells.start) & (cell < self.cells.stop)
 
     def pairs(self, n: int) -> int:
-        # Key j is seen by the n - j queries from its own on. Blocks whose cells all lie inside n are summed as one
-        # arithmetic series; the block that n cuts adds the cells that still fit.
-        whole, rest = divmod(_length("pairs", n), self.l)
+        # The n - j queries from position j on see key j. Full blocks are summed as one arithmetic series; the block that n
+        # cuts adds its cells below n.
+        full, rest = divmod(_length("pairs", n), self.l)
         first, last = self.cells[0], self.cells[-1]
-        in_whole = whole * self.c * n - self.c * self.l * (whole * (whole - 1) // 2) - whole * self.c * (first + last) // 2
+        full_pairs = full * self.c * n - self.c * self.l * (full * (full - 1) // 2) - full * self.c * (first + last) // 2
         cut = max(0, min(rest, self.cells.stop) - first)
-        return in_whole + cut * (rest - first) - cut * (cut - 1) // 2
+        return full_pairs + cut * (rest - first) - cut * (cut - 1) // 2
 
     def contains(self, other: Leaf) -> bool:
         return (
@@ -279,7 +279,7 @@ class Summary(Leaf):
 
 @dataclass(frozen=True, repr=False)
 class Union(Pattern):
-    """What any of several leaves sees, each key once: a merged head. Made by `a | b`, which drops what is contained."""
+    """The union of several leaves, each key once: a merged head. Made by `a | b`, which drops contained leaves."""
 
     members: tuple[Leaf, ...]
 
@@ -301,7 +301,7 @@ class Union(Pattern):
 
 
 def union(*patterns: Pattern) -> Pattern:
-    """What any of the patterns sees: `a | b | ...` for patterns that come in a list."""
+    """Returns the union of the patterns: `a | b | ...` for patterns in a list."""
     kept: list[Leaf] = []
     given = dict.fromkeys(leaf for pattern in _all_patterns("union", patterns) for leaf in pattern.leaves)
     check_limit("union", "the number of leaves", len(given), "leaves")
@@ -320,7 +320,7 @@ def strided(l: int) -> tuple[Pattern, Pattern]:
 
 
 def fixed(l: int, c: int) -> tuple[Pattern, Pattern]:
-    """The paper's fixed factorization, for data without a period, such as text: blocks, and c cells that summarize each."""
+    """The paper's fixed factorization, for data without a period, such as text: blocks, and c summary cells in each."""
     l = _length("fixed", l, "l", 1)
     return Block(l), Summary(l, c)
 
@@ -344,7 +344,7 @@ def connects(patterns: Iterable[Pattern], n: int) -> bool:
     so forth. A step may also stay where it is, as the residual connection does.
     """
     patterns = _all_patterns("connects", (patterns,) if isinstance(patterns, Pattern) else patterns)
-    # Bit j of reached[i] says that what position j held has arrived at position i.
+    # Bit j of reached[i]: information from position j has reached position i.
     reached = [1 << position for position in range(whole_number("connects", "n", n, least=0, limit="table"))]
     for pattern in patterns:
         reached = after_step(_parts(pattern), reached)
@@ -352,7 +352,7 @@ def connects(patterns: Iterable[Pattern], n: int) -> bool:
 
 
 def total_pairs(counts: Mapping[Pattern, int], n: int) -> int:
-    """The pairs of several patterns, each as often as `counts` says. Refused at once if it would take too long."""
+    """Returns the sum of pattern.pairs(n) * count. ValueError at once if counting would take too long."""
     n = _length("pairs", n)
     check_steps([_parts(pattern) for pattern in counts if isinstance(pattern, Union)], n)
     return sum(count * pattern.pairs(n) for pattern, count in counts.items())

@@ -1,13 +1,13 @@
-"""Patterns as text that a person can read and type.
+"""Text notation for patterns.
 
     >>> parse("local(128) | column(128)")
     (Local(128) | Column(128),)
     >>> parse("fixed(128, 32), dense()")
     (Block(128), Summary(128, 32), Dense())
 
-One pattern for each head, between commas. The names are those of `longstride.patterns` in any case; `strided`, `fixed`
-and `grid` stand for several heads at once, and `merged(...)` joins what is inside into one head. What `repr` prints of a
-pattern reads back as the same pattern. The text is never executed: it may hold these calls and whole numbers, no more.
+Commas separate the patterns of the heads. The names are those of `longstride.patterns`, in upper or lower case;
+`strided`, `fixed` and `grid` give several heads at once, and `merged(...)` joins its arguments into one head. The repr of a
+pattern parses as the same pattern. The text is never executed: only these calls and integers are allowed.
 """
 
 import ast
@@ -22,7 +22,7 @@ from longstride.patterns import leaves as patterns
 
 
 def merged(*heads: Pattern) -> Pattern:
-    """One head that sees what any of these sees (the paper's merged head)."""
+    """Returns one head that sees the keys of all these patterns (the paper's merged head)."""
     return patterns.union(*heads)
 
 
@@ -43,7 +43,7 @@ NAMES = tuple(_CALLS)
 
 @lru_cache(maxsize=1024)
 def parse(text: str) -> tuple[Pattern, ...]:
-    """The patterns that `text` names, one for each head."""
+    """Parses `text` into one pattern per head."""
     if not isinstance(text, str):
         raise ValueError(f"pattern {shown(text)} must be text, such as 'local(128) | column(128)'")
     try:
@@ -55,11 +55,11 @@ def parse(text: str) -> tuple[Pattern, ...]:
             f"pattern {shown(text)} does not read as patterns; write it like 'local(128) | column(128)'"
         ) from None
     try:
-        found: list[Pattern] = []
+        heads: list[Pattern] = []
         for node in tree.elts:
-            found += read_heads(node)
-            check_limit("parse", "the number of patterns", len(found), "placed")
-        return tuple(found)
+            heads += read_heads(node)
+            check_limit("parse", "the number of patterns", len(heads), "placed")
+        return tuple(heads)
     except ValueError as error:
         raise ValueError(f"pattern {shown(text)}: {error}") from None
     except RecursionError:
@@ -67,9 +67,9 @@ def parse(text: str) -> tuple[Pattern, ...]:
 
 
 def read_syntax(text: str) -> ast.expr:
-    """The syntax tree of an expression; SyntaxError if it is none, or larger than Python can read."""
+    """Returns the syntax tree of an expression; SyntaxError if it is none, or too large for Python's parser."""
     try:
-        if "\\" in text:  # Python would warn of some of them, and no pattern has one.
+        if "\\" in text:  # Python warns about invalid escapes, and no pattern has a backslash.
             raise SyntaxError
         return ast.parse(text, mode="eval").body
     except (ValueError, RecursionError, MemoryError):
@@ -77,16 +77,16 @@ def read_syntax(text: str) -> ast.expr:
 
 
 def operands(node: ast.expr, operator: type[ast.operator]) -> list[ast.expr]:
-    """a, b and c of `a | b | c`, of which Python makes (a | b) | c; without recursion, however long it is."""
-    found = []
+    """Returns a, b and c of `a | b | c`, which Python parses as (a | b) | c; without recursion, for any length."""
+    right_operands = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, operator):
-        found.append(node.right)
+        right_operands.append(node.right)
         node = node.left
-    return [node, *reversed(found)]
+    return [node, *reversed(right_operands)]
 
 
-def written(node: ast.expr) -> str:
-    """How a part of the text reads, for errors."""
+def node_text(node: ast.expr) -> str:
+    """Returns the text of a node, for error messages."""
     try:
         return shown(ast.unparse(node))
     except RecursionError:
@@ -94,18 +94,18 @@ def written(node: ast.expr) -> str:
 
 
 def write(heads: Sequence[Pattern]) -> str:
-    """Text that `parse` reads back as the same patterns."""
+    """Formats patterns as text that `parse` reads back."""
     return ", ".join([pattern.text for pattern in heads])
 
 
 def read_heads(node: ast.expr) -> tuple[Pattern, ...]:
-    """The patterns that a part of the text names."""
+    """Converts a syntax tree to one pattern per head."""
     if len(joined := operands(node, ast.BitOr)) > 1:
-        return (merged(*(pattern for one in joined for pattern in read_heads(one))),)
+        return (merged(*(pattern for operand in joined for pattern in read_heads(operand))),)
     if isinstance(node, ast.Name):
-        node = ast.Call(node, [], [])  # 'dense' for 'dense()'
+        node = ast.Call(node, [], [])  # 'dense' is short for 'dense()'
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError(f"cannot read {written(node)}; write it like 'local(128) | column(128)'")
+        raise ValueError(f"cannot read {node_text(node)}; write it like 'local(128) | column(128)'")
     name = node.func.id.lower()
     if name not in _CALLS:
         raise ValueError(f"there is no pattern {shown(node.func.id)}; {suggest(name, _CALLS)}")
@@ -116,8 +116,8 @@ def read_heads(node: ast.expr) -> tuple[Pattern, ...]:
         return (merged(*(pattern for argument in node.args for pattern in read_heads(argument))),)
     try:
         arguments = inspect.signature(call).bind(
-            *(_number(argument) for argument in node.args),
-            **{keyword.arg or "**": _number(keyword.value) for keyword in node.keywords},
+            *(_read_integer(argument) for argument in node.args),
+            **{keyword.arg or "**": _read_integer(keyword.value) for keyword in node.keywords},
         )
     except TypeError as error:
         shape = ", ".join(inspect.signature(call).parameters)
@@ -126,12 +126,12 @@ def read_heads(node: ast.expr) -> tuple[Pattern, ...]:
     return made if isinstance(made, tuple) else (made,)
 
 
-def _number(node: ast.expr) -> int | None:
-    number, sign = node, 1
+def _read_integer(node: ast.expr) -> int | None:
+    constant, sign = node, 1
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        number, sign = node.operand, -1 if isinstance(node.op, ast.USub) else 1
-    if isinstance(number, ast.Constant) and type(number.value) is int:
-        return sign * number.value
+        constant, sign = node.operand, -1 if isinstance(node.op, ast.USub) else 1
+    if isinstance(constant, ast.Constant) and type(constant.value) is int:
+        return sign * constant.value
     if isinstance(node, ast.Constant) and node.value is None:
         return None
-    raise ValueError(f"{written(node)} must be a whole number")
+    raise ValueError(f"{node_text(node)} must be a whole number")

@@ -1,4 +1,4 @@
-"""Which positions have reached which after one step along a union of leaves, as sets of bits, in one pass for each leaf."""
+"""One step of reachability along a union of leaves: bit sets, one pass per leaf."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -8,7 +8,7 @@ from longstride.patterns.pair_counts import Parts
 
 
 def after_step(parts: Parts, reached: list[int]) -> list[int]:
-    """reached[i]: bit j says that what position j held is at position i. Afterwards i also has what its keys had."""
+    """Returns the bit sets after one step. Bit j of reached[i]: information from position j has reached position i."""
     arrived = list(reached)
     for leaf in (*_dilated(parts, reached), *_blocks(parts, reached), *_summaries(parts, reached)):
         arrived = [before | new for before, new in zip(arrived, leaf)]
@@ -24,19 +24,19 @@ def _dilated(parts: Parts, reached: list[int]) -> Iterable[Iterable[int]]:
 
 def _blocks(parts: Parts, reached: list[int]) -> Iterable[Iterable[int]]:
     for l in parts.blocks:
-        yield [held for start in range(0, len(reached), l) for held in accumulate(reached[start : start + l], or_)]
+        yield [bits for start in range(0, len(reached), l) for bits in accumulate(reached[start : start + l], or_)]
 
 
 def _summaries(parts: Parts, reached: list[int]) -> Iterable[Iterable[int]]:
     for l, first, last in parts.summaries:
-        yield accumulate((held if first <= key % l < last else 0 for key, held in enumerate(reached)), or_)
+        yield accumulate((bits if first <= key % l < last else 0 for key, bits in enumerate(reached)), or_)
 
 
 def _window_or(lane: list[int], size: int | None) -> list[int]:
-    """Each entry joined with the `size` - 1 before it. A window is the end of one part and the beginning of the next."""
+    """Returns the OR over each window of `size` entries. A window is a suffix of one part and a prefix of the next."""
     if size is None or size >= len(lane):
         return list(accumulate(lane, or_))
     parts = [lane[start : start + size] for start in range(0, len(lane), size)]
-    begun = [held for part in parts for held in accumulate(part, or_)]
-    ending = [held for part in parts for held in [*accumulate(reversed(part), or_)][::-1]]
-    return begun[:size] + [a | b for a, b in zip(ending[1:], begun[size:])]
+    prefixes = [bits for part in parts for bits in accumulate(part, or_)]
+    suffixes = [bits for part in parts for bits in [*accumulate(reversed(part), or_)][::-1]]
+    return prefixes[:size] + [a | b for a, b in zip(suffixes[1:], prefixes[size:])]

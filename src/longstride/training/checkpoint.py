@@ -1,11 +1,11 @@
-"""A run's state as folders, by torch.distributed.checkpoint, for any number of processes. Nothing is ever unpickled.
+"""Checkpoints of a run, with torch.distributed.checkpoint, for any number of processes. Nothing is unpickled.
 
-    checkpoints/step-N/model.safetensors     weights, float32, whole
-    checkpoints/step-N/state/*.safetensors   optimizers' tensors and the weights' running average, in parts, one a process
-    checkpoints/step-N/state.json            whose it is; numbers: the best validation so far, the loss scale
+    checkpoints/step-N/model.safetensors     weights, float32, unsharded
+    checkpoints/step-N/state/*.safetensors   optimizers' tensors and the weights' running average, one shard per process
+    checkpoints/step-N/state.json            the run's id, the best validation so far, the loss scale
     checkpoints/step-N/manifest.json         the SHA-256 of each file; written last
 
-To save copies all to the CPU's memory; a thread writes it while training goes on.
+Saving copies all tensors to CPU memory; a thread writes them while training continues.
 """
 
 import json
@@ -26,98 +26,101 @@ from torch.optim import Optimizer
 from longstride.common.files import read_json
 from longstride.common.tensor_file import save_file
 from longstride.training.ranks import Ranks
-from longstride.training.sealed import MANIFEST, DamagedError, UnfinishedError, check, is_sealed, seal
-from longstride.training.state import Copies, Reader, Writer, check_counts, first_error, reason, state_tensors
+from longstride.training.sealed import MANIFEST, DamagedError, UnfinishedError, check_sealed, is_sealed, seal
+from longstride.training.state import CpuStager, Reader, Writer, check_counts, first_error, reason, state_tensors
 
 PREFIX = "step-"
 VERSION = 2
 DIGITS = 19
-"""Of a step's number there are fewer: it fits a 64-bit integer."""
+"""A step has fewer digits than this: it fits a 64-bit integer."""
 
 
 class SaveError(OSError):
-    """A checkpoint that could not be written; it says what a run goes on from."""
+    """A checkpoint could not be written. The message names the one to resume from."""
 
 
 class Checkpoints:
-    """Those of one run. The newest `keep` are kept, and that of the best validation."""
+    """The checkpoints of one run. Keeps the newest `keep` and that of the best validation."""
 
     def __init__(
         self, folder: Path, keep: int, ranks: Ranks, device: torch.device, run_id: str | None = None
     ) -> None:  # fmt: skip
-        """`device`: where that is which is saved. `run_id`: of the run that they belong to, if it has one."""
+        """`device`: the device of the tensors. `run_id`: the id of the run; None for runs of earlier versions."""
         self.folder, self.keep, self.ranks, self.run_id = folder, keep, ranks, run_id
-        self._under_way: Future[Any] | None = None
+        self._pending_save: Future[Any] | None = None
         self._step = 0
-        # Of its own: the thread that writes must not come between the messages of training.
+        # A separate group: the writing thread must not interleave with the collectives of training.
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
-        self._copies = Copies(device)
+        self._stager = CpuStager(device)
 
     def save(
         self, step: int, model: nn.Module, optimizers: Sequence[Optimizer], average: dict[str, Tensor],
         progress: dict[str, Any], best: int | None = None,
     ) -> None:  # fmt: skip
-        """Begins to save; `wait` says how it ended. `best` is the step of the best validation."""
+        """Starts to save; `wait` raises if that fails. `best`: the step of the best validation."""
         self.wait()
         folder = self.folder / f"{PREFIX}{step}"
         if self.ranks.first:
             self._remove(path for path in self._folders().values() if path == folder or not is_sealed(path))
-        weights = self._copies.weights(model, self.ranks.first)
-        # As text, since training goes on with what is in it.
+        weights = self._stager.weights(model, self.ranks.first)
+        # Serialized now, since training changes `progress`.
         owner = {} if self.run_id is None else {"run": self.run_id}
-        numbers = json.dumps({"version": VERSION, "step": step, **owner, **progress}, indent=2) + "\n"
+        state_text = json.dumps({"version": VERSION, "step": step, **owner, **progress}, indent=2) + "\n"
 
         def finish() -> None:
             save_file(weights, folder / "model.safetensors")
-            (folder / "state.json").write_text(numbers)
+            (folder / "state.json").write_text(state_text)
             seal(folder)
             self._forget_old(best)
 
-        self.ranks.wait()  # Until what was left there is removed.
+        self.ranks.wait()  # Wait until rank 0 has removed old folders.
         self._step = step
-        self._under_way = async_save(  # type: ignore[assignment]
+        self._pending_save = async_save(  # type: ignore[assignment]
             {"step": torch.tensor(step), **state_tensors(model, optimizers, average)},
             storage_writer=Writer(folder, finish),
-            async_stager=self._copies,
+            async_stager=self._stager,
             process_group=self._group,
             no_dist=not dist.is_initialized(),
         )
 
     @property
     def failed(self) -> bool:
-        """Whether what was begun has ended, and badly. It does not wait."""
-        ended = self._under_way is not None and self._under_way.done()
-        return ended and self._under_way.exception() is not None  # type: ignore[union-attr]
+        """Whether the current save has failed. Does not wait for it."""
+        ended = self._pending_save is not None and self._pending_save.done()
+        return ended and self._pending_save.exception() is not None  # type: ignore[union-attr]
 
     def wait(self) -> None:
-        """Until what was begun is written. If it could not be, an error says why, and the ones before are as they were."""
-        if self._under_way is None:
+        """Waits until the current save is complete. Raises SaveError if it failed; earlier checkpoints are unaffected."""
+        if self._pending_save is None:
             return
-        error = self._under_way.exception()
-        self._under_way = None
+        error = self._pending_save.exception()
+        self._pending_save = None
         if error is None:
             return
         folder = self.folder / f"{PREFIX}{self._step}"
         if self.ranks.first:
             self._remove([folder])
-        found = SaveError(f"train: {folder} could not be written: {reason(error)}; {self.way_on()}")
-        # PyTorch tells all processes of an error that one has. What else there is, one alone has, as when others have ended.
-        raise (self.ranks.said(found) if isinstance(error, CheckpointException) else found) from (
+        failure = SaveError(f"train: {folder} could not be written: {reason(error)}; {self.way_on()}")
+        # A CheckpointException is raised on all processes; any other error on one, for example when others have ended.
+        raise (self.ranks.said(failure) if isinstance(error, CheckpointException) else failure) from (
             error if self.ranks.lost(error) else None
         )
 
     def way_on(self) -> str:
-        """For messages: what a run that had to stop goes on from."""
+        """Returns a sentence for messages: the checkpoint that a stopped run can be resumed from."""
         steps = sorted(step for step, path in self._folders().items() if is_sealed(path))
         return f"{PREFIX}{steps[-1]} is whole, and --resume goes on from it" if steps else "no checkpoint was written before"
 
     def newest(self, say: Callable[[str], None]) -> int | None:
-        """The step of the last good one; `say` is told of those that are not good. None if there never was a whole one."""
+        """Returns the step of the newest intact checkpoint; None if there are only unfinished ones. `say` gets the problems.
+
+        ValueError if some are damaged and none is intact.
+        """
         bad, folders = [], self._folders()
         for step, folder in sorted(folders.items(), reverse=True):
             then = "the one before it is used" if step > min(folders) else "there is none before it"
             try:
-                check(folder)
+                check_sealed(folder)
                 return step
             except UnfinishedError as error:
                 say(f"{error}; {then}")
@@ -132,9 +135,9 @@ class Checkpoints:
         return None
 
     def set_aside(self, step: int) -> None:
-        """What is newer than `step`, which is gone on from: unfinished ones are removed, and damaged ones get another name.
+        """Handles checkpoints newer than `step`, the one to resume: removes unfinished ones and renames damaged ones.
 
-        If `step` is -1 there is none to go on from, and unfinished ones are kept so, too: perhaps only a manifest was lost.
+        With step -1, if there is none to resume, it renames unfinished ones too: perhaps only the manifest was lost.
         """
         for number, folder in self._folders().items():
             if number > step and (step < 0 or is_sealed(folder)):
@@ -147,9 +150,9 @@ class Checkpoints:
     def load(
         self, step: int, model: nn.Module, optimizers: Sequence[Optimizer], average: dict[str, Tensor]
     ) -> dict[str, Any]:  # fmt: skip
-        """Fills model, optimizers and average with what was saved, and returns the numbers."""
+        """Loads a checkpoint into model, optimizers and average, and returns the content of state.json."""
         folder = self.folder / f"{PREFIX}{step}"
-        numbers, reader = self.ranks.together(lambda: self._read(folder, step))
+        state, reader = self.ranks.together(lambda: self._read(folder, step))
         try:
             reader.fill(model, optimizers, average)
             check_counts(optimizers, step)
@@ -157,30 +160,30 @@ class Checkpoints:
             if isinstance(first_error(error), KeyboardInterrupt):
                 raise KeyboardInterrupt from None
             raise ValueError(f"{folder} is not of this run's model and optimizer: {reason(error)}") from None
-        return numbers
+        return state
 
     def close(self) -> None:
-        """When nothing is under way, and nothing will be saved any more."""
-        self._copies.close()
+        """Frees memory. Call it when no save is running and none will follow."""
+        self._stager.close()
 
     def _read(self, folder: Path, step: int) -> tuple[dict[str, Any], Reader]:
         check_owner(folder, self.run_id)
         try:
-            numbers = read_json(folder / "state.json")
-            if numbers.get("version") != VERSION:
-                found = f"version {numbers.get('version')!r} of checkpoints is not known, only {VERSION} is"
-                raise ValueError(found)
-            if numbers.get("step") != step:
-                raise ValueError(f"it is of step {numbers.get('step')!r}, whatever its name says")
-            return numbers, Reader(folder)
-        except Exception as error:  # Of any kind: who wrote these files may have meant harm.
+            state = read_json(folder / "state.json")
+            if state.get("version") != VERSION:
+                message = f"version {state.get('version')!r} of checkpoints is not known, only {VERSION} is"
+                raise ValueError(message)
+            if state.get("step") != step:
+                raise ValueError(f"its state.json is of step {state.get('step')!r}, not {step}")
+            return state, Reader(folder)
+        except Exception as error:  # Any kind: the files are untrusted.
             raise ValueError(f"{folder} cannot be read: {reason(error)}") from None
 
     def _folders(self) -> dict[int, Path]:
-        found = (path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir() and not path.is_symlink())
-        names = {path.name.removeprefix(PREFIX): path for path in found}
-        numbers = (name for name in names if name.isdecimal() and len(name) < DIGITS and name == str(int(name)))
-        return {int(name): names[name] for name in numbers}
+        folders = (path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir() and not path.is_symlink())
+        names = {path.name.removeprefix(PREFIX): path for path in folders}
+        steps = (name for name in names if name.isdecimal() and len(name) < DIGITS and name == str(int(name)))
+        return {int(name): names[name] for name in steps}
 
     def _forget_old(self, best: int | None) -> None:
         steps = sorted(self._folders())
@@ -189,22 +192,20 @@ class Checkpoints:
     @staticmethod
     def _remove(folders: Iterable[Path]) -> None:
         for folder in folders:
-            if folder.is_symlink():  # What it leads to is not ours.
+            if folder.is_symlink():  # Its target is not part of the run.
                 continue
-            with suppress(OSError):  # First: what is left of it must not look damaged.
+            with suppress(OSError):  # First, so that a half-removed folder counts as unfinished, not damaged.
                 (folder / MANIFEST).unlink()
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_owner(folder: Path, run_id: str | None) -> None:
-    """Raises ValueError if a checkpoint belongs to another run. Runs of earlier versions have no id, nor have theirs."""
+    """Raises ValueError if a checkpoint belongs to another run. Runs of earlier versions have no id."""
     try:
-        found = read_json(folder / "state.json").get("run")
+        owner_id = read_json(folder / "state.json").get("run")
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} cannot be read: {reason(error)}") from None
-    if found != run_id:
-        theirs = f"the run {found[:40]!r}" if isinstance(found, str) else "a run without an id"
+    if owner_id != run_id:
+        theirs = f"the run {owner_id[:40]!r}" if isinstance(owner_id, str) else "a run without an id"
         ours = f"is {run_id!r}" if run_id is not None else "has none (run.json is missing)"
-        raise ValueError(
-            f"{folder} is of {theirs}, and this run {ours}; remove that checkpoint, or bring back what belongs here"
-        )
+        raise ValueError(f"{folder} is of {theirs}, and this run {ours}; remove that checkpoint, or restore the run's files")

@@ -1,4 +1,4 @@
-"""TrainConfig: all that a run depends on. It is saved as the run's config.json."""
+"""TrainConfig: the complete settings of a run. It is saved as the run's config.json."""
 
 import json
 from collections.abc import Iterable
@@ -47,19 +47,19 @@ class OptimizerConfig:
     name: Literal["adamw", "muon", "adafactor"] = "adamw"
     """Muon takes the matrices of the blocks, and AdamW the rest."""
     learning_rate: float = 0.00035
-    """The largest, after the warm-up."""
+    """The peak learning rate, after the warm-up."""
     warmup: int = 5000
-    """Steps in which it grows from 0; of a shorter run at most a tenth."""
+    """Steps of linear warm-up; at most a tenth of the run."""
     final: float = 0.0
-    """What of it is left at the end of the cosine."""
+    """The final learning rate, as a fraction of the peak."""
     beta1: float = 0.9
     """How much of the gradients' running average each step of Adam keeps."""
     beta2: float = 0.999
     """The same of their squares."""
     decay: float = 0.01
-    """Of weights with two or more dimensions."""
+    """Decoupled weight decay, for weights with two or more dimensions."""
     clip: float = 1.0
-    """The largest norm of all gradients together."""
+    """The largest global gradient norm; larger gradients are scaled down to it."""
 
     def __post_init__(self) -> None:
         check_fields("optimizer", self, OPTIMIZER_RULES)
@@ -77,20 +77,20 @@ class TrainConfig:
     steps: int = 1000
     """Of the whole run. More of them with --resume extend it, with the learning rates of a run of the new total."""
     batch: int = 8
-    """Sequences of a step, over all processes."""
+    """Sequences per step, over all processes."""
     accumulate: int = 1
-    """Parts that the batch is computed in, one after the other, to save memory."""
+    """Gradient accumulation: parts that the batch is computed in, one after the other, to save memory."""
     seed: int = 0
     """Of the first weights, the batches and dropout: the same seed gives the same run."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     ema: float = 0.0
-    """How much of the weights' running average each step keeps, 0.999 say; it is what is validated and saved. 0: none."""
+    """Decay of the running average of the weights, such as 0.999. The average is validated and saved. 0: no average."""
     validate_every: int = 500
     """Steps between two validations; the last step always has one."""
     validate_bytes: int = 2**20
-    """How much of the validation split that takes: sequences spread evenly over it, always the same ones."""
+    """Bytes of the validation split to score: sequences evenly spaced over it, always the same ones."""
     patience: int = 0
-    """Stop after so many validations without a better one; 0: never."""
+    """Stop after this many validations without improvement; 0: never."""
     save_every: int = 1000
     """Steps between two checkpoints; the last step always has one."""
     keep: int = 2
@@ -104,9 +104,9 @@ class TrainConfig:
     device: str = "auto"
     """Auto is the GPU if there is one."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Of several processes each has the whole model, or a part of every weight: for models that do not fit."""
+    """Over several processes: "ddp" replicates the model, "fsdp" shards every weight, for models that do not fit."""
     averaging: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What gradients are averaged in over processes. Auto is the precision of activations on GPUs, float32 on CPUs."""
+    """Dtype of gradient averaging over processes. Auto is the precision of activations on GPUs, float32 on CPUs."""
 
     def __post_init__(self) -> None:
         check_fields("train", self, RULES)
@@ -132,7 +132,7 @@ class TrainConfig:
             raise ValueError(f"{owner}: {str(error).removeprefix('train: ')}") from None
 
 
-# Configs as somebody typed them, checked afterwards: what parses the command line shows errors as a box of its own.
+# Configs without validation, for the command line, which validates them afterwards and prints errors in its own form.
 class TypedModel(ModelConfig):
     def __post_init__(self) -> None:
         pass
@@ -155,12 +155,12 @@ class TypedConfig(TrainConfig):
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
-        """The same fields, to be changed by what is typed."""
+        """Returns the same fields without validation."""
         parts = {"model": TypedModel(**vars(config.model)), "optimizer": TypedOptimizer(**vars(config.optimizer))}
         return cls(**{**vars(config), **parts})
 
     def checked(self) -> TrainConfig:
-        """The config, or ValueError."""
+        """Returns the validated config, or raises ValueError."""
         parts = {"model": ModelConfig(**vars(self.model)), "optimizer": OptimizerConfig(**vars(self.optimizer))}
         return TrainConfig(**{**vars(self), **parts})
 

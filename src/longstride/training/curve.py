@@ -1,4 +1,4 @@
-"""The loss curve of a run, as a picture. It needs matplotlib (`pip install 'longstride[plot]'`)."""
+"""Loss curve of a run. Needs matplotlib (`pip install 'longstride[plot]'`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 
 
 def plot_curve(folder: str | Path, path: str | Path | None = None) -> Path:
-    """Draws bits per byte of training and validation, and the learning rate below; curve.png in the run, unless told."""
+    """Draws bits per byte of training and validation, and the learning rate below. Default path: curve.png in the run."""
     folder = Path(folder)
     if path is None:
         check_run_folder(OWNER, folder)
@@ -47,7 +47,7 @@ def read_rows(folder: Path) -> Rows:
 def draw_bits(
     axes: "Axes", rows: Rows, light: str = LIGHT, dark: str = DARK, labels: tuple[str, str] = ("training", "validation")
 ) -> None:  # fmt: skip
-    """Training as a light line, validation as a dark one with its last number."""
+    """Draws training as a light line, and validation as a dark one with its last value."""
     from matplotlib.patheffects import withStroke
 
     draw_line(axes, rows, "bits_per_byte", light, label=labels[0])
@@ -55,24 +55,24 @@ def draw_bits(
     if validated:
         draw_line(axes, rows, "valid_bits_per_byte", dark, marker="o", markersize=4, label=labels[1])
         step, last = validated[-1]["step"], validated[-1]["valid_bits_per_byte"]
-        # Right of the last point, where the run's own lines have ended.
+        # Right of the last point, where the run's own lines end.
         number = axes.annotate(
             f"{last:.3f}", (step, last), xytext=(7, 0), textcoords="offset points", ha="left", va="center", color=dark,
             zorder=5,
         )  # fmt: skip
-        number.set_path_effects([withStroke(linewidth=3, foreground="white")])  # Those of a longer run may be there.
+        number.set_path_effects([withStroke(linewidth=3, foreground="white")])  # Readable on top of a line.
         axes.update_datalim([(step + ROOM * (step - rows[0]["step"]), last)])
     axes.set_ylabel("bits per byte")
 
 
 def draw_line(axes: "Axes", rows: Rows, name: str, colour: str, **options: Any) -> None:
-    """One number of the metrics over steps, where there is one."""
+    """Draws one metric over steps, where it was logged."""
     known = [row for row in rows if row.get(name) is not None]
     axes.plot([row["step"] for row in known], [row[name] for row in known], color=colour, **options)
 
 
 def finish(column: list["Axes"]) -> None:
-    """Axes that share their steps, the last of which names them."""
+    """Styles axes that share the step axis; the last one has its label."""
     from matplotlib.ticker import MaxNLocator
 
     column[-1].set_xlabel("step")

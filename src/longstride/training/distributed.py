@@ -1,5 +1,5 @@
-"""How a model lies on several processes. With "ddp" each has the whole of it, and gradients are averaged; with "fsdp" each
-has a part of every weight, of its gradient and of the optimizer's state, and blocks are put together when they are needed.
+"""Data parallelism. With "ddp" each process has the full model and gradients are averaged; with "fsdp" each has a shard of
+every weight, gradient and optimizer state, and the weights of a block are gathered when they are needed.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from longstride.model import SparseTransformer
 from longstride.training.ranks import Ranks
 
 FORWARD = "hidden"
-"""The method before which weights outside the blocks are put together. They stay so for the logits, until a backward pass:
-if the methods that call each other all did this, each would send them once more."""
+"""The method before which FSDP gathers the weights outside the blocks. They stay gathered for the logits, until a backward
+pass. Only one method is registered: nested ones would each gather them again."""
 HOOKS: dict[torch.dtype, Any] = {
     torch.float16: default_hooks.fp16_compress_hook,
     torch.bfloat16: default_hooks.bf16_compress_hook,
@@ -27,18 +27,18 @@ HOOKS: dict[torch.dtype, Any] = {
 
 
 class Spread:
-    """A model on all processes: its loss, and whether gradients are averaged."""
+    """A model under DDP or FSDP, or in one process: its loss, and control of gradient averaging."""
 
     def __init__(
         self, model: SparseTransformer, device: torch.device, ranks: Ranks, how: str, averaging: torch.dtype, rows: int = 1
     ) -> None:  # fmt: skip
-        """Moves the model to the device, or this process's part of it. `rows`: sequences that it computes at a time."""
+        """Moves the model, or this process's shard, to the device. `rows`: sequences per forward pass."""
         self.model = model
         self.ddp: DistributedDataParallel | None = None
         self.fsdp = how == "fsdp" and ranks.count > 1
         if self.fsdp:
-            # The model comes from the CPU. Of each block in turn, then of the rest, PyTorch moves the weights, keeps a part
-            # and lets go of the others: a GPU never has more than one block whole.
+            # The model is on the CPU. For each block in turn, then for the rest, fully_shard moves the weights to the device
+            # and keeps only the shard: a GPU never holds more than one full block.
             mesh = init_device_mesh(device.type, (ranks.count,))
             policy = MixedPrecisionPolicy(reduce_dtype=averaging)
             for block in model.blocks:
@@ -52,10 +52,10 @@ class Spread:
             self.ddp = DistributedDataParallel(_Loss(model), device_ids=ids, gradient_as_bucket_view=True)
             if averaging in HOOKS:
                 self.ddp.register_comm_hook(None, HOOKS[averaging])
-            # By the first pass gradients get the order in which they are sent, and so sums their rounding: one for nothing,
-            # so that the first step of a run that is resumed has the same bits.
-            nothing = torch.zeros(rows, model.config.context, dtype=torch.uint8, device=device)
-            self.loss(nothing).backward()  # type: ignore[no-untyped-call]
+            # DDP orders its gradient buckets by the first backward pass, and that order affects rounding. A dummy pass makes
+            # the first step of a resumed run bit-identical.
+            dummy = torch.zeros(rows, model.config.context, dtype=torch.uint8, device=device)
+            self.loss(dummy).backward()  # type: ignore[no-untyped-call]
             model.zero_grad(set_to_none=True)
 
     def loss(self, tokens: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Spread:
 
     @contextmanager
     def averaged(self, now: bool) -> Iterator[None]:
-        """Gradients of passes in this context are averaged over the processes, or kept until such a pass."""
+        """Context for a backward pass. `now`: average gradients over the processes; otherwise only accumulate them."""
         if self.fsdp:
             self.model.set_requires_gradient_sync(now)  # type: ignore[operator]
         with nullcontext() if now or self.ddp is None else self.ddp.no_sync():
@@ -80,7 +80,7 @@ class Spread:
 
 
 class _Loss(nn.Module):
-    """What DistributedDataParallel calls."""
+    """The loss as a module, as DistributedDataParallel needs."""
 
     def __init__(self, model: SparseTransformer) -> None:
         super().__init__()
@@ -91,11 +91,11 @@ class _Loss(nn.Module):
 
 
 def averaging_dtype(name: str, precision: str, device: torch.device) -> torch.dtype:
-    """What gradients are averaged in. Auto: on GPUs what activations are, if that is a half precision, as the paper does."""
+    """Returns the dtype of gradient averaging. "auto": on GPUs the half precision of activations, otherwise float32."""
     if name == "auto":
         name = precision if device.type == "cuda" and precision in ("float16", "bfloat16") else "float32"
     if name == "bfloat16" and device.type == "cpu":
-        raise ValueError("train: averaging = 'bfloat16' needs GPUs: between CPUs it is not there; use float32")
+        raise ValueError("train: averaging = 'bfloat16' needs GPUs: CPUs cannot average in it; use float32")
     if name == "float16" and precision != "float16":
         other = "float32" if device.type == "cpu" else "float32 or bfloat16"
         raise ValueError(
@@ -105,20 +105,20 @@ def averaging_dtype(name: str, precision: str, device: torch.device) -> torch.dt
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
-def whole(x: Tensor) -> Tensor:
-    """A weight, put together if it is spread. All processes must ask."""
+def full_tensor(x: Tensor) -> Tensor:
+    """Returns the full tensor of a weight, gathered if it is sharded. Collective: all processes must call it."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Each in turn, so that two at most are there. All processes must go through all of them."""
+    """Yields the full weights one at a time. Collective: all processes must iterate over all of them."""
     for name, x in model.state_dict().items():
-        yield name, whole(x.detach())
+        yield name, full_tensor(x.detach())
 
 
 @torch.no_grad()
-def fill(x: Tensor, source: Tensor, name: str) -> None:
-    """Copies a whole weight, which all processes have, or this process's part of it."""
+def copy_weight(x: Tensor, source: Tensor, name: str) -> None:
+    """Copies a full weight, present on all processes, into x; for a sharded x, this process's shard."""
     if x.shape != source.shape:
         raise ValueError(f"{name} has the shape {list(source.shape)}, and {list(x.shape)} is wanted")
     if isinstance(x, DTensor):

@@ -10,7 +10,7 @@ from torch import nn
 
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.pretrained import CHANGEABLE, load
-from longstride.training.distributed import fill
+from longstride.training.distributed import copy_weight
 from longstride.training.source import WEIGHTS, open_source
 
 SHAPELESS = {*CHANGEABLE, "pattern", "init"}
@@ -32,7 +32,7 @@ class Initial:
     def fill(self, model: nn.Module) -> None:
         """Copies them into the model, or this process's part of them."""
         for name, x in model.state_dict().items():
-            fill(x, self.weights[name], name)
+            copy_weight(x, self.weights[name], name)
 
     def _check(self, path: str, theirs: ModelConfig, ours: ModelConfig) -> None:
         with torch.device("meta"):

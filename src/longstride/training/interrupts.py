@@ -1,4 +1,4 @@
-"""Ctrl-C, and a scheduler's request to end: the step that is under way is finished first, so that what is saved is whole."""
+"""Ctrl-C and SIGTERM during training: the current step is finished first, so that the checkpoint is complete."""
 
 import signal
 import sys
@@ -8,40 +8,41 @@ from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-ONE = 2.0
-"""Seconds in which another signal is the same request: schedulers send it to all processes, and torchrun hands it on."""
+SAME_REQUEST = 2.0
+"""Seconds within which a second signal counts as the same request: a scheduler signals all processes, and torchrun forwards
+the signal to them again."""
 
 
 class Interrupts:
-    """While it lasts, `asked` says whether one of the signals has come, to any process. A second one ends it at once."""
+    """Context in which the first signal sets `asked`, and a second one raises KeyboardInterrupt."""
 
-    def __init__(self, speaks: bool = True) -> None:
-        """`speaks`: of several processes one does."""
-        self.asked, self.speaks = False, speaks
+    def __init__(self, report: bool = True) -> None:
+        """`report`: whether to print a message; only one of several processes does."""
+        self.asked, self.report = False, report
         self.signal = int(signal.SIGTERM)
-        """Which one has come; that of schedulers if it came to another process."""
+        """The signal that arrived, or SIGTERM if it arrived at another process."""
         self._since = 0.0
-        self._before: dict[signal.Signals, Any] = {}
+        self._old_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        if threading.current_thread() is threading.main_thread():  # Others may not set handlers.
-            self._before = {one: signal.signal(one, self._ask) for one in SIGNALS}
+        if threading.current_thread() is threading.main_thread():  # Other threads cannot set handlers.
+            self._old_handlers = {caught: signal.signal(caught, self._handle) for caught in SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
+        for caught, handler in self._old_handlers.items():
+            signal.signal(caught, handler)
 
     def hear(self) -> None:
-        """Another process was asked. If this one is, too, in a moment, that is the same request."""
+        """Records that another process got a signal. One that arrives here shortly after is the same request."""
         if not self.asked:
             self.asked, self._since = True, monotonic()
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and monotonic() - self._since > ONE:
+    def _handle(self, signal_number: int, frame: FrameType | None) -> None:
+        if self.asked and monotonic() - self._since > SAME_REQUEST:
             raise KeyboardInterrupt
         if self.asked:
             return
-        self.asked, self.signal, self._since = True, number, monotonic()
-        if self.speaks:
+        self.asked, self.signal, self._since = True, signal_number, monotonic()
+        if self.report:
             print("longstride: finishing this step and saving; once more to stop at once", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""One run at a time in a folder. The lock goes when its process does, however that ends."""
+"""Lock on a run's folder, for one process at a time. The system releases it when the process ends, for any reason."""
 
 import fcntl
 import os
@@ -9,11 +9,11 @@ from longstride.common.files import open_inside
 
 NAME = ".lock"
 LONGEST = 1000
-"""Characters that are read of who holds it."""
+"""The most characters read of the holder's name."""
 
 
 class Lock:
-    """Held from when it is made until `release`, or until it is forgotten."""
+    """Held from construction until `release`, or until the object is garbage-collected."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ class Lock:
             holder = self.file.read(LONGEST).split("\n")[0].strip() or "another process"
             self.file.close()
             raise ValueError(f"train: {folder} is in use by {holder}; wait for it, or give another --out") from None
-        except OSError as error:  # Of file systems that have no locks.
+        except OSError as error:  # The file system has no locks.
             self.file.close()
             raise OSError(f"train: {folder} cannot be locked: {error.strerror}; give another --out") from None
         self.file.truncate(0)

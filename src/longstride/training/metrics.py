@@ -1,7 +1,7 @@
-"""metrics.jsonl, a run's log: a line of JSON for each logged step.
+"""metrics.jsonl, a run's log: one line of JSON per logged step.
 
-A run that stopped after its last checkpoint does some steps once more. The lines of these steps are removed from
-metrics.jsonl when it goes on, and kept in metrics-to-step-N.jsonl until it has reached step N again.
+A run that stopped after its last checkpoint repeats some steps when it is resumed. Their lines are removed from
+metrics.jsonl then, and kept in metrics-to-step-N.jsonl until the run has reached step N again.
 """
 
 import json
@@ -20,33 +20,33 @@ from longstride.common.files import open_inside, open_regular, parse_object
 NAME = "metrics.jsonl"
 KEPT = re.compile(r"metrics-to-step-(\d{1,18})\.jsonl")
 LONGEST = 2**16
-"""Bytes of a line."""
+"""The most bytes of a line."""
 LARGEST = 2**28
-"""Bytes of a file that is read as a whole; to go on with a run, lines are read one by one."""
+"""The most bytes of a file that is read at once. Resuming reads line by line."""
 MOST = 1e100
-"""The largest value that is drawn; those of training are float32."""
+"""The largest absolute value; those of training are float32."""
 
 Row = dict[str, Any]
 
 
 class Metrics:
-    """Of one run: what is appended to, and what is kept of steps that are done once more."""
+    """The log of one run, and the backup of lines for steps that are repeated."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self._kept: dict[int, Path] | None = None
 
     def last_step(self) -> int:
-        """The largest that is logged; 0 if there is none."""
+        """Returns the largest logged step; 0 if there is none."""
         return max((row["step"] for row in iterate(self.path)), default=0) if self.path.exists() else 0
 
     def last_values(self, *names: str) -> dict[str, float]:
-        """The last value of each, where there is one."""
+        """Returns the last logged value of each metric that has one."""
         rows = iterate(self.path) if self.path.exists() else ()
         return {name: row[name] for row in rows for name in names if row.get(name) is not None}
 
     def append(self, row: Row) -> None:
-        """What is not finite is no JSON, and is written as null."""
+        """Appends a line and flushes it to the disk. NaN and infinity are no JSON and become null."""
         row = {name: value if not isinstance(value, float) or isfinite(value) else None for name, value in row.items()}
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with naming(self.path), os.fdopen(open_inside(self.path, flags), "a") as file:
@@ -59,11 +59,11 @@ class Metrics:
                 self._kept = None
 
     def forget_after(self, step: int) -> Path | None:
-        """Removes the lines of later steps, which will be done once more. Where they are kept, if there are any."""
+        """Removes the lines of later steps, which will be repeated. Returns the file that keeps them, or None."""
         if not self.path.exists():
             return None
         last, kept, file = self.last_step(), self._kept_files(), None
-        if last > max(step, *kept, 0):  # Else there is a file with these steps, and more.
+        if last > max(step, *kept, 0):  # Otherwise a kept file already has these steps.
             file = self.path.with_name(f"metrics-to-step-{last}.jsonl")
             self._copy(file, last)
             for path in kept.values():
@@ -73,12 +73,12 @@ class Metrics:
         return file or next(iter(self._kept_files().values()), None)
 
     def _copy(self, path: Path, last: int) -> None:
-        """Writes the lines up to that step. One that was cut short is left out."""
+        """Writes the lines up to a step to `path`, without an incomplete last line."""
         with atomic_path(path) as temporary, temporary.open("wb") as file:
             file.writelines(line for line, row in _lines(self.path) if row["step"] <= last)
 
     def _kept_files(self) -> dict[int, Path]:
-        """By the last step that each has. The folder is read once."""
+        """Returns the kept files by their last step. Reads the folder once."""
         if self._kept is None:
             names = {path: KEPT.fullmatch(path.name) for path in self.path.parent.iterdir()}
             self._kept = {int(name[1]): path for path, name in names.items() if name}
@@ -86,7 +86,7 @@ class Metrics:
 
 
 def read_metrics(folder: str | Path) -> list[Row]:
-    """The lines of a run's metrics. The last one is left out if the machine failed while it was written."""
+    """Returns the rows of a run's metrics, without an incomplete last line."""
     path = Path(folder) / NAME
     if not path.is_file():
         raise ValueError(f"{folder} is no run: it has no {NAME}")
@@ -96,23 +96,23 @@ def read_metrics(folder: str | Path) -> list[Row]:
 
 
 def iterate(path: Path) -> Iterator[Row]:
-    """The same, line by line."""
+    """Yields the rows of a metrics file."""
     for _, row in _lines(path):
         yield row
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Row]]:
-    number = 0
+    line_number = 0
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         while line := file.readline(LONGEST + 1):
-            number += 1
-            owner = f"{path} is damaged: line {number}"
+            line_number += 1
+            owner = f"{path} is damaged: line {line_number}"
             try:
                 if len(line) > LONGEST:
                     raise ValueError(f"{owner} has more than {LONGEST:,} bytes")
                 row = _row(line, owner) if line.endswith(b"\n") else None
             except ValueError as error:
-                way = f"remove that line to go on without it: sed -i {number}d {shlex.quote(str(path))}"
+                way = f"remove that line to go on without it: sed -i {line_number}d {shlex.quote(str(path))}"
                 raise ValueError(f"{error}; {way}") from None
             if row is not None:
                 yield line, row

@@ -1,4 +1,4 @@
-"""Optimizers by one word, and the learning rate of every step."""
+"""Optimizers by name, and the learning rate schedule."""
 
 from collections.abc import Iterable
 from math import cos, pi
@@ -16,7 +16,7 @@ def warmup_steps(config: OptimizerConfig, steps: int) -> int:
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """A line from 0 in the warm-up, then half a cosine to what is left at the end. Steps count from 0."""
+    """Linear warm-up from 0, then a cosine to `final` times the learning rate. Steps count from 0."""
     warmup = warmup_steps(config, steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
@@ -34,7 +34,7 @@ def describe_extension(config: OptimizerConfig, step: int, before: int, steps: i
 
 
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
-    """Together they have every parameter once. Weight decay is for those with two or more dimensions, and decoupled."""
+    """Returns optimizers that together have every parameter once. Only those with 2 or more dimensions decay."""
     named = dict(model.named_parameters())
     if config.name == "adafactor":
         groups = _groups(named.values(), config.decay)
@@ -45,13 +45,13 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer
     rest = [x for name, x in named.items() if name not in matrices]
     fused = bool(rest) and rest[0].device.type == "cuda"
     betas = (config.beta1, config.beta2)
-    found: list[Optimizer] = [AdamW(_groups(rest, config.decay), lr=config.learning_rate, betas=betas, fused=fused)]
+    optimizers: list[Optimizer] = [AdamW(_groups(rest, config.decay), lr=config.learning_rate, betas=betas, fused=fused)]
     if matrices:
-        # Steps of about the size that Adam's have, so that one learning rate serves both.
-        found.append(
+        # Update sizes like Adam's, so that one learning rate serves both.
+        optimizers.append(
             Muon(matrices.values(), lr=config.learning_rate, weight_decay=config.decay, adjust_lr_fn="match_rms_adamw")
         )
-    return found
+    return optimizers
 
 
 def set_learning_rate(optimizers: Iterable[Optimizer], rate: float) -> None:

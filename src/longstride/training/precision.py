@@ -1,4 +1,4 @@
-"""From gradients to an update that is safe: scaled losses for float16, and none from numbers that are not finite."""
+"""Optimizer updates from finite gradients only, with loss scaling for float16."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -10,19 +10,19 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from longstride.common.checks import finite_number, whole_number
-from longstride.training.distributed import whole
+from longstride.training.distributed import full_tensor
 
 FIRST_SCALE = 2.0**16
 LEAST_SCALE = 2.0**-14
-"""Below this the overflows are not the scale's."""
+"""Below this, overflows do not come from the scale."""
 LARGEST_SCALE = 2.0**127
-"""Of a float32."""
+"""The largest power of two in float32."""
 GROWS_EVERY = 1000
 """Steps without an overflow until the scale is doubled."""
 
 
 class Updates:
-    """Backward passes and updates of a model in one precision."""
+    """Backward passes and optimizer updates of a model."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], precision: str, clip: float, device: torch.device):
         self.model, self.optimizers, self.clip = model, optimizers, clip
@@ -36,26 +36,26 @@ class Updates:
 
     @property
     def may_skip(self) -> bool:
-        """Whether a smaller scale may still help."""
+        """Whether a step may be skipped: a smaller loss scale may still help."""
         return self.scale is not None and self.scale >= LEAST_SCALE
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, loss: float) -> tuple[float, bool]:
-        """The gradients' norm before it is clipped, and whether the weights were changed: all of them, or none.
+        """Updates the weights. Returns the gradient norm before clipping, and whether the weights changed.
 
-        Without a finite loss and norm none are; in float16 that also halves the scale.
+        If the loss or the norm is not finite, no weight changes; in float16 the loss scale is halved.
         """
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        norm = float(whole(clip_grad_norm_(self.model.parameters(), self.clip)))
+        norm = float(full_tensor(clip_grad_norm_(self.model.parameters(), self.clip)))
         safe = isfinite(norm) and isfinite(loss)
         if safe:
             for optimizer in self.optimizers:
                 self.scaler.step(optimizer)
         if self.scaler.is_enabled():
-            # By what `unscale_` has found, in all optimizers together; of the loss it knows nothing.
+            # GradScaler halves the scale by itself for non-finite gradients, but does not know the loss.
             halved = isfinite(norm) and not safe
             self.scaler.update(self.scaler.get_scale() / 2 if halved else None)
         self.model.zero_grad(set_to_none=True)
@@ -65,7 +65,7 @@ class Updates:
         return self.scaler.state_dict()
 
     def load_state(self, state: Any) -> None:
-        """From a checkpoint, which somebody else may have written."""
+        """Restores the loss scale from a checkpoint, which is untrusted."""
         if not self.scaler.is_enabled():
             return
         own = self.scaler.state_dict()

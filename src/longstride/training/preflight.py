@@ -1,4 +1,4 @@
-"""Checks before a run begins, and before anything is written."""
+"""Checks before a run begins and before it writes anything."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from longstride.training.ranks import Ranks
 
 
 def check_settings(config: TrainConfig, ranks: Ranks) -> None:
-    """Whether these processes can train what the config says."""
+    """Raises ValueError if these processes cannot train this config."""
     if not config.data:
         raise ValueError("train: --data must be given: a prepared store, or files to make one of")
     if config.out and real_path(config.data) in (real_path(config.out), *real_path(config.out).parents):
@@ -26,8 +26,8 @@ def check_settings(config: TrainConfig, ranks: Ranks) -> None:
 
 
 def open_verified(data: str | Path, ranks: Ranks, splits: Sequence[str] = ("train", "valid")) -> Store:
-    """The store of that data, after the bytes of these splits were compared with its manifest, by one process of each
-    machine. Files that have not changed since they were compared are not read again."""
+    """Opens the store of the data and compares the bytes of these splits with its manifest, in one process per machine.
+    Files that have not changed since the last comparison are not read again."""
     store = open_data(data)
     for split in splits:
         store.path(split)

@@ -1,7 +1,7 @@
-"""How each of the model's presets is trained. The paper states epochs and some learning rates; the rest is chosen here.
+"""Training settings of each model preset. The paper states epochs and some learning rates; the rest is chosen here.
 
-Steps are epochs of the data set at that batch: 120 of CIFAR-10's 48,000 images, 80 of enwik8's 90 million bytes, 70 of
-ImageNet's 1.28 million images.
+Steps follow from epochs of the data set at that batch: 120 of CIFAR-10's 48,000 images, 80 of enwik8's 90 million bytes, 70
+of ImageNet's 1.28 million images.
 """
 
 from collections.abc import Mapping

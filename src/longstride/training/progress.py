@@ -1,4 +1,4 @@
-"""What a person sees of a run: one live line on a terminal, plain lines elsewhere; TensorBoard, if asked for."""
+"""Progress of a run: one live line on a terminal, plain lines elsewhere, and optionally TensorBoard."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +12,8 @@ from longstride.common.console import StandardError, count, duration
 
 
 class Reporter:
+    """Shows the progress of a run."""
+
     def __init__(self, steps: int, start: int, folder: Path, tensorboard: bool, console: Console | None = None) -> None:
         self.steps = steps
         self.console = console or StandardError()
@@ -61,7 +63,7 @@ class Reporter:
 
 
 def check_tensorboard() -> None:
-    """To be asked before a run begins."""
+    """Raises ValueError if TensorBoard is not installed. Call it before a run begins."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
@@ -69,7 +71,7 @@ def check_tensorboard() -> None:
 
 
 def describe(row: dict[str, Any]) -> str:
-    """A row of metrics as a short line, what matters most first."""
+    """Formats a row of metrics as a short line, the most important values first."""
     return "  ".join(show(row[name]) for name, show in SHOWN.items() if row.get(name) is not None)
 
 
@@ -83,4 +85,4 @@ SHOWN: dict[str, Callable[[float], str]] = {
     "gradient_norm": lambda x: f"gradient {x:.2f}",
     "loss_scale": lambda x: f"scale {x:g}",
 }
-"""The matrix share is that of the device's rate for a large product."""
+"""matrix_share is relative to the device's measured rate for a large matrix product."""

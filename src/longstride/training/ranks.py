@@ -1,8 +1,8 @@
-"""Several processes that train one model, as torchrun starts them: who is who, and what they tell each other.
+"""Processes that train one model, as torchrun starts them: ranks, collectives, and errors that reach all of them.
 
     torchrun --nproc-per-node 8 -m longstride train enwik8 --data enwik8 --out RUN
 
-What fails on one of them fails on all: they would wait for it otherwise, and say nothing.
+An error on one process is raised on all: otherwise they would wait for it without a message.
 """
 
 import gc
@@ -24,35 +24,35 @@ from longstride.common.device import choose_device
 
 Result = TypeVar("Result")
 Failure = TypeVar("Failure", bound=Exception)
-KINDS: tuple[type[Exception], ...] = (ValueError, OSError, FloatingPointError, RuntimeError)
-"""As what an error of another process is raised: the first that it is, or else the last."""
+ERROR_TYPES: tuple[type[Exception], ...] = (ValueError, OSError, FloatingPointError, RuntimeError)
+"""Types in which an error of another process is raised: the first one it is an instance of, otherwise the last."""
 SAID = "The first process says this, too."
-"""The note of an error that others need not show."""
-ANSWERS = timedelta(minutes=30)
-"""In which a process must, or it counts as lost: enough to read a large checkpoint. One that ends is noticed by torchrun."""
-PREPARES = timedelta(hours=12)
-"""The same while it makes data ready."""
-JOINED = count()
-"""How often this process has: each time there is a new group."""
+"""Note on an error that rank 0 also reports, so that other processes need not show it."""
+TIMEOUT = timedelta(minutes=30)
+"""Timeout of collectives: enough to read a large checkpoint. torchrun notices by itself when a process ends."""
+PREPARE_TIMEOUT = timedelta(hours=12)
+"""Timeout while a process prepares data."""
+GROUP_COUNTER = count()
+"""Counts the process groups that this process has joined; each has its own prefix in the store."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others. Alone it is the first of one."""
+    """Rank of this process, and the world size `count`. Without torchrun: rank 0 of 1."""
 
     rank: int = 0
     count: int = 1
     local: int = 0
     """The rank on this machine."""
     restarted: bool = False
-    """Whether torchrun has started the processes anew, after one was lost."""
+    """Whether torchrun has restarted the processes after a failure."""
 
     @property
     def first(self) -> bool:
         return self.rank == 0
 
     def device(self, name: str, owner: str = "train") -> torch.device:
-        """The one that this process uses: of several GPUs its own. `owner` is whom errors name."""
+        """Returns the device of this process: of several GPUs, its own. `owner` names the caller in errors."""
         if not dist.is_initialized() or name not in ("auto", "cuda") or not torch.cuda.is_available():
             return choose_device(owner, name)
         if self.local >= torch.cuda.device_count():
@@ -60,24 +60,24 @@ class Ranks:
                 f"{owner}: process {self.local} of this machine has no GPU, as there are {torch.cuda.device_count()}; "
                 f"start torchrun with --nproc-per-node {torch.cuda.device_count()}"
             )
-        torch.cuda.set_device(self.local)  # Before anything is done there: else all begin with the first one.
+        torch.cuda.set_device(self.local)  # First, or every process would create a context on GPU 0.
         return choose_device(owner, f"cuda:{self.local}")
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Barrier: returns when all processes have called it."""
         self.any(False)
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so. By the CPU: nothing waits for a GPU."""
+        """Whether the flag is set on any process. Runs on the CPU, without GPU synchronization."""
         return self.most(int(flag)) > 0
 
     def most(self, number: int, group: dist.ProcessGroup | None = None) -> int:
-        """The largest that any process has."""
+        """Returns the maximum over all processes."""
         if self.count == 1:
             return number
-        found = torch.tensor(number)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group)
-        return int(found)
+        largest = torch.tensor(number)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+        return int(largest)
 
     def mean(self, x: Tensor) -> Tensor:
         if self.count > 1:
@@ -87,7 +87,7 @@ class Ranks:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """[processes, ...], by rank."""
+        """Returns the x of all processes, [processes, ...], by rank."""
         if self.count == 1:
             return x[None]
         parts = [torch.empty_like(x) for _ in range(self.count)]
@@ -95,65 +95,65 @@ class Ranks:
         return torch.stack(parts)
 
     def together(self, work: Callable[[], Result], group: dist.ProcessGroup | None = None) -> Result:
-        """`work`, in which a process is on its own. If it fails on any, all raise the error of the first of these."""
+        """Runs `work` on every process. If it fails on any, all raise the error of the lowest rank that failed."""
         if self.count == 1:
             return work()
         try:
-            found = work()
+            result = work()
         except Exception as error:
-            self._agree(error, group)
+            self._raise_first_error(error, group)
             raise
-        self._agree(None, group)
-        return found
+        self._raise_first_error(None, group)
+        return result
 
     def first_does(self, work: Callable[[], Result]) -> Result | None:
-        """`work` by the first process. What it raises, all raise."""
+        """Runs `work` on rank 0; None on the others. If it raises, all raise."""
         return self.together(lambda: work() if self.first else None)
 
     def first_on_each_machine(self, work: Callable[[], Result]) -> Result:
-        """`work` by one process on each machine, and then, when that has left its results, by the others."""
+        """Runs `work` on one process per machine, then on the others, which find its results in the cache."""
         if self.count == 1:
             return work()
-        patient = dist.new_group(backend="gloo", timeout=PREPARES)
+        patient = dist.new_group(backend="gloo", timeout=PREPARE_TIMEOUT)
         firsts = self.together(lambda: work() if self.local == 0 else None, patient)
         others = self.together(lambda: work() if self.local > 0 else None, patient)
         dist.destroy_process_group(patient)
-        found = firsts if self.local == 0 else others
-        assert found is not None
-        return found
+        result = firsts if self.local == 0 else others
+        assert result is not None
+        return result
 
     def said(self, error: Failure) -> Failure:
-        """An error that all processes raise: but for the first they need not show it."""
+        """Marks an error that all processes raise, so that only rank 0 shows it."""
         if not self.first:
             error.add_note(SAID)
         return error
 
     def lost(self, error: BaseException) -> bool:
-        """Whether that is what a process sees when others have ended. Who is alone loses nobody."""
+        """Whether an error may come from the end of another process. False for a single process."""
         causes = (error, error.__cause__)
         return self.count > 1 and any(
-            isinstance(one, RuntimeError) and not isinstance(one, torch.OutOfMemoryError) for one in causes
+            isinstance(cause, RuntimeError) and not isinstance(cause, torch.OutOfMemoryError) for cause in causes
         )
 
-    def _agree(self, error: Exception | None, group: dist.ProcessGroup | None) -> None:
-        """Returns if no process has an error. Else all raise what the first that has one tells them."""
-        speaker = self.count - self.most(0 if error is None else self.count - self.rank, group)
-        if speaker == self.count:
+    def _raise_first_error(self, error: Exception | None, group: dist.ProcessGroup | None) -> None:
+        """Returns if no process has an error. Otherwise all raise the error of the lowest rank that has one."""
+        failed_rank = self.count - self.most(0 if error is None else self.count - self.rank, group)
+        if failed_rank == self.count:
             return
-        told = b"" if error is None else self._told(error)
-        message = torch.zeros(self.most(len(told) if self.rank == speaker else 0), dtype=torch.uint8)
-        if self.rank == speaker:
-            message = torch.frombuffer(bytearray(told), dtype=torch.uint8)
-        dist.broadcast(message, speaker)
-        if error is None or self.rank != speaker:
+        encoded = b"" if error is None else self._encode_error(error)
+        message = torch.zeros(self.most(len(encoded) if self.rank == failed_rank else 0), dtype=torch.uint8)
+        if self.rank == failed_rank:
+            message = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+        dist.broadcast(message, failed_rank)
+        if error is None or self.rank != failed_rank:
             kind, *text = message.tolist()
-            error = KINDS[kind](bytes(text).decode())
+            error = ERROR_TYPES[kind](bytes(text).decode())
         raise self.said(error)
 
-    def _told(self, error: Exception) -> bytes:
-        """Its kind, and its text."""
-        kind = next((number for number, one in enumerate(KINDS) if isinstance(error, one)), len(KINDS) - 1)
-        text = str(error) if isinstance(error, KINDS) else repr(error)
+    def _encode_error(self, error: Exception) -> bytes:
+        """Encodes an error as its type's index in ERROR_TYPES and its text."""
+        kind = next((index for index, kind in enumerate(ERROR_TYPES) if isinstance(error, kind)), len(ERROR_TYPES) - 1)
+        text = str(error) if isinstance(error, ERROR_TYPES) else repr(error)
         if not self.first:
             text = f"process {self.rank}, on {socket.gethostname()}: {text}"
         return bytes([kind]) + text.encode(errors="replace")
@@ -164,32 +164,32 @@ ALONE = Ranks()
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """Joins the processes that torchrun has started; without it, a process is alone. A group that is there is used.
+    """Joins the process group of torchrun, or an existing group; without torchrun, yields a single rank.
 
-    An error leaves the group: to end it is to wait for processes that may be at work in it, and nobody would see the error.
+    After an error the group is not destroyed: that would wait for the other processes and hide the error.
     """
     ours = dist.is_available() and not dist.is_initialized() and "RANK" in os.environ
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if ours:
         gpu = device != "cpu" and torch.cuda.is_available()
         store, rank, size = next(rendezvous("env://"))
-        # torchrun keeps its store when it starts processes anew, and with it the addresses of those before. Machines do not
-        # count the same restarts.
+        # torchrun keeps its store across restarts, with the addresses of the old processes, so each attempt has a prefix. On
+        # several machines the restart counts differ, so it is left out.
         attempt = restarts if os.environ.get("GROUP_WORLD_SIZE", "1") == "1" else 0
-        store = dist.PrefixStore(f"longstride {attempt} {next(JOINED)}", store)  # type: ignore[attr-defined]
+        store = dist.PrefixStore(f"longstride {attempt} {next(GROUP_COUNTER)}", store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
-        dist.init_process_group(backend, timeout=ANSWERS, store=store, rank=rank, world_size=size)
+        dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=size)
     if not is_joined():
         yield ALONE
         return
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
     yield replace(ranks, restarted=ranks.any(restarts > 0))
     if ours:
-        gc.collect()  # What still holds on to the group would end the process with an abort.
-        ranks.wait()  # Nor is a group taken down in which another process may still be at work.
+        gc.collect()  # Remaining references to the group would abort the process at exit.
+        ranks.wait()  # Other processes may still use the group.
         dist.destroy_process_group()
 
 
 def is_joined() -> bool:
-    """Whether there is a group of processes still."""
+    """Whether this process is in a process group."""
     return dist.is_available() and dist.is_initialized()

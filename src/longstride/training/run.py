@@ -1,14 +1,14 @@
-"""A run's folder: whose it is, and what is written there as training goes on.
+"""The folder of a run, and the files that training writes there.
 
 run.json             the run's id, which its checkpoints have too; and which weights it began with, if these were given
 config.json          all that the run depends on
 metrics.jsonl        a line for each logged step
 checkpoints/step-N/  to resume from
 .lock                held by the process that trains
-launch.txt           which launch of torchrun that belongs to
+launch.txt           the launch of torchrun that trains it
 model.safetensors    the best weights so far, by validation; `SparseTransformer.from_pretrained(RUN)` loads them
 
-Nothing in the folder may be a link: what is written, or removed, would be somebody else's.
+Nothing in the folder may be a link: writes and removals would reach files elsewhere.
 """
 
 import json
@@ -46,9 +46,9 @@ and the masks of dropout. Data may lie elsewhere, not differ."""
 
 RUN, WEIGHTS = "run.json", "model.safetensors"
 LAUNCH, LAUNCH_ID = "launch.txt", "TORCHELASTIC_RUN_ID"
-"""Which launch of torchrun has the run, so that one that it starts anew goes on with it by itself."""
+"""Identifies the launch of torchrun, so that processes that it restarts resume the run by themselves."""
 UNNAMED = ("", "none")
-"""Ids of launches that were given none."""
+"""Values of the variable for launches without an id."""
 
 
 class Run:
@@ -64,7 +64,7 @@ class Run:
 
     @classmethod
     def new(cls, config: TrainConfig) -> "Run":
-        """For a run that begins: the folder must not hold anything yet. Nothing is written before `begin`."""
+        """Makes a new run; ValueError if the folder is not empty. Writes nothing before `begin`."""
         run = cls(_folder(config), uuid4().hex)
         check_run_folder("train", run.folder)
         if (run.folder / "config.json").exists():
@@ -94,12 +94,12 @@ class Run:
 
     @staticmethod
     def is_there(config: TrainConfig) -> bool:
-        """Whether there is a run to go on with."""
+        """Whether the folder holds a run."""
         return (_folder(config) / "config.json").exists()
 
     @staticmethod
     def is_of_this_launch(config: TrainConfig) -> bool:
-        """Whether torchrun has begun the run with processes that it had started before these."""
+        """Whether this launch of torchrun began the run, before a restart."""
         path = _folder(config) / LAUNCH
         return _launch() != "" and path.is_file() and read_text(path) == _launch()
 
@@ -114,7 +114,7 @@ class Run:
             self._lock = None
 
     def check_data(self, store: Store) -> None:
-        """Whether these are the bytes that the run began with."""
+        """Raises ValueError if the store has other bytes than the run began with."""
         path = self.folder / "data.json"
         try:
             before = dict(read_json(path)["splits"]) if path.exists() else {}
@@ -150,8 +150,8 @@ class Run:
         self._write("config.json", _with_whole_paths(config).to_json())
 
     def go_back(self, step: int, may_begin_anew: bool, say: Callable[[str], None]) -> None:
-        """Prepares to go on after `step`: the lines of later ones leave the metrics. -1: there is no checkpoint, and the run
-        begins anew, unless it has results: these have a checkpoint, as long as nobody removes it."""
+        """Prepares to resume after `step`: removes the metrics of later steps. -1: there is no checkpoint, and the run
+        starts again from step 0; ValueError if it has results, whose checkpoint somebody must have removed."""
         if step < 0:
             last = self.metrics.last_step()
             if (self.folder / WEIGHTS).exists():
@@ -173,13 +173,13 @@ class Run:
         self.metrics.append(row)
 
     def keep_best(self, weights: dict[str, Tensor], step: int, bits: float) -> None:
-        """Writes the best weights so far. Those of a later step, which will be reached again, make room for better ones."""
+        """Writes the best weights so far. Those of a later step, to be repeated, are replaced only by better ones."""
         there = self._best()
         if there is None or there[0] <= step or bits < there[1]:
             save_weights(self.folder, weights, {"step": str(step), "bits_per_byte": repr(bits)})
 
     def _best(self) -> tuple[int, float] | None:
-        """The step of the weights that are there and their bits per byte, if they say so."""
+        """Returns the step and bits per byte of the existing weights, if their file has them."""
         try:
             with safe_open(self.folder / WEIGHTS, framework="pt") as file:
                 about = file.metadata() or {}
@@ -193,7 +193,7 @@ class Run:
 
 
 def read_id(folder: Path) -> str | None:
-    """The id of the run in a folder; None for one of an earlier version."""
+    """Returns the id of the run in a folder; None for runs of earlier versions."""
     path = folder / RUN
     if not path.exists():
         return None
@@ -210,7 +210,7 @@ def check_resume(resume: Resume) -> Resume:
 
 
 def _launch() -> str:
-    """The name of this launch of torchrun, the same for processes that it starts anew; empty without it."""
+    """Returns the name of this launch of torchrun, unchanged by restarts; empty without torchrun."""
     name = os.environ.get(LAUNCH_ID)
     if name is None:
         return ""
@@ -218,7 +218,7 @@ def _launch() -> str:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether that is all there is of a run which was killed as it began."""
+    """Whether a file may remain of a run that was killed at its start."""
     return path.name in (LOCK, LAUNCH, RUN, "data.json") or is_temporary(path.name)
 
 

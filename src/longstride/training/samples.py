@@ -1,4 +1,4 @@
-"""Samples of held-out data, and beside them what the model makes of them, for a person to look at or listen to."""
+"""Sample files of held-out data and of the model's predictions for it, to look at or listen to."""
 
 from pathlib import Path
 
@@ -12,21 +12,21 @@ from longstride.training.validation import reconstruct
 
 IMAGES, ACROSS = 16, 4
 SHOWN = 2000
-"""Bytes of a text."""
+"""The most bytes of a text sample."""
 
 
 def write_samples(
     folder: Path | None, store: Store, model: SparseTransformer, sequences: Sequences, device: torch.device
 ) -> list[Path]:  # fmt: skip
-    """sample-data and sample-model in `folder`. Of the model: at every place the byte it thinks most likely, given the true
-    ones before it. Without a folder they are computed only, as all processes of a spread model must."""
+    """Writes sample-data and sample-model to `folder` and returns the paths. sample-model has the most likely byte at every
+    position, given the true bytes before it. With folder None it only computes them, as all processes must under FSDP."""
     starts = sequences.spread(IMAGES if store.kind == "images" else 1)
     true = sequences.at(starts)
-    made = torch.cat([reconstruct(model, torch.from_numpy(one)[None].to(device)).cpu() for one in true]).numpy()
+    predicted = torch.cat([reconstruct(model, torch.from_numpy(row)[None].to(device)).cpu() for row in true]).numpy()
     written: list[Path] = []
     if folder is None:
         return written
-    for name, data in (("sample-data", true), ("sample-model", made)):
+    for name, data in (("sample-data", true), ("sample-model", predicted)):
         if store.kind == "images":
             from longstride.data.images import sheet
 

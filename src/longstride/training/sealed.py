@@ -1,6 +1,6 @@
-"""Folders that say what is in them: manifest.json has the size and the SHA-256 of every file, and is written last.
+"""Sealed folders: manifest.json lists the size and the SHA-256 of every file, and is written last.
 
-One that was not finished has no manifest. A bit that flipped in any file, the manifest too, is found.
+An unfinished folder has no manifest. A changed bit in any file, also in the manifest, is detected.
 """
 
 import hashlib
@@ -18,15 +18,15 @@ VERSION = 1
 
 
 class UnfinishedError(ValueError):
-    """A folder whose writer was stopped."""
+    """A folder whose writer was stopped before it finished."""
 
 
 class DamagedError(ValueError):
-    """A folder that no longer is what was written."""
+    """A folder whose content differs from what was written."""
 
 
 def seal(folder: Path) -> None:
-    """To be called when all files are there. When it returns they are on the disk, whatever happens to the machine."""
+    """Writes the manifest. Call it when all files are written; when it returns, they are flushed to the disk."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST):
         sync(path)
@@ -39,12 +39,12 @@ def seal(folder: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether it was finished; not, whether it still is what was written."""
+    """Whether the folder was finished. Does not check its content."""
     return os.path.lexists(folder / MANIFEST)
 
 
-def check(folder: Path) -> None:
-    """Raises UnfinishedError or DamagedError, which name the folder and what is wrong with it."""
+def check_sealed(folder: Path) -> None:
+    """Raises UnfinishedError or DamagedError if the folder does not match its manifest."""
     try:
         text = read_text(folder / MANIFEST)
     except FileNotFoundError:
@@ -52,22 +52,22 @@ def check(folder: Path) -> None:
     except (OSError, ValueError) as error:
         raise DamagedError(f"{folder} is damaged: {MANIFEST} cannot be read: {error}") from None
     files = _parse(folder, text)
-    there = _names(folder) - {MANIFEST}
-    for name in sorted(there | files.keys()):
-        if name not in there:
+    names = _file_names(folder) - {MANIFEST}
+    for name in sorted(names | files.keys()):
+        if name not in names:
             raise DamagedError(f"{folder} is damaged: {name} is missing")
         if name not in files:
             raise DamagedError(f"{folder} is damaged: {name} is not in its {MANIFEST}")
         try:
-            found = _entry(folder / name)
+            entry = _entry(folder / name)
         except OSError as error:
             raise DamagedError(f"{folder} is damaged: {name} cannot be read: {error}") from None
-        if found != files[name]:
+        if entry != files[name]:
             raise DamagedError(f"{folder} is damaged: {name} has other bytes than its {MANIFEST} says")
 
 
-def _names(folder: Path) -> set[str]:
-    found = set()
+def _file_names(folder: Path) -> set[str]:
+    names = set()
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         try:
@@ -77,20 +77,20 @@ def _names(folder: Path) -> set[str]:
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise DamagedError(f"{folder} is damaged: {name} is a link, or no regular file")
         if stat.S_ISREG(mode):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def _parse(folder: Path, text: str) -> dict[str, Any]:
     try:
         content = parse_object(text, MANIFEST)
         version, files = content["version"], content["files"]
-        whole = version == VERSION and isinstance(files, dict) and _render(files) == text
+        intact = version == VERSION and isinstance(files, dict) and _render(files) == text
     except (ValueError, LookupError):
-        whole, version = False, VERSION
-    if not whole:
-        known = f"version {version!r} is not known" if version != VERSION else "it is not as it was written"
-        raise DamagedError(f"{folder} is damaged: {MANIFEST}: {known}")
+        intact, version = False, VERSION
+    if not intact:
+        problem = f"version {version!r} is not known" if version != VERSION else "it is not as it was written"
+        raise DamagedError(f"{folder} is damaged: {MANIFEST}: {problem}")
     return dict(files)
 
 

@@ -1,4 +1,4 @@
-"""Which weights, and which data, are meant by the path of a run, of one of its checkpoints, or of a saved model."""
+"""Resolves the path of a run, a checkpoint or a saved model to weights and data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,25 +12,27 @@ from longstride.training.checkpoint import check_owner
 from longstride.training.config import TrainConfig
 from longstride.training.run import WEIGHTS as WEIGHTS
 from longstride.training.run import Run, read_id
-from longstride.training.sealed import check, is_sealed
+from longstride.training.sealed import check_sealed, is_sealed
 
 
 @dataclass(frozen=True)
 class Source:
+    """A run or a saved model, and the weights to use."""
+
     folder: Path
     weights: Path
-    """The folder that they are in: of a run, or of one of its checkpoints."""
+    """The folder of the weights: the run, or one of its checkpoints."""
     config: TrainConfig | None
-    """Of a run; a saved model has none."""
+    """The run's config; None for a saved model."""
 
     @property
     def checkpoint(self) -> str | None:
-        """Its name, if the weights are one's."""
+        """Name of the checkpoint that the weights come from; None for the run's best weights."""
         return self.weights.name if self.weights != self.folder else None
 
 
 def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Source:
-    """A run's best weights, or those of a checkpoint, which is looked at byte by byte; or a saved model."""
+    """Opens a run's best weights, the weights of a checkpoint, whose SHA-256 is checked, or a saved model."""
     path = settings_path(folder)
     if path != folder / "config.json":
         if checkpoint is not None:
@@ -48,13 +50,13 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
             )
         return Source(folder, folder, None)
     config = TrainConfig.from_json(text, str(path))
-    there = sorted((one for one in (folder / "checkpoints").glob("step-*") if is_sealed(one)), key=_step)
-    names = [one.name for one in there]
+    complete = (path for path in (folder / "checkpoints").glob("step-*") if is_sealed(path))
+    names = [path.name for path in sorted(complete, key=_step)]
     if checkpoint is not None:
         if checkpoint not in names:
             known = suggest(checkpoint, names) if names else "it has none yet"
             raise ValueError(f"{owner}: {folder} has no checkpoint {checkpoint!r}; {known}")
-        check(folder / "checkpoints" / checkpoint)
+        check_sealed(folder / "checkpoints" / checkpoint)
         check_owner(folder / "checkpoints" / checkpoint, read_id(folder))
         return Source(folder, folder / "checkpoints" / checkpoint, config)
     if not (folder / WEIGHTS).is_file():
@@ -67,7 +69,7 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
 
 
 def run_data(owner: str, source: Source) -> Path:
-    """What a run was trained on."""
+    """Returns the path of the data that a run was trained on."""
     if source.config is None:
         raise ValueError(f"{owner}: --data must be given: {source.folder} is a saved model, which does not name its data")
     data = Path(source.config.data).expanduser()
@@ -77,7 +79,7 @@ def run_data(owner: str, source: Source) -> Path:
 
 
 def is_the_runs(owner: str, source: Source, store: Store, asked_for: bool) -> bool:
-    """Whether these are the bytes that the run began with. Others must be asked for."""
+    """Whether the store has the bytes that the run was trained on. Other bytes are an error unless `asked_for`."""
     if source.config is None:
         return False
     try:

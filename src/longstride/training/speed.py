@@ -1,4 +1,4 @@
-"""How fast a step is: bytes per second, and the share of the device's matrix rate."""
+"""Training speed: bytes per second, and the fraction of the device's matrix product rate."""
 
 from time import perf_counter
 from typing import Any
@@ -14,7 +14,7 @@ REPEATS = 5
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Flops per second of a large product, measured; only on a GPU, where it takes a moment."""
+    """Measures the flops per second of a large matrix product on a GPU; None on other devices."""
     if device.type != "cuda":
         return None
     a, b = (torch.randn(SIZE, SIZE, device=device).to(dtype) for _ in range(2))
@@ -26,17 +26,17 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float | None:
     torch.cuda.synchronize(device)
     taken = perf_counter() - begun
     del a, b
-    torch.cuda.reset_peak_memory_stats(device)  # These matrices are not the model's.
+    torch.cuda.reset_peak_memory_stats(device)  # Do not count these matrices.
     return REPEATS * 2 * SIZE**3 / taken
 
 
 def memory(device: torch.device) -> int | None:
-    """The most bytes that tensors took on a GPU so far."""
+    """Returns the peak bytes of tensors on a GPU; None on other devices."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 class Speed:
-    """How fast the steps since the last line of metrics were."""
+    """Speed of the steps since the last line of metrics."""
 
     def __init__(self, config: TrainConfig, rate: float | None, device: torch.device, processes: int = 1) -> None:
         self.config, self.rate, self.device = config, rate, device
@@ -48,17 +48,18 @@ class Speed:
         self.since, self.waited, self.steps = perf_counter(), waited, 0
 
     def row(self, step: int, waited: float) -> dict[str, Any]:
+        """Returns the speed metrics. `waited`: total seconds spent waiting for data."""
         seconds = perf_counter() - self.since
-        each = seconds / self.steps
-        found: dict[str, Any] = {
-            "bytes_per_second": self.config.batch * self.config.model.context / each,
-            "seconds_per_step": each,
-            "seconds_left": each * (self.config.steps - step),
+        step_seconds = seconds / self.steps
+        metrics: dict[str, Any] = {
+            "bytes_per_second": self.config.batch * self.config.model.context / step_seconds,
+            "seconds_per_step": step_seconds,
+            "seconds_left": step_seconds * (self.config.steps - step),
             "loader_share": (waited - self.waited) / seconds,
         }
         if self.rate is not None:
-            found["matrix_share"] = self.flops / each / self.rate
+            metrics["matrix_share"] = self.flops / step_seconds / self.rate
         used = memory(self.device)
         if used is not None:
-            found["memory_gib"] = used / GIB
-        return found
+            metrics["memory_gib"] = used / GIB
+        return metrics

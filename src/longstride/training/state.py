@@ -1,7 +1,7 @@
-"""A run's tensors on their way to a checkpoint's files and back, by torch.distributed.checkpoint.
+"""Saves a run's tensors to checkpoint files and loads them, with torch.distributed.checkpoint.
 
-Each process copies its part of the optimizers' state to the CPU's memory, and the first one the whole weights. These are put
-together one by one, and read so: nowhere else are all of them.
+Each process copies its shard of the optimizers' state to CPU memory; rank 0 also copies the full weights. Sharded weights
+are gathered and loaded one at a time, so that no GPU holds all of them.
 """
 
 import json
@@ -27,18 +27,18 @@ from torch.futures import Future
 from torch.optim import Optimizer
 
 from longstride.common.tensor_file import save_file
-from longstride.training.distributed import fill, whole_weights
+from longstride.training.distributed import copy_weight, whole_weights
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-# It is meant so. For good, not around the calls: a save is called by a thread, and what `catch_warnings` sets holds for all
-# threads, until one of them leaves it.
+# Saving without torch.distributed is intended. The filter is permanent, since saves run in a thread and `catch_warnings`
+# changes the filters of all threads.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
 
-class Copies(BlockingAsyncStager):
-    """What is saved, in the CPU's memory, so that training can go on. The memory is kept for the next save.
+class CpuStager(BlockingAsyncStager):
+    """Copies tensors to CPU memory, so that training continues while they are written. Reuses the memory for the next save.
 
-    PyTorch's DefaultStager does the same, but that of 2.11 can be used once only.
+    PyTorch's DefaultStager does the same, but in version 2.11 it can be used only once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class Copies(BlockingAsyncStager):
         return copied
 
     def weights(self, model: nn.Module, wanted: bool) -> dict[str, Tensor]:
-        """All of them, whole, if they are wanted on this process. All processes must ask."""
+        """Returns copies of the full weights if `wanted` on this process. Collective: all processes must call it."""
         for name, x in whole_weights(model):
             if wanted:
                 if name not in self._weights:
@@ -63,7 +63,7 @@ class Copies(BlockingAsyncStager):
         return self._weights
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Frees the memory."""
         self._stager.close()  # type: ignore[no-untyped-call]
         self._weights = {}
 
@@ -73,14 +73,14 @@ class Copies(BlockingAsyncStager):
 
 
 class Writer(HuggingFaceStorageWriter):
-    """Each process writes its part; when all have, the first one calls `finish`."""
+    """Writes this process's shard. When all processes have written, rank 0 calls `finish`."""
 
     def __init__(self, folder: Path, finish: Callable[[], None]) -> None:
         super().__init__(str(folder / "state"), save_distributed=True)
         self._finish = finish
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """As the one that is inherited, but for copying: a part is the tensors, and where each lies in the whole one."""
+        """As the inherited method, but without a copy. A file has the shards and their offsets in the full tensors."""
         tensors, offsets = {}, {}
         for item in plan.items:
             x = planner.resolve_data(item)
@@ -101,7 +101,7 @@ class Writer(HuggingFaceStorageWriter):
 
 
 class Reader:
-    """The files of a checkpoint, as they are opened: what they say of themselves was read, and no tensor yet."""
+    """Opens the files of a checkpoint. Reads their headers, but no tensors yet."""
 
     def __init__(self, folder: Path) -> None:
         self._weights = safe_open(folder / "model.safetensors", framework="pt")
@@ -109,14 +109,14 @@ class Reader:
         self._saved = set(self._state.read_metadata().state_dict_metadata)
 
     def fill(self, model: nn.Module, optimizers: Sequence[Optimizer], average: dict[str, Tensor]) -> None:
-        """All processes must call it."""
+        """Loads the checkpoint into model, optimizers and average. Collective: all processes must call it."""
         self._fill_state(model, optimizers, average)
-        # The last, since optimizers make their state by a step that changes nothing, but for its rounding.
+        # Weights come last: creating the optimizers' state takes a step with zero gradients, which may change the rounding.
         wanted = model.state_dict()
         with self._weights as file:
-            _compare(set(file.keys()), wanted.keys())
+            _check_names(set(file.keys()), wanted.keys())
             for name, x in wanted.items():
-                fill(x, file.get_tensor(name), name)
+                copy_weight(x, file.get_tensor(name), name)
 
     def _fill_state(self, model: nn.Module, optimizers: Sequence[Optimizer], average: dict[str, Tensor]) -> None:
         names = {id(x): name for name, x in model.named_parameters()}
@@ -129,7 +129,7 @@ class Reader:
                 state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=FLAT)
                 wanted |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
                 states.append((optimizer, state))
-        _compare(self._saved, wanted.keys() | {"step"})
+        _check_names(self._saved, wanted.keys() | {"step"})
         load_spread(wanted, storage_reader=self._state, no_dist=not dist.is_initialized())
         for optimizer, state in states:
             state.update({name: wanted[name] for name in state if name in wanted})
@@ -137,39 +137,39 @@ class Reader:
 
 
 def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer], average: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of the optimizers and the average; of what is spread, this process's part."""
-    found = {f"average.{name}": x for name, x in average.items()}
+    """Returns the tensors of the optimizers and the average; of sharded ones, this process's shard."""
+    tensors = {f"average.{name}": x for name, x in average.items()}
     for optimizer in optimizers:
-        if optimizer.state:  # Else every step so far was skipped; to ask would make one.
+        if optimizer.state:  # Otherwise every step was skipped, and get_optimizer_state_dict would create a state.
             state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=FLAT)
-            found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
-    return found
+            tensors |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
+    return tensors
 
 
 def check_counts(optimizers: Sequence[Optimizer], most: int) -> None:
-    """Raises ValueError if an optimizer has not counted from 0 to `most` steps. Its formulas divide by what that gives."""
+    """Raises ValueError unless each optimizer's step count is an integer from 0 to `most`: Adam's formulas rely on it."""
     for optimizer in optimizers:
         for state in optimizer.state.values():
             count = float(state.get("step", 0))
-            if not 0 <= count <= most or count != int(count):  # NaN neither.
+            if not 0 <= count <= most or count != int(count):  # Also refuses NaN.
                 raise ValueError(f"an optimizer's step must be from 0 to {most}, got {count:g}")
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Of a checkpoint's error, which has those of all processes, the first."""
+    """Returns the first process's error from a CheckpointException; any other error as it is."""
     if isinstance(error, CheckpointException) and error.failures:
         return next(iter(error.failures.values()))[0]
     return error
 
 
 def reason(error: BaseException) -> str:
-    """In one line. Of several the first, and what it announces; those of C++ go on with where they come from."""
+    """Returns an error's message as one line, without the stack traces that C++ errors append."""
     error = first_error(error)
     lines = str(error).strip().split("\n")
     text = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
     return shorten(text, 300, placeholder=" ...") or type(error).__name__
 
 
-def _compare(saved: Set[str], wanted: Set[str]) -> None:
+def _check_names(saved: Set[str], wanted: Set[str]) -> None:
     for name in sorted(saved ^ wanted):
         raise LookupError(f"{name} is {'not wanted' if name in saved else 'missing'}")

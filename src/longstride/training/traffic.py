@@ -1,9 +1,9 @@
-"""Bytes that a step sends between processes, without sending them.
+"""Bytes that a training step sends between processes, computed from the config.
 
-To put together a tensor of which each of N processes has a part, and to add up N tensors of which each process keeps a part,
-takes (N - 1) / N of a whole one from each process: less is not possible, and a ring does it. As much is received.
+An all-gather of a tensor over N processes, and a reduce-scatter, each send (N - 1) / N of the tensor from every process.
+That is the minimum, and a ring reaches it. Each process receives as much.
 
-Left out are messages of a few bytes, as the loss is, and those of Muon and Adafactor on weights that are spread.
+Messages of a few bytes, such as the loss, and those of Muon and Adafactor on sharded weights are not counted.
 """
 
 from dataclasses import replace
@@ -24,42 +24,42 @@ COLUMNS = ("million weights", "ddp, bfloat16", "ddp, float32", "fsdp, bfloat16",
 
 
 def step_bytes(config: TrainConfig, processes: int, device: torch.device = GPU) -> int:
-    """Those that each process sends. With several accumulated parts, gradients are averaged in the last one alone."""
+    """Returns the bytes that each process sends. With gradient accumulation, only the last part averages gradients."""
     parameters = parameter_count(config.model)
     dtype = averaging_dtype(config.averaging, config.model.precision, device)
     gradients = parameters * dtype.itemsize
     if config.parallel == "ddp":
-        return _sent(2 * gradients, processes)  # Added up in parts, which are put together then.
-    return _sent(config.accumulate * part_bytes(config.model) + gradients, processes)
+        return _sent_bytes(2 * gradients, processes)  # A reduce-scatter and an all-gather.
+    return _sent_bytes(config.accumulate * part_bytes(config.model) + gradients, processes)
 
 
 def part_bytes(model: ModelConfig) -> int:
-    """Weights that are put together for one pass and its gradient, if they are spread.
+    """Returns the bytes of weights that FSDP gathers for one forward and backward pass.
 
-    A block twice, recomputed or not, as it is given up in between; embeddings, the last norm and the output stay.
+    Each block twice, as it is resharded in between; embeddings, the last norm and the output layer once.
     """
     block = parameter_count(replace(model, layers=model.layers + 1)) - parameter_count(model)
     return WEIGHT * (parameter_count(model) + model.layers * block)
 
 
 def table(processes: int = 8) -> str:
-    """The megabytes of a step for each preset, as Markdown. Small ones need no second process."""
+    """Returns the megabytes per step of each preset as a Markdown table, without the small presets."""
     lines = [f"| preset | {' | '.join(COLUMNS)} |", f"| --- |{' ---: |' * len(COLUMNS)}"]
     for name in PRESETS:
         if not name.endswith("-small"):
-            lines.append(f"| {name} | {' | '.join(f'{number / MB:,.0f}' for number in _row(name, processes))} |")
+            lines.append(f"| {name} | {' | '.join(f'{value / MB:,.0f}' for value in _row(name, processes))} |")
     return "\n".join(lines) + "\n"
 
 
 def _row(name: str, processes: int) -> list[int]:
-    whole = train_preset(name, accumulate=1, averaging="bfloat16")
-    exact, spread = replace(whole, averaging="float32"), replace(whole, parallel="fsdp")
-    steps = [step_bytes(config, processes) for config in (whole, exact, spread)]
-    return [parameter_count(whole.model), *steps, _sent(part_bytes(whole.model), processes)]
+    base = train_preset(name, accumulate=1, averaging="bfloat16")
+    float32, fsdp = replace(base, averaging="float32"), replace(base, parallel="fsdp")
+    steps = [step_bytes(config, processes) for config in (base, float32, fsdp)]
+    return [parameter_count(base.model), *steps, _sent_bytes(part_bytes(base.model), processes)]
 
 
-def _sent(whole: int, processes: int) -> int:
-    return whole * (processes - 1) // processes
+def _sent_bytes(tensor_bytes: int, processes: int) -> int:
+    return tensor_bytes * (processes - 1) // processes
 
 
 if __name__ == "__main__":

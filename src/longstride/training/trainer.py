@@ -1,7 +1,7 @@
 """train(config): the loop of section 6, from a store of bytes to a run's folder.
 
-A step is a pure function of the weights, the optimizer's state, the seed and the step's number: batches and dropout both
-are. So a run that is resumed goes on with the same bits as one that never stopped.
+A step is a pure function of the weights, the optimizer's state, the seed and the step number; so are batches and dropout.
+A resumed run is therefore bit-identical to one that never stopped.
 """
 
 import io
@@ -47,10 +47,10 @@ DONE, INTERRUPTED = "all steps are done", "interrupted"
 
 
 class Trainer:
-    """A run that is under way: what it has, and what its next step does."""
+    """A run in progress: model, optimizers, data, and the training step."""
 
     def __init__(self, config: TrainConfig, resume: Resume, ranks: Ranks = ALONE, say: Say = print) -> None:
-        """`resume`: the run is there; auto: one that never came to a checkpoint may begin anew."""
+        """`resume`: the run exists; "auto": one without a checkpoint may start again from step 0."""
         self.config, self.ranks = config, ranks
         ranks.together(lambda: check_settings(config, ranks))
         self.device = ranks.together(lambda: ranks.device(config.device))
@@ -65,7 +65,7 @@ class Trainer:
             raise
 
     def _begin(self, resume: Resume, say: Say) -> None:
-        """Nothing is written before all that can be wrong was looked at."""
+        """Loads data, model and state. Writes nothing before all checks have passed."""
         config, ranks = self.config, self.ranks
         if resume:
             ranks.first_does(self.run.lock)
@@ -78,7 +78,7 @@ class Trainer:
             for block in self.model.blocks:
                 block.compile()
         self.rows = config.batch // ranks.count // config.accumulate
-        """Sequences that a process computes at a time."""
+        """Sequences per forward pass of a process."""
         self.spread = Spread(self.model, self.device, ranks, config.parallel, self.averaging, self.rows)
         self.optimizers = make_optimizers(self.model, config.optimizer)
         self.updates = Updates(self.model, self.optimizers, config.model.precision, config.optimizer.clip, self.device)
@@ -89,9 +89,9 @@ class Trainer:
         self.whole = False
         """Whether there is a checkpoint on the disk."""
         self.first_best: dict[str, Tensor] | None = None
-        """The first best weights, which wait for that."""
+        """The first best weights, until there is a checkpoint."""
         self.saved = 0
-        """The step of the last checkpoint. At 0 there is nothing to save that a new run would not have."""
+        """The step of the last checkpoint. Step 0 needs none."""
         if resume:
             self._resume(resume == "auto", say)
         if config.init_from and not self.step:
@@ -99,7 +99,7 @@ class Trainer:
         if self.run.steps_before is not None:
             rates = describe_extension(config.optimizer, self.step, self.run.steps_before, config.steps)
             say(f"{self.run.folder} is extended {rates}")
-        ranks.wait()  # All have looked at the folder as it was.
+        ranks.wait()  # All processes have read the folder before it changes.
         ranks.first_does(lambda: self.run.begin(config, self.store))
 
     def _take_data(self, resume: Resume) -> None:
@@ -117,7 +117,7 @@ class Trainer:
         if step >= 0:
             state = self.checkpoints.load(step, self.model, self.optimizers, self.average)
             self.ranks.together(lambda: self._take_state(state, step))
-            # Its process may have been killed between the first checkpoint and the weights, which are the same.
+            # The process may have been killed between the first checkpoint and its weights file, which has the same weights.
             unwritten = self.standing.best_step == step and not (self.run.folder / WEIGHTS).exists()
             if self.ranks.any(self.ranks.first and unwritten):
                 with self._averaged():
@@ -146,7 +146,7 @@ class Trainer:
         self.step, self.saved, self.whole = step, step, True
 
     def save(self) -> None:
-        """Begins to write a checkpoint of this step; `checkpoints.wait` says how that ended."""
+        """Starts to write a checkpoint of this step; `checkpoints.wait` raises if it fails."""
         if self.saved == self.step:
             return
         progress = asdict(self.standing) | {"scaler": self.updates.state()}
@@ -155,7 +155,7 @@ class Trainer:
         self.saved = self.step
 
     def close(self) -> None:
-        """Others may have the folder when nothing more is written to it; who interrupts twice does not wait for that."""
+        """Unlocks the folder once nothing is written to it any more. Does not wait after a second interrupt."""
         if not isinstance(sys.exception(), KeyboardInterrupt):
             with suppress(OSError):
                 self.checkpoints.wait()
@@ -168,7 +168,7 @@ class Trainer:
         return 0 < self.config.patience <= self.standing.without_better
 
     def take_step(self, tokens: Tensor) -> dict[str, Any]:
-        """One step, and what it found. Raises before the weights change if something is not finite and should be."""
+        """Runs one step and returns its metrics. FloatingPointError, before the weights change, if a value is not finite."""
         config = self.config
         torch.manual_seed(_mixed(config.seed, self.step, self.ranks.rank))
         rate = learning_rate(config.optimizer, self.step, config.steps)
@@ -189,7 +189,7 @@ class Trainer:
                 "A new run with a smaller learning rate, or a longer warm-up, may do better."
             )
         if self.average and changed:
-            # Young averages follow the weights closely: what they began with is forgotten soon.
+            # A smaller decay in early steps, so that the initial weights are forgotten soon.
             kept = min(config.ema, (1 + self.step) / (10 + self.step))
             with torch.no_grad():
                 for name, x in self.model.named_parameters():
@@ -200,7 +200,7 @@ class Trainer:
         return {"learning_rate": rate, "gradient_norm": norm, "skipped": int(not changed)}
 
     def validate(self) -> float:
-        """Bits per byte; better weights than before are kept as the run's."""
+        """Returns the bits per byte of the validation data, and keeps the weights if they are the best so far."""
         with self._averaged():
             bits = validate(self.model, self.held_out, self.fixed, self.rows, self.ranks) / log(2)
             now = self.standing
@@ -215,7 +215,7 @@ class Trainer:
         return bits
 
     def write_first_best(self) -> None:
-        """After the first checkpoint: a run that has weights always has one to go on from."""
+        """Writes the first best weights after a checkpoint, so that a run with weights can always be resumed."""
         if self.first_best is not None:
             if not self.saved:
                 self.save()
@@ -224,7 +224,7 @@ class Trainer:
             self.whole, self.first_best = True, None
 
     def _weights(self) -> dict[str, Tensor]:
-        """Copies, whole, on the first process. All must ask."""
+        """Returns copies of the full weights on rank 0. Collective: all processes must call it."""
         return {name: x.to("cpu", copy=True) for name, x in whole_weights(self.model) if self.ranks.first}
 
     def _write_best(self, weights: dict[str, Tensor]) -> None:
@@ -234,7 +234,7 @@ class Trainer:
         self.ranks.first_does(lambda: self.run.keep_best(weights, step, best))
 
     def finish(self, say: Say) -> None:
-        """Samples of the data and of what the model makes of it, and the curve; a run without them is still a run."""
+        """Writes samples of the data and of the predictions, and the loss curve. A failure is reported, not raised."""
         try:
             with self._averaged():
                 folder = self.run.folder if self.ranks.first else None
@@ -246,7 +246,7 @@ class Trainer:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """The model with its average weights, if it has them, while the context lasts."""
+        """Context in which the model has its average weights, if there are any."""
         self._swap()
         try:
             yield
@@ -255,8 +255,8 @@ class Trainer:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        """In place: a spread model knows its weights by where they lie."""
-        if self.spread.fsdp:  # A pass without a backward one leaves some of them together.
+        """Exchanges weights and average, in place: FSDP keeps references to the weights' storage."""
+        if self.spread.fsdp:  # A forward pass without backward leaves some weights gathered.
             self.model.reshard()  # type: ignore[operator]
         for name, x in self.model.named_parameters():
             if self.average:
@@ -286,7 +286,7 @@ def train(
     if config.tensorboard:
         check_tensorboard()
     with joined(config.device) as ranks:
-        # As auto a run that these processes had begun, before one was lost; not one that was there already.
+        # After a restart by torchrun, resume the run that this launch began, but no run that existed before.
         begun = ranks.first_does(lambda: ranks.restarted and Run.is_of_this_launch(config))
         if ranks.any(bool(begun)):
             resume = "auto"
@@ -320,11 +320,11 @@ def _train(
                 ranks.said(error)
                 raise
             except (OSError, RuntimeError) as error:
-                if interrupts.asked and ranks.lost(error):  # Somebody asked them twice.
+                if interrupts.asked and ranks.lost(error):  # A second signal ended the other processes.
                     raise KeyboardInterrupt from None
                 if isinstance(error, SaveError) or not isinstance(error, OSError):
                     raise
-                with suppress(OSError):  # Then it is not what the message names.
+                with suppress(OSError):  # Another failure of the save is not the one to report.
                     trainer.checkpoints.wait()
                 full = OSError(f"train: step {trainer.step}: {error}; {trainer.checkpoints.way_on()}")
                 full.__notes__ = getattr(error, "__notes__", [])
@@ -355,7 +355,7 @@ def _train(
 
 
 def _loop(trainer: Trainer, batches: Prefetch, reporter: Reporter, speed: Speed, interrupts: Interrupts) -> bool:
-    """Steps until the batches end, validation no longer improves, or a signal comes: then it is true."""
+    """Trains until the batches end, validation no longer improves, or a signal comes. Returns True for a signal."""
     config, ranks = trainer.config, trainer.ranks
     for tokens in () if trainer.out_of_patience else batches:
         found = trainer.take_step(tokens)
@@ -393,5 +393,5 @@ def _note(run: Run, reporter: Reporter, row: dict[str, Any]) -> None:
 
 
 def _mixed(seed: int, step: int, rank: int) -> int:
-    """Another number for every step of every seed and rank, as a generator's seed."""
+    """Returns a generator seed that differs for every seed, step and rank."""
     return ((seed * 1_000_003 + step + 1) * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) % 2**63

@@ -1,4 +1,4 @@
-"""Bits per byte of a fixed part of a split: the same bytes every time, each scored once."""
+"""Validation on a fixed part of a split: the same bytes every time, each scored once."""
 
 from math import fsum
 
@@ -14,14 +14,14 @@ from longstride.training.ranks import ALONE, Ranks
 def validate(
     model: SparseTransformer, sequences: Sequences, starts: Places, batch: int, ranks: Ranks = ALONE
 ) -> float:  # fmt: skip
-    """Nats per byte of the sequences, each from nothing."""
+    """Returns the nats per byte of the sequences, each scored without context."""
     windows = [Window(start, start + sequences.context, start) for start in starts.tolist()]
     return fsum(score(model, sequences.data, windows, batch, ranks)) / (len(windows) * sequences.context)
 
 
 @torch.no_grad()
 def reconstruct(model: SparseTransformer, tokens: Tensor) -> Tensor:
-    """At every place the byte that the model thinks most likely, given the true ones before it; uint8 like tokens."""
+    """Returns the most likely byte at every position, given the true bytes before it; uint8, shaped like tokens."""
     model.eval()
     h = model.hidden(tokens)
     parts = [model.logits(part).argmax(-1) for part in torch.split(h, model.config.chunk, 1)]

@@ -46,7 +46,7 @@ def _row(head: Slots, leaves: int) -> list[int]:
             row += [SUMMARY.value, leaf.l, leaf.c, leaf.cells.start, starts.get(leaf, 0)]
     for _ in range(leaves - len(head.pattern.leaves)):
         row += [NONE.value, 1, 1, 0, 0]
-    return [*row, int(head.everything), head.ring, head.ring_start]
+    return [*row, int(head.keeps_all), head.ring, head.ring_start]
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from longstride.attention.flops import count_flops
-from longstride.attention.gradient import join
+from longstride.attention.gradient import register_gradient
 from longstride.attention.kernels.backward import backward_dkv, backward_dq, backward_mean
 from longstride.attention.kernels.forward import forward
 from longstride.attention.kernels.hopper.choice import Kind, choose, copyable, is_hopper
@@ -297,5 +297,5 @@ def _result_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-join(triton_forward, triton_backward, "triton")
+register_gradient(triton_forward, triton_backward, "triton")
 count_flops(torch.ops.longstride.triton_forward, torch.ops.longstride.triton_backward)
