@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from longstride.common.atomic import atomic_path, check_output, is_temporary, writable
+from longstride.common.atomic import atomic_path, check_output, check_writable, is_temporary
 
 
 def test_what_fails_leaves_the_old_file(tmp_path):
@@ -32,7 +32,7 @@ def test_what_succeeds_replaces_it(tmp_path):
 
 def test_writable_leaves_nothing_behind(tmp_path):
     path = tmp_path / "new" / "result.json"
-    assert writable("test", "json", path) == path
+    assert check_writable("test", "json", path) == path
     assert list(path.parent.iterdir()) == []
 
 
@@ -55,9 +55,9 @@ def test_the_rule_for_outputs(tmp_path):
 def test_what_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"test: json = .* cannot be written: it is a folder; give a file in it"):
-        writable("test", "json", tmp_path)
+        check_writable("test", "json", tmp_path)
     with pytest.raises(ValueError, match=r"test: json = .* cannot be written: "):
-        writable("test", "json", tmp_path / "file" / "result.json")
+        check_writable("test", "json", tmp_path / "file" / "result.json")
 
 
 def test_a_link_at_the_temporary_name_is_not_followed(tmp_path, monkeypatch):

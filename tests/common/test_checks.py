@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from longstride.common.checks import Choice, PathText, Real, Text, Truth, Whole, shown
+from longstride.common.checks import Boolean, Choice, PathText, Real, Text, Whole, shown
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_values_are_shown_on_one_short_line(value, text):
         (Real(0, 10, infinite=True), [float("inf")], [11, -float("inf"), float("nan")]),
         (Text("text"), ["", "x" * 8192], ["x" * 8193, 3, None, b"x"]),
         (PathText(), ["a"], [b"a", 3, None, []]),
-        (Truth(), [True, False], [0, 1, "true", None]),
+        (Boolean(), [True, False], [0, 1, "true", None]),
         (Choice("a", "b"), ["a"], ["c", [], {}, None, True]),
     ],
     ids=lambda value: type(value).__name__,

@@ -7,7 +7,7 @@ import pytest
 
 from longstride.training.config import PARALLEL
 from longstride.training.lock import Lock
-from longstride.training.ranks import SAID, Ranks
+from longstride.training.ranks import REPORTED, Ranks
 from tests.training.ranks import start
 from tests.training.saved import names
 from tests.training.small import store
@@ -53,10 +53,10 @@ def test_alone_an_error_is_left_as_it_is():
     def fails():
         raise LookupError("mine")
 
-    for way in (Ranks().together, Ranks().first_does, Ranks().first_on_each_machine):
+    for way in (Ranks().run_on_all, Ranks().run_on_first, Ranks().run_first_per_machine):
         with pytest.raises(LookupError, match="mine") as caught:
             way(fails)
-        assert SAID not in getattr(caught.value, "__notes__", ())
+        assert REPORTED not in getattr(caught.value, "__notes__", ())
 
 
 FULL = OSError(28, "No space left on device")

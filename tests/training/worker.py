@@ -22,7 +22,7 @@ from longstride.training import distributed, interrupts, train
 from longstride.training import state as state_files
 from longstride.training.distributed import full_tensor
 from longstride.training.precision import Updates
-from longstride.training.ranks import SAID, joined
+from longstride.training.ranks import REPORTED, joined
 from longstride.training.state import Writer
 from longstride.training.trainer import Trainer
 from tests.training.small import config
@@ -245,9 +245,9 @@ def disagreed():
                 return f"done by {ranks.rank} of {ranks.count}"
 
             try:
-                found.append(["none", ranks.together(work), False])
+                found.append(["none", ranks.run_on_all(work), False])
             except Exception as caught:
-                found.append([type(caught).__name__, str(caught), SAID in caught.__notes__ if ranks.rank else False])
+                found.append([type(caught).__name__, str(caught), REPORTED in caught.__notes__ if ranks.rank else False])
     return found
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary
 
-NOWHERE = -1
+NO_SLOT = -1
 """The slot of a position that is not kept."""
 
 
@@ -48,7 +48,7 @@ class Slots:
         """Returns the slot of each position."""
         if self.keeps_all:
             return positions
-        slots = self.ring_start + positions % self.ring if self.ring else torch.full_like(positions, NOWHERE)
+        slots = self.ring_start + positions % self.ring if self.ring else torch.full_like(positions, NO_SLOT)
         for summary, start in reversed(list(zip(self.summaries, self.starts))):
             cell = positions % summary.l - summary.cells.start
             inside = (cell >= 0) & (cell < summary.c)
@@ -84,7 +84,7 @@ class Slots:
             valid = step < lengths
             for earlier in leaves[:leaf_index]:
                 valid = valid & ~earlier.sees(query, keys)
-            by_leaf.append(torch.where(valid, self.of(keys), NOWHERE))
+            by_leaf.append(torch.where(valid, self.of(keys), NO_SLOT))
         return torch.cat(by_leaf, 1)
 
 

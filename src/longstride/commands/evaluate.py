@@ -50,7 +50,7 @@ def evaluate(
     with joined(device) as ranks:
         place = ranks.device(device, "eval")
         read = run_data("eval", source) if data is None else data
-        store = ranks.first_on_each_machine(lambda: open_verified(read, ranks, [split]))
+        store = ranks.run_first_per_machine(lambda: open_verified(read, ranks, [split]))
         model = SparseTransformer.from_pretrained(source.weights, **({"precision": precision} if precision else {}))
         _fits(store, model.config)
         contexts = [check_min_context("eval", one, model.config.context, bool(store.item)) for one in min_context]
@@ -75,7 +75,7 @@ def evaluate(
             rounded = "" if precision in (None, read_config(settings_path(source.weights)).precision) else f"-{precision}"
             check_run_folder("eval", source.folder)
             results = source.folder / f"eval-{split}{of}{part}{rounded}.json"
-        file = None if results is None else ranks.first_does(lambda: Results(results, about, not given, force))
+        file = None if results is None else ranks.run_on_first(lambda: Results(results, about, not given, force))
         model = model.to(place)
         console = StandardError() if ranks.first else Console(file=io.StringIO())
         rows: list[Score] = []

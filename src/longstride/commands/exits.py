@@ -66,7 +66,7 @@ def _is_joined() -> bool:
 def _is_said(error: BaseException) -> bool:
     """Whether the first process prints this error, too."""
     ranks = _ranks()
-    return ranks is not None and ranks.SAID in getattr(error, "__notes__", ())
+    return ranks is not None and ranks.REPORTED in getattr(error, "__notes__", ())
 
 
 def _threads_work() -> bool:

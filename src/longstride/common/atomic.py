@@ -75,10 +75,10 @@ def check_output(owner: str, name: str, path: str | Path, may_replace: bool) -> 
         raise ValueError(f"{owner}: {name} = {str(path)!r} cannot be written: {what}")
     if path.is_file() and not may_replace:
         raise ValueError(f"{owner}: {path} is there already; add --force to replace it, or give another --{name}")
-    return writable(owner, name, path)
+    return check_writable(owner, name, path)
 
 
-def writable(owner: str, name: str, path: str | Path) -> Path:
+def check_writable(owner: str, name: str, path: str | Path) -> Path:
     """Checks that a file can be written at `path` and returns it; ValueError otherwise. Call it before the long work."""
     path = Path(path)
     try:

@@ -125,7 +125,7 @@ class PathText:
 
 
 @dataclass(frozen=True)
-class Truth:
+class Boolean:
     """True or False; values that are merely truthy are refused."""
 
     def check(self, owner: str, name: str, value: Any) -> bool:
@@ -147,7 +147,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Made:
+class InstanceOf:
     """An instance of `kind`, such as a nested config."""
 
     kind: type

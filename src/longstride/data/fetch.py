@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from longstride.common.atomic import writable
+from longstride.common.atomic import check_writable
 from longstride.common.checks import suggest
 from longstride.common.console import byte_bar
 
@@ -61,7 +61,7 @@ def fetch(name: str, folder: str | Path, progress: bool = True) -> Path:
     if name not in SOURCES:
         raise ValueError(f"fetch: there is no data set {name!r}; {suggest(name, SOURCES)}")
     source = SOURCES[name]
-    path = writable("fetch", "folder", Path(folder) / source.file)
+    path = check_writable("fetch", "folder", Path(folder) / source.file)
     if path.is_file() and path.stat().st_size == source.size and _sha256(path) == source.sha256:
         return path
     part = path.with_name(path.name + ".part")

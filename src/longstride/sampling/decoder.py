@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from longstride.attention.decode import decode
-from longstride.attention.slots import NOWHERE
+from longstride.attention.slots import NO_SLOT
 from longstride.model import SparseTransformer
 from longstride.model.cache import Cache
 from longstride.model.layers import Linear
@@ -84,7 +84,7 @@ class Decoder:
         own = torch.stack([head.of(positions) for head in heads], 1)
         lists = [head.listed(positions) for head in heads]
         most = max(listed.shape[1] for listed in lists)
-        filled = [pad(listed, (0, most - listed.shape[1]), value=NOWHERE) for listed in lists]
+        filled = [pad(listed, (0, most - listed.shape[1]), value=NO_SLOT) for listed in lists]
         return own.to(self.device), torch.stack(filled, 1).to(self.device)
 
     def _attend(self, number: int, own: Tensor, listed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from pathlib import Path
 
-from longstride.common.atomic import check_output, writable
+from longstride.common.atomic import check_output, check_writable
 from longstride.common.console import silence
 from longstride.common.files import check_run_folder
 from longstride.data.audio import to_wav
@@ -130,7 +130,7 @@ def _check(output: Output, may_replace: bool) -> None:
     """Before the work."""
     paths = ([output.whole] if output.whole is not None else []) + output.single
     if output.single and not output.place.exists() and output.place.parent.is_dir():
-        writable(OWNER, "out", paths[0])  # The folder that was asked for.
+        check_writable(OWNER, "out", paths[0])  # The folder that was asked for.
     for path in paths:
         check_output(OWNER, "out", path, may_replace)
 

@@ -102,8 +102,8 @@ class Checkpoints:
             self._remove([folder])
         failure = SaveError(f"train: {folder} could not be written: {reason(error)}; {self.way_on()}")
         # A CheckpointException is raised on all processes; any other error on one, for example when others have ended.
-        raise (self.ranks.said(failure) if isinstance(error, CheckpointException) else failure) from (
-            error if self.ranks.lost(error) else None
+        raise (self.ranks.mark_reported(failure) if isinstance(error, CheckpointException) else failure) from (
+            error if self.ranks.is_peer_failure(error) else None
         )
 
     def way_on(self) -> str:
@@ -152,7 +152,7 @@ class Checkpoints:
     ) -> dict[str, Any]:  # fmt: skip
         """Loads a checkpoint into model, optimizers and average, and returns the content of state.json."""
         folder = self.folder / f"{PREFIX}{step}"
-        state, reader = self.ranks.together(lambda: self._read(folder, step))
+        state, reader = self.ranks.run_on_all(lambda: self._read(folder, step))
         try:
             reader.fill(model, optimizers, average)
             check_counts(optimizers, step)

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal, Self
 
 from longstride.common.checks import (
+    Boolean,
     Choice,
-    Made,
+    InstanceOf,
     PathText,
     Real,
     Rule,
     Text,
-    Truth,
     Whole,
     check_fields,
     known_fields,
@@ -172,7 +172,7 @@ def fields_to_fit(words: Iterable[str]) -> list[str]:
 
 
 RULES: dict[str, Rule] = {
-    "model": Made(ModelConfig),
+    "model": InstanceOf(ModelConfig),
     "data": PathText(),
     "out": PathText(),
     "init_from": PathText(),
@@ -180,7 +180,7 @@ RULES: dict[str, Rule] = {
     "batch": Whole(1, "batch"),
     "accumulate": Whole(1),
     "seed": Whole(0),
-    "optimizer": Made(OptimizerConfig),
+    "optimizer": InstanceOf(OptimizerConfig),
     "ema": Real(0, 1, below=True),
     "validate_every": Whole(1),
     "validate_bytes": Whole(1),
@@ -188,8 +188,8 @@ RULES: dict[str, Rule] = {
     "save_every": Whole(1),
     "keep": Whole(1),
     "log_every": Whole(1),
-    "compile": Truth(),
-    "tensorboard": Truth(),
+    "compile": Boolean(),
+    "tensorboard": Boolean(),
     "device": Text(),
     "parallel": Choice(*PARALLEL),
     "averaging": Choice("auto", "float32", "bfloat16", "float16"),

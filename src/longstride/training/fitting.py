@@ -32,16 +32,16 @@ def fit_to_data(
     if not fit or len(config.model.positions.sizes) != 3:
         return config
     # Settings and folder come first: to prepare the data may take long.
-    ranks.together(lambda: check_settings(config, ranks))
-    ranks.together(lambda: Run.is_there(config) if resume else Run.new(config))
-    store = ranks.first_on_each_machine(lambda: open_verified(config.data, ranks))
+    ranks.run_on_all(lambda: check_settings(config, ranks))
+    ranks.run_on_all(lambda: Run.is_there(config) if resume else Run.new(config))
+    store = ranks.run_first_per_machine(lambda: open_verified(config.data, ranks))
     changes = {name: value for name, value in _derived(config, store).items() if name in fit}
     changes = {name: value for name, value in changes.items() if value != getattr(config.model, name)}
     if not changes:
         return config
     made = ", ".join(f"{name} {value}" for name, value in changes.items())
     say(f"{config.data} has images of {shape_text(store.item)}; from that follow: {made}")
-    return ranks.together(lambda: replace(config, model=replace(config.model, **changes)))
+    return ranks.run_on_all(lambda: replace(config, model=replace(config.model, **changes)))
 
 
 def _derived(config: TrainConfig, store: Store) -> dict[str, Any]:

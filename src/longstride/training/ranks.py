@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 Failure = TypeVar("Failure", bound=Exception)
 ERROR_TYPES: tuple[type[Exception], ...] = (ValueError, OSError, FloatingPointError, RuntimeError)
 """Types in which an error of another process is raised: the first one it is an instance of, otherwise the last."""
-SAID = "The first process says this, too."
+REPORTED = "The first process says this, too."
 """Note on an error that rank 0 also reports, so that other processes need not show it."""
 TIMEOUT = timedelta(minutes=30)
 """Timeout of collectives: enough to read a large checkpoint. torchrun notices by itself when a process ends."""
@@ -94,7 +94,7 @@ class Ranks:
         dist.all_gather(parts, x)
         return torch.stack(parts)
 
-    def together(self, work: Callable[[], Result], group: dist.ProcessGroup | None = None) -> Result:
+    def run_on_all(self, work: Callable[[], Result], group: dist.ProcessGroup | None = None) -> Result:
         """Runs `work` on every process. If it fails on any, all raise the error of the lowest rank that failed."""
         if self.count == 1:
             return work()
@@ -106,29 +106,29 @@ class Ranks:
         self._raise_first_error(None, group)
         return result
 
-    def first_does(self, work: Callable[[], Result]) -> Result | None:
+    def run_on_first(self, work: Callable[[], Result]) -> Result | None:
         """Runs `work` on rank 0; None on the others. If it raises, all raise."""
-        return self.together(lambda: work() if self.first else None)
+        return self.run_on_all(lambda: work() if self.first else None)
 
-    def first_on_each_machine(self, work: Callable[[], Result]) -> Result:
+    def run_first_per_machine(self, work: Callable[[], Result]) -> Result:
         """Runs `work` on one process per machine, then on the others, which find its results in the cache."""
         if self.count == 1:
             return work()
         patient = dist.new_group(backend="gloo", timeout=PREPARE_TIMEOUT)
-        firsts = self.together(lambda: work() if self.local == 0 else None, patient)
-        others = self.together(lambda: work() if self.local > 0 else None, patient)
+        firsts = self.run_on_all(lambda: work() if self.local == 0 else None, patient)
+        others = self.run_on_all(lambda: work() if self.local > 0 else None, patient)
         dist.destroy_process_group(patient)
         result = firsts if self.local == 0 else others
         assert result is not None
         return result
 
-    def said(self, error: Failure) -> Failure:
+    def mark_reported(self, error: Failure) -> Failure:
         """Marks an error that all processes raise, so that only rank 0 shows it."""
         if not self.first:
-            error.add_note(SAID)
+            error.add_note(REPORTED)
         return error
 
-    def lost(self, error: BaseException) -> bool:
+    def is_peer_failure(self, error: BaseException) -> bool:
         """Whether an error may come from the end of another process. False for a single process."""
         causes = (error, error.__cause__)
         return self.count > 1 and any(
@@ -148,7 +148,7 @@ class Ranks:
         if error is None or self.rank != failed_rank:
             kind, *text = message.tolist()
             error = ERROR_TYPES[kind](bytes(text).decode())
-        raise self.said(error)
+        raise self.mark_reported(error)
 
     def _encode_error(self, error: Exception) -> bytes:
         """Encodes an error as its type's index in ERROR_TYPES and its text."""

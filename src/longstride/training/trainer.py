@@ -52,12 +52,12 @@ class Trainer:
     def __init__(self, config: TrainConfig, resume: Resume, ranks: Ranks = ALONE, say: Say = print) -> None:
         """`resume`: the run exists; "auto": one without a checkpoint may start again from step 0."""
         self.config, self.ranks = config, ranks
-        ranks.together(lambda: check_settings(config, ranks))
-        self.device = ranks.together(lambda: ranks.device(config.device))
+        ranks.run_on_all(lambda: check_settings(config, ranks))
+        self.device = ranks.run_on_all(lambda: ranks.device(config.device))
         shares = ranks.count if config.parallel == "fsdp" else 1
-        ranks.together(lambda: check_memory(config.model, self.device, shares))
-        self.averaging = ranks.together(lambda: averaging_dtype(config.averaging, config.model.precision, self.device))
-        self.run = ranks.together(lambda: Run.resumed(config) if resume else Run.new(config))
+        ranks.run_on_all(lambda: check_memory(config.model, self.device, shares))
+        self.averaging = ranks.run_on_all(lambda: averaging_dtype(config.averaging, config.model.precision, self.device))
+        self.run = ranks.run_on_all(lambda: Run.resumed(config) if resume else Run.new(config))
         try:
             self._begin(resume, say)
         except BaseException:
@@ -68,9 +68,9 @@ class Trainer:
         """Loads data, model and state. Writes nothing before all checks have passed."""
         config, ranks = self.config, self.ranks
         if resume:
-            ranks.first_does(self.run.lock)
-        self.store = ranks.first_on_each_machine(lambda: open_verified(config.data, ranks))
-        ranks.together(lambda: self._take_data(resume))
+            ranks.run_on_first(self.run.lock)
+        self.store = ranks.run_first_per_machine(lambda: open_verified(config.data, ranks))
+        ranks.run_on_all(lambda: self._take_data(resume))
 
         torch.manual_seed(config.seed)
         self.model = SparseTransformer(config.model)
@@ -100,7 +100,7 @@ class Trainer:
             rates = describe_extension(config.optimizer, self.step, self.run.steps_before, config.steps)
             say(f"{self.run.folder} is extended {rates}")
         ranks.wait()  # All processes have read the folder before it changes.
-        ranks.first_does(lambda: self.run.begin(config, self.store))
+        ranks.run_on_first(lambda: self.run.begin(config, self.store))
 
     def _take_data(self, resume: Resume) -> None:
         config, context, item = self.config, self.config.model.context, self.store.item_bytes
@@ -112,22 +112,22 @@ class Trainer:
         self.fixed = self.held_out.spread(max(1, config.validate_bytes // context))
 
     def _resume(self, may_begin_anew: bool, say: Say) -> None:
-        found = self.ranks.first_does(lambda: self.checkpoints.newest(say))
+        found = self.ranks.run_on_first(lambda: self.checkpoints.newest(say))
         step = self.ranks.most(-1 if found is None else found)
         if step >= 0:
             state = self.checkpoints.load(step, self.model, self.optimizers, self.average)
-            self.ranks.together(lambda: self._take_state(state, step))
+            self.ranks.run_on_all(lambda: self._take_state(state, step))
             # The process may have been killed between the first checkpoint and its weights file, which has the same weights.
             unwritten = self.standing.best_step == step and not (self.run.folder / WEIGHTS).exists()
             if self.ranks.any(self.ranks.first and unwritten):
                 with self._averaged():
                     self._write_best(self._weights())
-        self.ranks.first_does(lambda: self.run.go_back(step, may_begin_anew, say))
-        self.ranks.first_does(lambda: self.checkpoints.set_aside(step))
+        self.ranks.run_on_first(lambda: self.run.go_back(step, may_begin_anew, say))
+        self.ranks.run_on_first(lambda: self.checkpoints.set_aside(step))
 
     def _take_initial_weights(self, say: Say) -> None:
-        initial = self.ranks.together(lambda: Initial(self.config.init_from, self.config.model))
-        self.ranks.together(lambda: self.run.take_initial(initial.record))
+        initial = self.ranks.run_on_all(lambda: Initial(self.config.init_from, self.config.model))
+        self.ranks.run_on_all(lambda: self.run.take_initial(initial.record))
         initial.fill(self.model)
         for name, x in self.model.named_parameters():
             if self.average:
@@ -231,7 +231,7 @@ class Trainer:
         best, step = self.standing.best, self.standing.best_step
         assert best is not None
         assert step is not None
-        self.ranks.first_does(lambda: self.run.keep_best(weights, step, best))
+        self.ranks.run_on_first(lambda: self.run.keep_best(weights, step, best))
 
     def finish(self, say: Say) -> None:
         """Writes samples of the data and of the predictions, and the loss curve. A failure is reported, not raised."""
@@ -287,11 +287,11 @@ def train(
         check_tensorboard()
     with joined(config.device) as ranks:
         # After a restart by torchrun, resume the run that this launch began, but no run that existed before.
-        begun = ranks.first_does(lambda: ranks.restarted and Run.is_of_this_launch(config))
+        begun = ranks.run_on_first(lambda: ranks.restarted and Run.is_of_this_launch(config))
         if ranks.any(bool(begun)):
             resume = "auto"
         elif resume == "auto":
-            resume = "auto" if ranks.any(bool(ranks.first_does(lambda: Run.is_there(config)))) else False
+            resume = "auto" if ranks.any(bool(ranks.run_on_first(lambda: Run.is_there(config)))) else False
         return _train(config, resume, end, ranks, console, fit)
 
 
@@ -307,7 +307,7 @@ def _train(
         rate = matrix_rate(trainer.device, getattr(torch, config.model.precision))
         speed = Speed(config, rate, trainer.device, ranks.count)
         first, shown = trainer.step, config.tensorboard and ranks.first
-        reporter = ranks.together(lambda: Reporter(config.steps, first, trainer.run.folder, shown, console))
+        reporter = ranks.run_on_all(lambda: Reporter(config.steps, first, trainer.run.folder, shown, console))
         batches = Prefetch(trainer.training, config.seed, config.batch, first, end, trainer.device, ranks.rank, ranks.count)
         with batches, reporter, Interrupts(ranks.first) as interrupts:
             try:
@@ -317,10 +317,10 @@ def _train(
             except FloatingPointError as error:
                 trainer.save()
                 trainer.checkpoints.wait()
-                ranks.said(error)
+                ranks.mark_reported(error)
                 raise
             except (OSError, RuntimeError) as error:
-                if interrupts.asked and ranks.lost(error):  # A second signal ended the other processes.
+                if interrupts.asked and ranks.is_peer_failure(error):  # A second signal ended the other processes.
                     raise KeyboardInterrupt from None
                 if isinstance(error, SaveError) or not isinstance(error, OSError):
                     raise
@@ -369,7 +369,7 @@ def _loop(trainer: Trainer, batches: Prefetch, reporter: Reporter, speed: Speed,
                 row["loss_scale"] = trainer.updates.scale
             if validated:
                 row["valid_bits_per_byte"] = trainer.validate()
-            ranks.first_does(partial(_note, trainer.run, reporter, row))
+            ranks.run_on_first(partial(_note, trainer.run, reporter, row))
             trainer.standing.losses = []
             speed.restart(batches.waited)
             trainer.write_first_best()

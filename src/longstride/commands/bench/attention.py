@@ -22,7 +22,7 @@ from longstride.attention.api import choose
 from longstride.commands.bench import peers
 from longstride.commands.bench.measure import Ceilings, ceilings, exponent, keep_freed_memory, peak_bytes, seconds_each
 from longstride.commands.bench.settings import AttentionBenchmark
-from longstride.common.atomic import atomic_path, writable
+from longstride.common.atomic import atomic_path, check_writable
 from longstride.common.device import choose_device, machine
 from longstride.patterns import Dense, Pattern
 from longstride.patterns.notation import parse
@@ -178,7 +178,7 @@ def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
         raise ValueError(f"bench attention: picture = {str(settings.picture)!r} must end in .png or .svg")
     for name, path in (("json", settings.json), ("picture", settings.picture)):
         if path is not None:
-            writable("bench attention", name, path)
+            check_writable("bench attention", name, path)
     if settings.shapes:
         return [SHAPES[name] for name in settings.shapes]
     return [

@@ -29,7 +29,7 @@ from longstride.commands.bench.sampling_peers import (
     transformers_version,
 )
 from longstride.commands.bench.settings import SamplingBenchmark
-from longstride.common.atomic import atomic_path, writable
+from longstride.common.atomic import atomic_path, check_writable
 from longstride.common.device import choose_device, machine
 from longstride.common.figures import picture_path
 from longstride.model import ModelConfig, SparseTransformer
@@ -235,7 +235,7 @@ def _check(settings: SamplingBenchmark) -> ModelConfig:
         picture_path("bench sampling", settings.picture)
     for name, path in (("json", settings.json), ("picture", settings.picture)):
         if path is not None:
-            writable("bench sampling", name, path)
+            check_writable("bench sampling", name, path)
     return config
 
 

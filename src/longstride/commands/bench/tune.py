@@ -32,7 +32,7 @@ from longstride.attention.kernels.launches import (
 from longstride.attention.kernels.settings import Gpu, shipped_lanes
 from longstride.commands.bench.settings import TuneBenchmark
 from longstride.commands.bench.workbench import Problem, Workbench
-from longstride.common.atomic import atomic_path, writable
+from longstride.common.atomic import atomic_path, check_writable
 from longstride.common.device import machine
 
 NOISE = 1.03
@@ -125,7 +125,7 @@ def _place(settings: TuneBenchmark) -> Path:
         raise ValueError(f"bench tune: {saved.VARIABLE} is empty, which means no file; say with --out where to save")
     for name, given in (("out", path), ("json", settings.json)):
         if given is not None:
-            writable("bench tune", name, given)
+            check_writable("bench tune", name, given)
     return path
 
 
