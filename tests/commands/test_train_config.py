@@ -13,7 +13,7 @@ from longstride.training import train_preset
 def started(monkeypatch):
     """The configs that would be trained."""
     found = []
-    monkeypatch.setattr(verb, "_train", lambda preset, config, resume, until: found.append(config))
+    monkeypatch.setattr(verb, "_train", lambda preset, config, *_: found.append(config))
     return found
 
 
@@ -59,4 +59,4 @@ def test_a_wrong_file_is_one_line(tmp_path, capsys, name, text, says):
     assert says in err
     with pytest.raises(SystemExit):
         main(["train", "--config", str(tmp_path / "nowhere.toml")])
-    assert "nowhere.toml" in capsys.readouterr().err
+    assert "nowhere.toml' is no file; give a TOML file" in capsys.readouterr().err

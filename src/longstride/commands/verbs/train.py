@@ -117,6 +117,8 @@ def train(words: Sequence[str]) -> None:
 
 def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
     """The settings of a file, TOML or JSON. What it leaves out is as in `start`, without which the model must be whole."""
+    if not path.is_file():
+        raise ValueError(f"train: config = {str(path)!r} is no file; give a TOML file or a run's config.json")
     text = read_text(path)
     try:
         given = tomllib.loads(text) if path.suffix == ".toml" else parse_object(text, str(path), finite=False)
