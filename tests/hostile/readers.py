@@ -25,7 +25,7 @@ from longstride.model import SparseTransformer
 from longstride.patterns.notation import parse
 from longstride.pictures import benchmarks, patterns  # noqa: F401
 from longstride.pictures.run import plot_run, results, settings
-from longstride.sampling.request import find_subject
+from longstride.sampling.subject import find_subject
 from longstride.training import train
 from longstride.training.curve import plot_curve, read_rows
 from longstride.training.run import read_metrics

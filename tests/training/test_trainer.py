@@ -346,7 +346,10 @@ def test_a_disk_that_is_full_when_the_best_weights_are_written(tmp_path, monkeyp
 
     made = config(tmp_path, steps=20, save_every=4)
     monkeypatch.setattr("longstride.model.pretrained.save_file", full)
-    with pytest.raises(OSError, match=r"^train: step 6: .*No space left on device; step-4 is whole, and --resume goes on"):
+    with pytest.raises(
+        OSError,
+        match=r"^train: step 6: .*No space left on device: '.*/model.safetensors'; step-4 is whole, and --resume goes on",
+    ):
         train(made)
     monkeypatch.undo()
     assert train(made, resume=True).step == 20
