@@ -148,6 +148,7 @@ def sweep(names: Iterable[str], total: int, seconds: int, report: Path | None) -
             kinds[found.kind] += 1
             longest, memory = max(longest, found.seconds), max(memory, found.memory)
             if found.kind == "failed":
+                print(f"{replay(name, number)}: {found.reason}", file=sys.stderr)
                 groups[name, found.reason].append((number, found))
         took = perf_counter() - since
         figures = (kinds.total(), kinds["result"], kinds["refused"], kinds["failed"], f"{took:.1f}", f"{longest:.1f}")
