@@ -354,3 +354,17 @@ def test_forged_samples(name, run, capsys):
         said = ends_in_one_line(capsys, command("plot run", run))
         assert f"{name} cannot be read: " in said
         assert "remove it, and the page is drawn without it" in said
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "model.safetensors", "launch.txt", "checkpoints/step-9"])
+def test_a_folder_for_a_file_and_a_file_for_a_folder_are_refused(tmp_path, name):
+    planned = config(tmp_path, steps=4, validate_every=4)
+    train(planned, until=2)
+    path = tmp_path / "run" / name
+    path.unlink(missing_ok=True)
+    if path.suffix or path.name == ".lock":
+        path.mkdir()
+    else:
+        path.write_text("no checkpoint")
+    with pytest.raises(ValueError, match=r"is a (folder|file), and a run has a (file|folder) of that name"):
+        train(planned, resume=True)

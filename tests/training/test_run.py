@@ -46,9 +46,9 @@ def test_a_folder_that_is_not_empty_is_refused(name, tmp_path):
 
 def test_a_file_is_refused(tmp_path):
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(ValueError, match="is not an empty folder"):
+    with pytest.raises(ValueError, match="is a file; give the folder of a run"):
         Run.new(of(tmp_path / "run"))
-    with pytest.raises(ValueError, match="holds no run to resume"):
+    with pytest.raises(ValueError, match="is a file; give the folder of a run"):
         Run.resumed(of(tmp_path / "run"))
 
 

@@ -27,6 +27,12 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 20]}... ({len(text):,} characters)"
 
 
+def short_reason(error: BaseException) -> str:
+    """A library's message on one line, cut off where it is long; the type of the error where it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 2 * SHOWN else f"{text[: 2 * SHOWN]}..."
+
+
 def whole_number(owner: str, name: str, value: object, least: int, limit: str | None = None) -> int:
     """Returns `value` as an int; ValueError if it is no integer or out of range. `limit`: the name of a `Limits` field."""
     try:

@@ -18,6 +18,9 @@ LEVELS = 32
 CONTAINERS = 100_000
 """The most lists and objects in a file: each takes far more memory than its two bytes of text."""
 
+LOCK_NAME = ".lock"
+RUN_SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".png", ".wav")
+"""Of the files that a run writes."""
 RUN_TREES = ("checkpoints", "tensorboard")
 """Subfolders that a run writes into."""
 
@@ -93,11 +96,17 @@ def open_inside(path: Path, flags: int) -> int:
 def check_run_folder(owner: str, folder: Path) -> None:
     """Refuses a run's folder that holds anything but regular files and folders: through a link, a write or removal would
     reach files elsewhere. The folder itself may be a link. Call this before anything is written."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{owner}: {folder} is a file; give the folder of a run")
     if folder.is_dir():
         for path in _entries(folder):
             mode = path.lstat().st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise ValueError(f"{owner}: {_refused(path, f'is {_kind_of_file(mode)}')}")
+            if stat.S_ISDIR(mode) and (path.name == LOCK_NAME or path.suffix in RUN_SUFFIXES):
+                raise ValueError(f"{owner}: {path} is a folder, and a run has a file of that name; remove it")
+            if stat.S_ISREG(mode) and (path.name in RUN_TREES or path.name.startswith("step-")):
+                raise ValueError(f"{owner}: {path} is a file, and a run has a folder of that name; remove it")
 
 
 def _entries(folder: Path) -> Iterator[Path]:

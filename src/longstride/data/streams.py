@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import shown
+from longstride.common.checks import short_reason, shown
 from longstride.data.limits import HELD, Limit
 from longstride.data.plan import Plan, data_suffix, files_under, named_splits, split_sizes
 from longstride.data.store import READ, Bytes
@@ -121,7 +121,7 @@ def name_file_in_errors(name: Path | str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{name} cannot be read: {str(error) or type(error).__name__}") from None
+        raise ValueError(f"{name} cannot be read: {short_reason(error)}") from None
 
 
 def detect_compression(path: Path) -> str | None:

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longstride.common.atomic import atomic_path
+from longstride.common.checks import short_reason
 from longstride.common.files import read_json, real_path
 from longstride.common.tensor_file import save_file
 from longstride.model.config import ModelConfig
@@ -53,7 +54,7 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
     try:
         weights = load_file(folder / "model.safetensors")
     except Exception as error:  # Any kind: the file is untrusted.
-        raise ValueError(f"{folder / 'model.safetensors'} cannot be read: {error}") from None
+        raise ValueError(f"{folder / 'model.safetensors'} cannot be read: {short_reason(error)}") from None
     return config, weights
 
 

@@ -5,9 +5,9 @@ import os
 import socket
 from pathlib import Path
 
-from longstride.common.files import open_inside
+from longstride.common.files import LOCK_NAME, open_inside
 
-NAME = ".lock"
+NAME = LOCK_NAME
 LONGEST = 1000
 """The most characters read of the holder's name."""
 
