@@ -17,4 +17,6 @@ def cast_as_autocast_would(x: Tensor) -> Tensor:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Context in which autocast is disabled for the device."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

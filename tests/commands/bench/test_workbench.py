@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from longstride.attention.kernels import ops
-from longstride.attention.kernels.launches import KERNELS, LaneKey, LaneSetting, Launch, TileKey
+from longstride.attention.kernels.launches import KERNELS, LaneKey, LaneSetting, TileKey, TileSetting
 from longstride.attention.kernels.settings import trial
 from longstride.commands.bench import workbench
 from longstride.commands.bench.workbench import Problem, Workbench
@@ -53,7 +53,12 @@ def test_every_case_is_one_of_the_kernel(kernel, monkeypatch):
 
 @pytest.mark.parametrize(
     ("key", "setting"),
-    [(TILES[0], Launch(64, 16, 8, 2)), (TILES[5], Launch(16, 64, 2, 1)), (LANES[0], LaneSetting(2, 1, 1)), (LANES[0], None)],
+    [
+        (TILES[0], TileSetting(64, 16, 8, 2)),
+        (TILES[5], TileSetting(16, 64, 2, 1)),
+        (LANES[0], LaneSetting(2, 1, 1)),
+        (LANES[0], None),
+    ],
     ids=str,
 )
 def test_the_candidate_is_what_runs(bench, key, setting, monkeypatch):
@@ -66,7 +71,7 @@ def test_the_candidate_is_what_runs(bench, key, setting, monkeypatch):
     name, sizes = ran[-1]
     if setting is None:
         assert name == "forward"
-    elif isinstance(setting, Launch):
+    elif isinstance(setting, TileSetting):
         assert name == {"forward": "forward", "dkv": "backward_dkv"}[key.kernel]
         assert sizes == setting
     else:
@@ -109,10 +114,10 @@ def test_what_was_there_before_does_not_pass_for_a_result(bench, monkeypatch):
     key = TILES[0]
     assert bench.problem(key, bench.shipped(key), thorough=False) is None
     monkeypatch.setattr(ops, "_run", lambda *_, **__: None)
-    assert bench.problem(key, Launch(16, 16, 4, 1), thorough=False).wrong
+    assert bench.problem(key, TileSetting(16, 16, 4, 1), thorough=False).wrong
     bench.forward = lambda q, *_: (torch.empty_like(q),)
     monkeypatch.setattr(workbench, "_agrees", lambda ours, true: ours.isnan().all())
-    assert bench.problem(key, Launch(16, 16, 4, 1), thorough=False) is None
+    assert bench.problem(key, TileSetting(16, 16, 4, 1), thorough=False) is None
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -152,13 +157,13 @@ def test_a_gpu_that_is_broken_ends_it(bench, monkeypatch):
     bench.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     with pytest.raises(
-        RuntimeError, match=r"bench tune: Launch\(rows=16.* broke .* nothing is saved: .* illegal memory access"
+        RuntimeError, match=r"bench tune: TileSetting\(rows=16.* broke .* nothing is saved: .* illegal memory access"
     ):
-        bench.problem(TILES[0], Launch(16, 16, 4, 1), thorough=False)
+        bench.problem(TILES[0], TileSetting(16, 16, 4, 1), thorough=False)
 
 
 def test_a_kernel_that_another_stands_for_is_not_launched(bench, monkeypatch):
-    monkeypatch.setattr(ops, "_sizes", lambda *_: Launch(16, 16, 4, 1))
+    monkeypatch.setattr(ops, "_sizes", lambda *_: TileSetting(16, 16, 4, 1))
     assert not bench.launched(TILES[0])
     assert bench.launched(LANES[0])
 

@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary, notation
 
 LANE = 128
@@ -97,15 +94,11 @@ class Pass:
         """The same for the summary cells that later lanes see."""
         return max(-(-(job.lanes - 1) * (job.lane_shift // job.block) * job.cells // size) for job in self.jobs)
 
-    def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The jobs and what they leave out, int32 [jobs, fields] and [jobs, exclusions, fields]."""
+    def rows(self) -> tuple[list[tuple[int, ...]], list[list[tuple[int, ...]]]]:
+        """The jobs and what they leave out, [jobs, fields] and [jobs, exclusions, fields]."""
         nothing = Exclusion(reach=-1)
         width = max(1, self.most_exclusions)
-        padded = [[*some, *[nothing] * (width - len(some))] for some in self.exclusions]
-        return (
-            torch.tensor(self.jobs, dtype=torch.int32, device=device),
-            torch.tensor(padded, dtype=torch.int32, device=device),
-        )
+        return list(self.jobs), [[*some, *[nothing] * (width - len(some))] for some in self.exclusions]
 
 
 @lru_cache(maxsize=256)

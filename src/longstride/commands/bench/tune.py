@@ -18,6 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from longstride.attention.kernels import saved
+from longstride.attention.kernels.launch import forget_plans
 from longstride.attention.kernels.launches import (
     ALLOWED,
     DTYPES,
@@ -25,9 +26,9 @@ from longstride.attention.kernels.launches import (
     Key,
     LaneKey,
     LaneSetting,
-    Launch,
     Setting,
     TileKey,
+    TileSetting,
 )
 from longstride.attention.kernels.settings import Gpu, shipped_lanes
 from longstride.commands.bench.settings import TuneBenchmark
@@ -259,6 +260,7 @@ def keep(path: Path, name: str, before: saved.ByGpu, findings: Iterable[Finding]
         return
     saved.write(path, {**{other: rows for other, rows in before.items() if other != name}, **({name: new} if new else {})})
     saved.in_force.cache_clear()
+    forget_plans()
     text = f"wrote {path}: {len(new)} settings for {name}"
     if saved.place() != path:
         text += f"; to use it: export {saved.VARIABLE}={path}"
@@ -274,7 +276,7 @@ def _text(setting: Setting | None) -> str:
     """Short enough for a table: rows x columns, warps, stages, programs of a multiprocessor."""
     if setting is None:
         return "as windows"
-    tile = f"{setting.rows}x{setting.columns} " if isinstance(setting, Launch) else ""
+    tile = f"{setting.rows}x{setting.columns} " if isinstance(setting, TileSetting) else ""
     each = f" {setting.per_processor}p" if isinstance(setting, LaneSetting) else ""
     return f"{tile}{setting.warps}w {setting.stages}s{each}"
 

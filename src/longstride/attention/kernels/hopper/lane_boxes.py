@@ -10,19 +10,17 @@ has past the end of a lane, and leaves it out when it writes. Where n is no mult
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from longstride.attention.kernels.launch import Box
 from longstride.attention.kernels.settings import processors
 
 TILE = 64
 """Queries, or keys, that a warpgroup computes at a time."""
 APART = 16
 """Numbers that stand for the distance of what has no neighbour; the copy engine wants a multiple of 16 bytes there, too."""
-DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 class Lanes(NamedTuple):
@@ -47,18 +45,13 @@ def column_lanes(n: int, l: int) -> list[Lanes]:
     return [one for one in found if one.lanes and one.length]
 
 
-def lane_box(x: Tensor, lanes: Lanes, rows: int) -> TensorDescriptor:
+def lane_box(x: Tensor, lanes: Lanes, rows: int) -> Box:
     """A view of x [batch, heads, n, d] as lanes, of which a copy takes `rows` positions."""
     batch, heads, _, d = x.shape
     row = distance(x, 2)
-    box = [1, 1, 1, rows, d]
-    return TensorDescriptor(
-        x[:, :, lanes.first :],
-        [batch, heads, lanes.lanes, lanes.length, d],
-        [distance(x, 0), distance(x, 1), lanes.lane_step * row, lanes.index_step * row, 1],
-        box,
-        gl.NVMMASharedLayout.get_default_for(box, DTYPES[x.dtype]),
-    )
+    shape = batch, heads, lanes.lanes, lanes.length, d
+    strides = distance(x, 0), distance(x, 1), lanes.lane_step * row, lanes.index_step * row, 1
+    return Box(x, lanes.first * x.stride(2), shape, strides, (1, 1, 1, rows, d))
 
 
 def distance(x: Tensor, dimension: int) -> int:
