@@ -12,7 +12,6 @@ The file holds enwik8's first 95 million bytes or more: 90 million are for train
 import fcntl
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -261,10 +260,8 @@ def train(data: Path, seconds: float, name: str, recipe: Recipe) -> dict:
     tables = [p for part in (network.bytes, network.hashes, network.matrix) for p in part.parameters()]
     taken = {id(p) for p in tables} | {id(p) for group in muon.groups.values() for p in group}
     others = [p for p in network.parameters() if id(p) not in taken]
-    groups = [
-        {"params": some, "rate": rate, "lr": torch.zeros((), device=device)}
-        for some, rate in ((tables, recipe.embedding_rate), (others, recipe.other_rate))
-    ]
+    rates = (tables, recipe.embedding_rate), (others, recipe.other_rate)
+    groups = [{"params": some, "rate": rate, "lr": torch.zeros((), device=device)} for some, rate in rates]
     fast = {"fused": True, "capturable": recipe.graph} if device.type == "cuda" else {}
     adam = torch.optim.AdamW(groups, betas=(0.9, 0.99), eps=1e-10, weight_decay=0.0, **fast)
     stream = torch.from_numpy(np.fromfile(data, np.uint8, TRAIN + VALID)).to(device)
@@ -323,10 +320,7 @@ def train(data: Path, seconds: float, name: str, recipe: Recipe) -> dict:
             torch._foreach_copy_(weights, averages)
             results["valid_bits_per_byte_of_average"] = validate()
         if recipe.profile:
-            try:
-                profile(lambda: step(0.0))
-            except RuntimeError as error:  # The result counts more.
-                print(f"{name}: no profile: {error}", flush=True)
+            profile(lambda: step(0.0))
     size = recipe.batch * recipe.context
     return {
         "name": name,
@@ -382,14 +376,7 @@ def main() -> None:
     if sys.argv[1] == "--job":
         data, seconds, out, name, *words = sys.argv[2:]
         torch.set_float32_matmul_precision("high")
-        recipe = Recipe.parse(words)
-        try:
-            line = json.dumps(train(Path(data), float(seconds), name, recipe))
-        except RuntimeError as error:
-            if not recipe.graph:
-                raise
-            print(f"{name}: no CUDA graph: {error}", flush=True)
-            os.execv(sys.executable, [sys.executable, *sys.argv, "graph=False"])
+        line = json.dumps(train(Path(data), float(seconds), name, Recipe.parse(words)))
         print(line, flush=True)
         with Path(out).open("a") as file:
             file.write(line + "\n")
