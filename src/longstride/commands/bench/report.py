@@ -1,0 +1,54 @@
+"""Results of a benchmark as JSON and as tables, alike for all benchmarks."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from longstride.common.atomic import atomic_path
+
+
+def save(result: Any, path: Path | None) -> None:
+    """Writes a dataclass as JSON, if there is a path."""
+    if path is not None:
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(plain(result), indent=2) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """A dataclass as JSON has it: objects, lists, and paths as text."""
+    return json.loads(json.dumps(asdict(value), default=str))
+
+
+def print_table(
+    console: Console, title: str, names: Sequence[str], headings: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """A table with a bold title above it. `names` are the headings of columns of text, `headings` those of numbers."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in (*names, *headings):
+        table.add_column(heading, justify="left" if heading in names else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(table)
+
+
+def print_machine(console: Console, machine: Mapping[str, str | int], rates: str) -> None:
+    print_lines(console, [", ".join(f"{name} {value}" for name, value in machine.items()), rates])
+
+
+def print_lines(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    message = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {message[:200]}"
