@@ -173,6 +173,23 @@ def test_chosen_lengths_are_compiled(monkeypatch, fake_clocks, chosen):
     assert "n = 64, a caller's time under torch.compile(fullgraph=True)" in printed(console)
 
 
+def test_compiled_times_come_last_and_are_saved_one_by_one(tmp_path, monkeypatch, fake_clocks):
+    path, saved = tmp_path / "result.json", []
+
+    def stop_at_the_third(call, **options):
+        saved.append([(row["n"], row["name"], bool(row["compiled"])) for row in json.loads(path.read_text())["rows"]])
+        if len(saved) == 3:
+            raise KeyboardInterrupt
+        return call
+
+    monkeypatch.setattr(torch, "compile", stop_at_the_third)
+    settings = AttentionBenchmark(lengths=(32, 64), patterns=("local(8)",), repeats=1, compile=("all",), json=path)
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, quiet())
+    every = [(n, name) for n in (32, 64) for name in ("SDPA dense", "local(8)")]
+    assert saved == [[(*one, number < done) for number, one in enumerate(every)] for done in range(3)]
+
+
 def test_a_call_that_does_not_compile_is_reported(monkeypatch):
     def refuse(call, **options):
         def compiled(*_):

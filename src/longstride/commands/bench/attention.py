@@ -5,7 +5,7 @@ longstride bench attention --shapes enwik8 cifar10 --json result.json
 longstride bench attention --read result.json --picture times.png
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from rich.console import Console
@@ -100,13 +100,23 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     dtype = _dtype(settings.dtype, device)
     limits = ceilings(dtype, device)
     result = Result(machine(device), plain(settings), limits, left_out=_left_out(settings, device))
+    compiled_shapes = [shape for shape in shapes if {ALL, shape.name, str(shape.n)}.intersection(settings.compile)]
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(shapes))
+        task = progress.add_task("measuring", total=len(shapes) + len(compiled_shapes))
+        # Saved as they come, compiled ones last: what follows may take too long, or too much memory.
         for shape in shapes:
             progress.update(task, description=shape.name)
             result.rows.extend(_measure(settings, shape, dtype, device, limits))
             conclude(result)
-            save(result, settings.json)  # Now, not at the end: the next shape may take too long, or too much memory.
+            save(result, settings.json)
+            progress.advance(task)
+        for shape in compiled_shapes:
+            progress.update(task, description=f"{shape.name}, compiled")
+            for number, row in enumerate(result.rows):
+                if row.shape == shape.name:
+                    result.rows[number] = _compiled_row(settings, shape, dtype, device, row)
+                    conclude(result)
+                    save(result, settings.json)
             progress.advance(task)
     show(result, console)
     return result
@@ -177,10 +187,7 @@ def _left_out(settings: AttentionBenchmark, device: torch.device) -> list[str]:
 def _measure(
     settings: AttentionBenchmark, shape: Shape, dtype: torch.dtype, device: torch.device, limits: Ceilings
 ) -> list[Row]:
-    inputs = [
-        torch.randn(shape.batch, shape.heads, shape.n, d, device=device).to(dtype)
-        for d in (shape.d_qk, shape.d_qk, shape.d_v, shape.d_v)
-    ]
+    inputs = _inputs(shape, dtype, device)
     torch.compiler.reset()  # Compiled code of earlier shapes would only be in the way.
     contenders = _contenders(settings, shape, device)
     calls = Calls()
@@ -194,11 +201,6 @@ def _measure(
         with calls.within[name]():
             peaks[name] = peak_bytes(call, device)
     eager = _caller_times(calls, settings.repeats, device) if device.type == "cuda" else {}
-    compiled: dict[str, CallerTimes] = {}
-    if {ALL, shape.name, str(shape.n)}.intersection(settings.compile):
-        compiled = _compiled_times(
-            [one for one in contenders if one.compiled], inputs, calls.failures, settings.repeats, device
-        )
     dense = both_times.get(peers.SDPA_DENSE)
     # Forward moves q, k, v and the output; backward those, the output's gradient and three more.
     moved = (inputs[0].nbytes + inputs[2].nbytes) * 2 / limits.bytes_per_second
@@ -225,7 +227,6 @@ def _measure(
                 both_of_flops=_ratio(4 * products[0] + 3 * products[1], both_time),
                 failure=calls.failures.get(one.name),
                 eager=eager.get(one.name),
-                compiled=compiled.get(one.name),
             )
         )
     return rows
@@ -274,24 +275,30 @@ def _caller_times(calls: Calls, repeats: int, device: torch.device) -> dict[str,
     }
 
 
-def _compiled_times(
-    contenders: list[Contender], inputs: list[Tensor], failures: dict[str, str], repeats: int, device: torch.device
-) -> dict[str, CallerTimes]:
-    """One after another, since compiled code of several contenders slows the guards of each other's calls."""
-    times: dict[str, CallerTimes] = {}
-    for one in contenders:
-        torch.compiler.reset()
-        calls = Calls()
-        _try(one, compiled(one.call), inputs, calls, "compiled ")
-        times |= _caller_times(calls, repeats, device)
-        for name, failure in calls.failures.items():
-            failures.setdefault(name, failure)
-    return times
+def _compiled_row(settings: AttentionBenchmark, shape: Shape, dtype: torch.dtype, device: torch.device, row: Row) -> Row:
+    """The row with times under torch.compile, if its contender has them. Each is compiled and measured by itself: compiled
+    code of others would be among the candidates that each call checks."""
+    contender = next(one for one in _contenders(settings, shape, device) if one.name == row.name)
+    if not contender.compiled or row.forward_ms is None:
+        return row
+    torch.compiler.reset()
+    calls = Calls()
+    _try(contender, _compiled(contender.call), _inputs(shape, dtype, device), calls, "compiled ")
+    times = _caller_times(calls, settings.repeats, device)
+    return replace(row, compiled=times.get(row.name), failure=row.failure or calls.failures.get(row.name))
 
 
-def compiled(call: Attention) -> Attention:
+def _compiled(call: Attention) -> Attention:
     made: Attention = torch.compile(call, fullgraph=True, dynamic=False)
     return made
+
+
+def _inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Queries, keys, values and the output's gradient."""
+    return [
+        torch.randn(shape.batch, shape.heads, shape.n, d, device=device).to(dtype)
+        for d in (shape.d_qk, shape.d_qk, shape.d_v, shape.d_v)
+    ]
 
 
 def _contenders(settings: AttentionBenchmark, shape: Shape, device: torch.device) -> list[Contender]:
