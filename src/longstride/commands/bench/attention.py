@@ -28,12 +28,11 @@ from longstride.commands.bench.measure import (
     seconds_each,
 )
 from longstride.commands.bench.peers import Attention, Contender
-from longstride.commands.bench.report import first_line, plain, save
+from longstride.commands.bench.report import check_distinct, check_files, first_line, plain, save
 from longstride.commands.bench.results import CallerTimes, Result, Row, conclude, read_result, shape_name
 from longstride.commands.bench.settings import AttentionBenchmark
-from longstride.common.atomic import check_writable
+from longstride.common.checks import whole_number
 from longstride.common.device import choose_device, machine
-from longstride.common.figures import FORMATS
 from longstride.patterns import Pattern
 from longstride.patterns.notation import parse
 
@@ -89,7 +88,7 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     """Measures, prints tables, and writes JSON if asked to."""
     console = console or Console()
     if settings.read is not None:
-        _check_files(settings)
+        check_files("bench attention", settings.json, settings.picture)
         result = read_result(settings.read)
         save(result, settings.json)
         show(result, console)
@@ -132,15 +131,11 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
     """Validates the settings and returns the shapes to measure."""
     for name in ("batch", "heads", "d_qk", "d_v", "repeats"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"bench attention: {name} must be at least 1, got {getattr(settings, name)}")
+        whole_number("bench attention", name, getattr(settings, name), least=1)
     for name in ("lengths", "patterns"):
-        given = getattr(settings, name)
-        if not given or len(set(given)) < len(given):
-            raise ValueError(f"bench attention: {name} must be one or more different ones, got {list(given)}")
+        check_distinct("bench attention", name, getattr(settings, name))
     for n in settings.lengths:
-        if n < 1:
-            raise ValueError(f"bench attention: lengths must be at least 1, got {n}")
+        whole_number("bench attention", "lengths", n, least=1)
     for text in settings.patterns:
         heads = parse(text)
         if len(heads) != 1:
@@ -161,21 +156,13 @@ def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
         choose(settings.impl, device)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-    _check_files(settings)
+    check_files("bench attention", settings.json, settings.picture)
     if settings.shapes:
         return [SHAPES[name] for name in settings.shapes]
     return [
         Shape(shape_name(n), settings.batch, settings.heads, n, settings.d_qk, settings.d_v, settings.patterns)
         for n in settings.lengths
     ]
-
-
-def _check_files(settings: AttentionBenchmark) -> None:
-    if settings.picture is not None and settings.picture.suffix.lower() not in FORMATS:
-        raise ValueError(f"bench attention: picture = {str(settings.picture)!r} must end in {' or '.join(FORMATS)}")
-    for name, path in (("json", settings.json), ("picture", settings.picture)):
-        if path is not None:
-            check_writable("bench attention", name, path)
 
 
 def _left_out(settings: AttentionBenchmark, device: torch.device) -> list[str]:

@@ -1,8 +1,8 @@
-"""Results of a benchmark as JSON and as tables, alike for all benchmarks."""
+"""What the benchmarks share: validation of settings, and results as JSON and as tables."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,35 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from longstride.common.atomic import atomic_path
+from longstride.common.atomic import atomic_path, check_writable
+from longstride.common.figures import FORMATS
+
+
+def check_distinct(owner: str, name: str, values: Sequence[Any]) -> None:
+    """Refuses an empty list and one that has a value twice."""
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{owner}: {name} must be one or more different ones, got {list(values)}")
+
+
+def check_files(owner: str, json: str | Path | None, picture: str | Path | None) -> None:
+    """Refuses paths that cannot be written, before the time of a measurement is spent."""
+    if picture is not None and Path(picture).suffix.lower() not in FORMATS:
+        raise ValueError(f"{owner}: picture = {str(picture)!r} must end in {' or '.join(FORMATS)}")
+    for name, path in (("json", json), ("picture", picture)):
+        if path is not None:
+            check_writable(owner, name, Path(path))
 
 
 def save(result: Any, path: Path | None) -> None:
     """Writes a dataclass as JSON, if there is a path."""
     if path is not None:
         with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(plain(result), indent=2) + "\n")
+            temporary.write_text(dumps(plain(result), indent=2) + "\n")
 
 
 def plain(value: Any) -> Any:
     """A dataclass as JSON has it: objects, lists, and paths as text."""
-    return json.loads(json.dumps(asdict(value), default=str))
+    return loads(dumps(asdict(value), default=str))
 
 
 def print_table(

@@ -16,7 +16,16 @@ from rich.progress import Progress
 from torch import Tensor
 
 from longstride.commands.bench.measure import Ceilings, ceilings, keep_freed_memory
-from longstride.commands.bench.report import first_line, plain, print_lines, print_machine, print_table, save
+from longstride.commands.bench.report import (
+    check_distinct,
+    check_files,
+    first_line,
+    plain,
+    print_lines,
+    print_machine,
+    print_table,
+    save,
+)
 from longstride.commands.bench.sampling_peers import (
     Contender,
     Timing,
@@ -26,9 +35,8 @@ from longstride.commands.bench.sampling_peers import (
     transformers_version,
 )
 from longstride.commands.bench.settings import SamplingBenchmark
-from longstride.common.atomic import check_writable
+from longstride.common.checks import whole_number
 from longstride.common.device import choose_device, machine
-from longstride.common.figures import picture_path
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import step_bytes, value_bytes
 from longstride.model.cache import cache_bytes
@@ -215,10 +223,8 @@ def _check(settings: SamplingBenchmark) -> ModelConfig:
     config = preset(settings.preset)
     for name, least in (("batches", 1), ("positions", 0)):
         given = getattr(settings, name)
-        if not given or len(set(given)) < len(given):
-            raise ValueError(f"bench sampling: {name} must be one or more different ones, got {list(given)}")
-        if min(given) < least:
-            raise ValueError(f"bench sampling: {name} must be at least {least}, got {min(given)}")
+        check_distinct("bench sampling", name, given)
+        whole_number("bench sampling", name, min(given), least)
     most = config.context - 2  # One byte more, from which on time counts, and one that is timed.
     if max(settings.positions) > most:
         raise ValueError(
@@ -226,13 +232,9 @@ def _check(settings: SamplingBenchmark) -> ModelConfig:
             f"{config.context:,}; give at most {most:,}"
         )
     for name, number in (("bytes", settings.bytes), ("repeats", settings.repeats)):
-        if number is not None and number < 1:
-            raise ValueError(f"bench sampling: {name} must be at least 1, got {number}")
-    if settings.picture is not None:
-        picture_path("bench sampling", settings.picture)
-    for name, path in (("json", settings.json), ("picture", settings.picture)):
-        if path is not None:
-            check_writable("bench sampling", name, path)
+        if number is not None:
+            whole_number("bench sampling", name, number, least=1)
+    check_files("bench sampling", settings.json, settings.picture)
     return config
 
 
