@@ -22,7 +22,7 @@ def printed(console):
 
 def broken(text, pattern, n, device, backend=None):
     def call(q, k, v):
-        raise RuntimeError("no C++ compiler\nand more")
+        raise RuntimeError("no C++ compiler\n  and more")
 
     return Contender(f"Flex {text}", pattern, call)
 
@@ -31,8 +31,8 @@ def test_a_peer_that_cannot_run_is_reported(monkeypatch):
     monkeypatch.setattr(peers, "flex", broken)
     console = quiet()
     result = run(AttentionBenchmark(lengths=(64,), patterns=("local(4)",), repeats=1, peers="all"), console)
-    assert [row.failure for row in result.rows] == [None, None, "forward: RuntimeError: no C++ compiler"]
-    assert "Flex local(4) at n = 64 did not run, forward: RuntimeError: no C++ compiler" in printed(console)
+    assert [row.failure for row in result.rows] == [None, None, "forward: RuntimeError: no C++ compiler and more"]
+    assert "Flex local(4) at n = 64 did not run, forward: RuntimeError: no C++ compiler and more" in printed(console)
     assert result.left_out == ["varlen: it runs on CUDA devices only", "Flex FLASH: it runs on CUDA devices only"]
     assert "left out: varlen: it runs on CUDA devices only" in printed(console)
 
@@ -54,7 +54,7 @@ def test_a_peer_without_a_backward_keeps_its_forward(monkeypatch):
     monkeypatch.setattr(peers, "flex", one_way)
     result = run(AttentionBenchmark(lengths=(64,), patterns=("local(4)",), repeats=1, peers="all"), quiet())
     row = result.rows[-1]
-    assert row.failure == "backward: NotImplementedError: "
+    assert row.failure == "backward: NotImplementedError"
     assert row.forward_ms > 0
     assert row.both_ms is None
 

@@ -28,7 +28,7 @@ from longstride.commands.bench.measure import (
     seconds_each,
 )
 from longstride.commands.bench.peers import Attention, Contender
-from longstride.commands.bench.report import check_distinct, check_files, first_line, plain, save
+from longstride.commands.bench.report import check_distinct, check_files, plain, reason_of, save
 from longstride.commands.bench.results import CallerTimes, Result, Row, conclude, read_result, shape_name
 from longstride.commands.bench.settings import AttentionBenchmark
 from longstride.common.checks import whole_number
@@ -235,7 +235,7 @@ def _try(contender: Contender, call: Attention, inputs: list[Tensor], calls: Cal
         except Exception as error:
             if contender.ours and not what and not isinstance(error, torch.OutOfMemoryError | MemoryError):
                 raise
-            calls.failures[contender.name] = f"{what}{direction}: {first_line(error)}"
+            calls.failures[contender.name] = f"{what}{direction}: {reason_of(error)}"
             if slopes.is_cuda:
                 torch.cuda.empty_cache()
             return

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from longstride.common.atomic import atomic_path, check_writable
+from longstride.common.checks import short_reason
 from longstride.common.figures import FORMATS
 
 
@@ -64,7 +65,7 @@ def print_lines(console: Console, lines: list[str]) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def first_line(error: Exception) -> str:
-    """The kind of an error and the first line of its message."""
-    message = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {message[:200]}"
+def reason_of(error: Exception) -> str:
+    """The kind of an error and its message, in one line."""
+    kind, message = type(error).__name__, short_reason(error)
+    return kind if message == kind else f"{kind}: {message}"

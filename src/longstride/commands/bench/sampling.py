@@ -19,11 +19,11 @@ from longstride.commands.bench.measure import Ceilings, ceilings, keep_freed_mem
 from longstride.commands.bench.report import (
     check_distinct,
     check_files,
-    first_line,
     plain,
     print_lines,
     print_machine,
     print_table,
+    reason_of,
     save,
 )
 from longstride.commands.bench.sampling_peers import (
@@ -185,7 +185,7 @@ def take_turns(tasks: Sequence[Task], repeats: int, tell: Callable[[], object]) 
                 # Ours may have too little memory or too few bytes. All else of ours is a fault, and no peer's business.
                 if task.name == OURS and not isinstance(error, torch.OutOfMemoryError | NothingTimedError):
                     raise
-                task.failure = first_line(error)
+                task.failure = reason_of(error)
                 if task.prompts.device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
