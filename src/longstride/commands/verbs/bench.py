@@ -13,14 +13,17 @@ def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="
     """Measure our patterns beside SDPA dense and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
     from longstride.commands.bench.attention import run
 
-    _measure_and_draw(run, settings, "plot_times")
+    draw = _drawing(settings, "plot_times")
+    result = run(settings)
+    draw(result.rows, settings.picture, result.on_gpu, result.crossings)
 
 
 def bench_sampling(settings: Annotated[SamplingBenchmark, tyro.conf.arg(name="")]) -> None:
     """Measure the time of a byte beside transformers and its floor. Example: longstride bench sampling --preset enwik8"""
     from longstride.commands.bench.sampling import run
 
-    _measure_and_draw(run, settings, "plot_rates")
+    draw = _drawing(settings, "plot_rates")
+    draw(run(settings).rows, settings.picture)
 
 
 def bench_tune(settings: Annotated[TuneBenchmark, tyro.conf.arg(name="")]) -> None:
@@ -30,10 +33,15 @@ def bench_tune(settings: Annotated[TuneBenchmark, tyro.conf.arg(name="")]) -> No
     run(settings)
 
 
-def _measure_and_draw(run: Callable[[Any], Any], settings: AttentionBenchmark | SamplingBenchmark, plot: str) -> None:
-    # What draws is imported before the work, in case it is not installed.
-    draw = None if settings.picture is None else getattr(import_module("longstride.pictures.benchmarks"), plot)
-    rows = run(settings).rows
-    if draw is not None:
-        draw(rows, settings.picture)
+def _drawing(settings: AttentionBenchmark | SamplingBenchmark, plot: str) -> Callable[..., None]:
+    """The function that draws results, or one that does nothing if no picture is asked for. Called before the measurement,
+    which would be lost if matplotlib is not installed."""
+    if settings.picture is None:
+        return lambda *_: None
+    write = getattr(import_module("longstride.pictures.benchmarks"), plot)
+
+    def draw(*results: Any) -> None:
+        write(*results)
         print(f"wrote {settings.picture}")
+
+    return draw
