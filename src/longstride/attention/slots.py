@@ -27,8 +27,7 @@ class Slots:
         self.leaves = [geometry(leaf, context)[0] for leaf in pattern.leaves]
         """The geometry of each leaf."""
         self.keeps_all = any(_window_size(leaf) == context for leaf in self.leaves)
-        summaries = [leaf.summary for leaf in self.leaves if leaf.summary]
-        self.summaries = [] if self.keeps_all else summaries
+        self.summaries = [leaf.summary for leaf in self.leaves if leaf.summary and not self.keeps_all]
         self.starts = []
         """The first slot of each summary's cells."""
         count = 0

@@ -1,11 +1,7 @@
 """Covers a pattern's pairs with dense rectangles of the score matrix, after rearranging the sequence into lanes.
 
-This is section 5.5 of the paper. A pattern is computed one leaf after the other. For each leaf the sequence is arranged
-into lanes, in which the leaf's pairs are close together:
-
-    Dilated   a lane for each residue class modulo the step; a local window in each lane
-    Block     a lane for each block; causal attention in each lane
-    Summary   one lane, with only the summary cells as keys; a staircase of whole blocks
+A pattern is computed one leaf after the other, in the lanes of `patterns.geometry`; Summary in one lane of all positions,
+with only the summary cells as keys: a staircase of whole blocks.
 
 `plan` covers the lanes with tiles: rectangles of queries and keys, many of one shape, so that a batched matrix product
 computes them together. A pair of several leaves of a union belongs to the first of them and is masked in the others.
@@ -83,9 +79,8 @@ class Arrangement:
         """[batch, n, d] as the view [batch, lanes, length, d]."""
         lanes, row = self.lanes, x.stride(1)
         strides = (x.stride(0), lanes.lane_step * row, lanes.index_step * row, x.stride(2))
-        return x.as_strided(
-            (x.shape[0], lanes.lanes, lanes.length, x.shape[2]), strides, x.storage_offset() + lanes.first * row
-        )
+        shape = (x.shape[0], lanes.lanes, lanes.length, x.shape[2])
+        return x.as_strided(shape, strides, x.storage_offset() + lanes.first * row)
 
     def visible(self, tiles: Tiles, lane: Tensor, tile: Tensor) -> Tensor:
         """Returns the visible pairs in these tiles of these lanes: bool [lanes, tiles, rows, columns]."""

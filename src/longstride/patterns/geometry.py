@@ -37,15 +37,13 @@ class Lanes(NamedTuple):
 
 def block_lanes(n: int, l: int) -> list[Lanes]:
     """Returns the blocks of Block(l); the last one is shorter where l does not divide n."""
-    return _not_empty(Lanes(0, n // l, l, l, 1), Lanes(n // l * l, 1, l, n % l, 1))
+    sets = Lanes(0, n // l, l, l, 1), Lanes(n // l * l, 1, l, n % l, 1)
+    return [lanes for lanes in sets if lanes.lanes and lanes.length]
 
 
 def column_lanes(n: int, l: int) -> list[Lanes]:
     """Returns the residue classes of Column(l); the first n % l are one position longer."""
-    return _not_empty(Lanes(0, n % l, 1, n // l + 1, l), Lanes(n % l, l - n % l, 1, n // l, l))
-
-
-def _not_empty(*sets: Lanes) -> list[Lanes]:
+    sets = Lanes(0, n % l, 1, n // l + 1, l), Lanes(n % l, l - n % l, 1, n // l, l)
     return [lanes for lanes in sets if lanes.lanes and lanes.length]
 
 
@@ -120,39 +118,20 @@ def _dilated(leaf: Dilated, earlier: Sequence[Leaf], n: int) -> Geometry:
             near = max(near, min(other.reach, n) // step + 1)
         else:
             excluded.append(other)
+    far = (n if leaf.reach is None else min(leaf.reach, n)) // step
     return Geometry(
-        lanes=step,
-        lane_shift=1,
-        step=step,
-        limit=-(-n // step),
-        near=near,
-        far=(n if leaf.reach is None else min(leaf.reach, n)) // step,
-        own=1,
-        block=n,
-        cells=0,
-        first_cell=0,
-        n=n,
-        leaves=(leaf,),
-        excluded=tuple(excluded),
-    )
+        lanes=step, lane_shift=1, step=step, limit=-(-n // step), near=near, far=far, own=1, block=n, cells=0, first_cell=0,
+        n=n, leaves=(leaf,), excluded=tuple(excluded),
+    )  # fmt: skip
 
 
 def _fixed(leaf: Block | Summary, summary: Summary | None, earlier: Sequence[Leaf], n: int) -> Geometry:
     """A block, a summary, or a block and the summary of its length."""
     block = min(leaf.l, n)
     lane_shift = block * max(1, LANE // block)
+    cells, first_cell = (min(summary.c, n), min(summary.cells.start, n)) if summary else (0, 0)
     return Geometry(
-        lanes=-(-n // lane_shift),
-        lane_shift=lane_shift,
-        step=1,
-        limit=min(lane_shift, n),
-        near=0,
-        far=n,
-        own=int(isinstance(leaf, Block)),
-        block=block,
-        cells=0 if summary is None else min(summary.c, n),
-        first_cell=0 if summary is None else min(summary.cells.start, n),
-        n=n,
-        leaves=(leaf,) if summary in (None, leaf) else (leaf, summary),
-        excluded=tuple(earlier),
-    )
+        lanes=-(-n // lane_shift), lane_shift=lane_shift, step=1, limit=min(lane_shift, n), near=0, far=n,
+        own=int(isinstance(leaf, Block)), block=block, cells=cells, first_cell=first_cell,
+        n=n, leaves=(leaf,) if summary in (None, leaf) else (leaf, summary), excluded=tuple(earlier),
+    )  # fmt: skip
