@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from longstride.attention.kernels.jobs import LANE
 from longstride.attention.kernels.launch import forget_plans
 from longstride.attention.kernels.launches import Key, LaneKey, LaneSetting, Setting, TileKey, TileSetting
 from longstride.attention.kernels.saved import in_force
+from longstride.patterns.geometry import LANE
 
 __all__ = [
     "Gpu",

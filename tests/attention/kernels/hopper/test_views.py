@@ -7,10 +7,11 @@ pytest.importorskip("triton.experimental.gluon")
 
 from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper import launch
-from longstride.attention.kernels.hopper.lane_boxes import block_lanes, column_lanes, lane_box
+from longstride.attention.kernels.hopper.lane_boxes import lane_box
 from longstride.attention.kernels.jobs import passes
 from longstride.attention.kernels.launch import Workspace
 from longstride.patterns import notation
+from longstride.patterns.geometry import block_lanes, column_lanes
 
 BATCH, HEADS, N, D = 2, 3, 60, 16
 

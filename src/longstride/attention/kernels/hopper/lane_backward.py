@@ -20,7 +20,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper.lane_boxes import (
     TILE,
-    Lanes,
     copy_in,
     copy_out,
     heads_side_by_side,
@@ -32,6 +31,7 @@ from longstride.attention.kernels.hopper.lane_settings import lane_backward_sett
 from longstride.attention.kernels.hopper.pair_slopes import add_pairs, without_keys
 from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.settings import processors
+from longstride.patterns.geometry import Lanes
 
 MOST_NUMBERS = 64 * 128
 """The most numbers of a lane in one tensor: five such tiles share the memory of a program."""

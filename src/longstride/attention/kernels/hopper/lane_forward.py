@@ -21,7 +21,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from longstride.attention.kernels.call import Forward
 from longstride.attention.kernels.hopper.lane_boxes import (
     TILE,
-    Lanes,
     copy_in,
     copy_out,
     heads_side_by_side,
@@ -32,6 +31,7 @@ from longstride.attention.kernels.hopper.lane_boxes import (
 from longstride.attention.kernels.hopper.lane_settings import lane_forward_settings
 from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.settings import processors
+from longstride.patterns.geometry import Lanes
 
 LONGEST = 256
 """The most positions of a lane: what a box can have."""

@@ -14,7 +14,7 @@ from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
 from longstride.attention.kernels.hopper.choice import TILE, choose, copyable, whole_lanes
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
-from longstride.attention.kernels.hopper.lane_boxes import Lanes, block_lanes, column_lanes, distance
+from longstride.attention.kernels.hopper.lane_boxes import distance
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
 from longstride.attention.kernels.hopper.numbers import backward_numbers
 from longstride.attention.kernels.hopper.past_forward import GROUPS, past_forward
@@ -24,6 +24,7 @@ from longstride.attention.kernels.hopper.window_forward import window_forward
 from longstride.attention.kernels.jobs import Job, Pass
 from longstride.attention.kernels.launch import Box, Launch, constant
 from longstride.attention.kernels.settings import padded, processors
+from longstride.patterns.geometry import Lanes, block_lanes, column_lanes
 
 ROWS = 64
 """Queries of a group of warps."""

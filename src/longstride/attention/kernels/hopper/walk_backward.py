@@ -18,10 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from longstride.attention.kernels.call import Backward
-from longstride.attention.kernels.hopper.lane_boxes import TILE, Lanes, copy_in, copy_out, lane_box, walking_programs
+from longstride.attention.kernels.hopper.lane_boxes import TILE, copy_in, copy_out, lane_box, walking_programs
 from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
 from longstride.attention.kernels.hopper.pair_slopes import add_pairs, without_keys
 from longstride.attention.kernels.launch import Launch
+from longstride.patterns.geometry import Lanes
 
 
 @gluon.jit

@@ -19,10 +19,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from longstride.attention.kernels.call import Forward
-from longstride.attention.kernels.hopper.lane_boxes import TILE, Lanes, copy_in, copy_out, lane_box, walking_programs
+from longstride.attention.kernels.hopper.lane_boxes import TILE, copy_in, copy_out, lane_box, walking_programs
 from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
 from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.primitives import LOWEST
+from longstride.patterns.geometry import Lanes
 
 
 @gluon.jit
