@@ -68,10 +68,12 @@ def cell_tile(start, offset, cells, block, first_cell, EVEN: tl.constexpr):
 
     EVEN: `cells` divides every start. What each cell adds is then the same for all tiles, and computed once.
     """
+    base = start * 0
     if EVEN:
-        return start // cells * block, cell_position(offset, cells, block, first_cell)
+        base = start // cells * block
     else:
-        return start * 0, cell_position(start + offset, cells, block, first_cell)
+        offset = start + offset
+    return base, cell_position(offset, cells, block, first_cell)
 
 
 @triton.jit
