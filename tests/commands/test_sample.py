@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
 import longstride.commands.sample
 from longstride import generate
 from longstride.commands import main as cli
+from longstride.common.console import Progress
 from longstride.data import audio, images
 from longstride.data.store import write_store
 from longstride.model import SparseTransformer
-from longstride.sampling.meter import Meter
 from longstride.sampling.outputs import find_output
 from longstride.sampling.request import Request
 from longstride.sampling.subject import find_subject
@@ -597,23 +596,12 @@ def test_when_there_is_a_bar_beside_a_text(capfdbinary, tmp_path, monkeypatch, f
         begin(stream)
         stream.file = file
 
-    def noted(meter, console, total, shown, begin=Meter.__init__):
+    def noted(progress, total, console, shown, begin=Progress.__init__):
         found.append(shown)
-        begin(meter, console, total, shown=False)
+        begin(progress, total, console, shown=False)
 
     monkeypatch.setattr("longstride.sampling.outputs.Stream.__init__", opened)
-    monkeypatch.setattr(Meter, "__init__", noted)
+    monkeypatch.setattr(Progress, "__init__", noted)
     monkeypatch.setattr("longstride.common.console.StandardError.is_terminal", terminal)
     assert run(capfdbinary, a_run(tmp_path, "text"), "--length", 3)[0] == 0
     assert found == [shown]
-
-
-def test_the_bar():
-    """All streams together."""
-    file = io.StringIO()
-    with Meter(Console(file=file, force_terminal=True, width=100), 400) as meter:
-        for _ in range(4):
-            meter.advance(50)
-        meter.live.refresh()
-        assert (meter.done, meter.live.tasks[0].completed) == (200, 200)
-    assert re.search(r"200 of 400 bytes  [\d,]+ bytes/s  \d+:\d\d left", file.getvalue())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from longstride.training import train, trainer
+from longstride.training import loop, train, trainer
 from longstride.training.metrics import read_metrics
 from longstride.training.ranks import Ranks
 from longstride.training.run import Run
@@ -142,7 +142,7 @@ def test_processes_that_torchrun_starts_anew_do_as_auto(tmp_path, monkeypatch):
 
         def __exit__(self, *given): ...
 
-    monkeypatch.setattr(trainer, "joined", Joined)
+    monkeypatch.setattr(loop, "joined", Joined)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
     with pytest.raises(ValueError, match="already holds a run"):
         train(made)

@@ -7,16 +7,16 @@ import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from math import log
 from pathlib import Path
-from time import perf_counter
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from longstride.common.checks import whole_number
-from longstride.common.console import Bar, StandardError, duration
+from longstride.common.console import Progress, StandardError, duration
 from longstride.common.device import machine
 from longstride.common.files import check_run_folder
 from longstride.data.store import Store
@@ -80,8 +80,9 @@ def evaluate(
         console = StandardError() if ranks.first else Console(file=io.StringIO())
         rows: list[Score] = []
         for one in contexts:
-            with Meter(console, f"min context {one:,}", some.size, ranks.count) as meter:
-                rows.append(bits_per_byte(model, some, min_context=one, batch=batch, ranks=ranks, progress=meter))
+            with Progress(some.size, console, name=f"min context {one:,}") as progress:
+                report = partial(show_score, progress)
+                rows.append(bits_per_byte(model, some, min_context=one, batch=batch, ranks=ranks, progress=report))
             if file is not None:
                 file.add({**asdict(rows[-1]), **how})
         if ranks.first:
@@ -91,20 +92,9 @@ def evaluate(
     return rows
 
 
-class Meter(Bar):
-    """How far an evaluation is."""
-
-    def __init__(self, console: Console, name: str, total: int, processes: int) -> None:
-        super().__init__(console, line=name)
-        self.name, self.bytes, self.processes = name, total, processes
-        self.begun = perf_counter()
-
-    def __call__(self, share: float, scored: int, nats: float) -> None:
-        """Of this process. Others are about as far."""
-        left = (perf_counter() - self.begun) * (1 - share) / share
-        done = min(scored * self.processes, self.bytes)
-        bits = f"{nats / scored / log(2):.4f} bits/byte" if scored else ""
-        self.show(share, f"{self.name}  {done:,} of {self.bytes:,} bytes  {bits}  {duration(left)} left")
+def show_score(progress: Progress, share: float, scored: int, nats: float) -> None:
+    """Shows the bits per byte so far. `share`: of this process's work; others have done about as much."""
+    progress.update(share * progress.total, f"{nats / scored / log(2):.4f} bits/byte" if scored else "")
 
 
 def _fits(store: Store, config: ModelConfig) -> None:

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from longstride.common.console import StandardError
+from longstride.common.console import Progress, StandardError, print_line
 from longstride.common.device import choose_device
 from longstride.model import SparseTransformer
 from longstride.sampling import generate
 from longstride.sampling.generation import kept
-from longstride.sampling.meter import Meter
 from longstride.sampling.outputs import Stream, find_output
 from longstride.sampling.prompts import Prompts, find_prompts
 from longstride.sampling.request import OWNER, Request
@@ -53,8 +52,8 @@ def sample(folder: Path, request: Request) -> list[bytes]:
     interrupted = False
     console = StandardError()
     if max(ends) > model.config.context:
-        console.print(_sliding(max(ends), model.config.context), highlight=False, soft_wrap=True)
-    with Meter(console, total, shown=stream is None or (stream.file and console.is_terminal)) as meter:
+        print_line(console, _sliding(max(ends), model.config.context))
+    with Progress(total, console, shown=stream is None or (stream.file and console.is_terminal)) as progress:
         try:
             if stream is not None:
                 stream.write(prompts.each[0])
@@ -65,14 +64,14 @@ def sample(folder: Path, request: Request) -> list[bytes]:
                     stream.write(new[0])
                     if not stream.open:
                         break
-                meter.advance(sum(map(len, new)))
+                progress.advance(sum(map(len, new)))
         except KeyboardInterrupt:
             interrupted = True
     if stream is not None:
         stream.close()
         if stream.in_front_of_errors:
             console.print()
-        console.print(meter.summary(), highlight=False, soft_wrap=True)
+        print_line(console, progress.summary())
     there = [bytes(one) for one in made]
     if interrupted:
         begun = [len(one) > len(prompt) for one, prompt in zip(there, prompts.each)]
@@ -81,7 +80,7 @@ def sample(folder: Path, request: Request) -> list[bytes]:
     if output is not None and there:
         output.write(there, prompts.each, prompts.originals)
         of = f" of {len(made):,}" if len(there) < len(made) else ""
-        print(f"wrote {output.place}: {len(there):,}{of} {_noun(subject.kind, len(made))}, {meter.summary()}")
+        print(f"wrote {output.place}: {len(there):,}{of} {_noun(subject.kind, len(made))}, {progress.summary()}")
     if interrupted:
         raise KeyboardInterrupt
     if stream is not None and stream.unread:

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from longstride.common.atomic import check_writable
 from longstride.common.checks import suggest
-from longstride.common.console import byte_bar
+from longstride.common.console import Progress
 
 CHUNK = 2**18
 TIMEOUT = 60.0
@@ -85,17 +85,15 @@ def _download(source: Source, part: Path, progress: bool) -> None:
         return
     if received > source.size:
         received = 0
-    with byte_bar(progress) as bar:
-        task = bar.add_task(source.name, total=source.size)
-        with _request(source, received) as response:
-            received = _response_start(source, response, received)
-            bar.update(task, completed=received)
-            with part.open("r+b" if received else "wb") as file:
-                file.seek(received)
-                for chunk in _chunks(source, response, source.size - received):
-                    file.write(chunk)
-                    received += len(chunk)
-                    bar.update(task, completed=received)
+    with _request(source, received) as response:
+        received = _response_start(source, response, received)
+        progress_bar = Progress(source.size, name=source.name, done=received, shown=progress, plain_lines=False)
+        with progress_bar as bar, part.open("r+b" if received else "wb") as file:
+            file.seek(received)
+            for chunk in _chunks(source, response, source.size - received):
+                file.write(chunk)
+                received += len(chunk)
+                bar.update(received)
     if received < source.size:
         raise OSError(_stopped(source, f"the connection ended after {received:,} of {source.size:,} bytes"))
 

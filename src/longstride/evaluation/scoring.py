@@ -20,7 +20,7 @@ from longstride.common.checks import whole_number
 from longstride.model import SparseTransformer
 
 Bytes = npt.NDArray[np.uint8]
-Progress = Callable[[float, int, float], None]
+ReportProgress = Callable[[float, int, float], None]
 """Called after every pass with this process's share of work done, and the bytes and nats scored so far."""
 BYTES_PER_PASS = 2**16
 """Bytes of the windows that are computed at a time, if no batch is given; at least one window."""
@@ -76,7 +76,7 @@ def bits_per_byte(
     min_context: int = 0,
     batch: int | None = None,
     ranks: Processes = ALONE,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
 ) -> Score:
     """Scores `data`, uint8, by the model: [bytes] is a stream, [items, ...] are items, each scored without context.
 
@@ -131,7 +131,7 @@ def windows_of(length: int, context: int, min_context: int) -> list[Window]:
 @torch.no_grad()
 def score(
     model: SparseTransformer, data: Bytes, windows: Sequence[Window], batch: int, ranks: Processes = ALONE,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
 ) -> list[float]:  # fmt: skip
     """Returns the nats that each window scores, in order. The windows must have one length.
 

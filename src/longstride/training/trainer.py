@@ -1,49 +1,39 @@
-"""train(config): the loop of section 6, from a store of bytes to a run's folder.
+"""Trainer: a run in progress, with its training step, validation and checkpoints (section 6 of the paper).
 
 A step is a pure function of the weights, the optimizer's state, the seed and the step number; so are batches and dropout.
 A resumed run is therefore bit-identical to one that never stopped.
 """
 
-import io
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from math import isfinite, log
-from time import perf_counter
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from longstride.common.checks import whole_number
-from longstride.common.console import StandardError
-from longstride.data.loader import Prefetch, Sequences
+from longstride.data.loader import Sequences
 from longstride.model import SparseTransformer
 from longstride.model.cost import check_memory
-from longstride.training.checkpoint import Checkpoints, SaveError
+from longstride.training.checkpoint import Checkpoints
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
 from longstride.training.distributed import Spread, averaging_dtype, whole_weights
-from longstride.training.fitting import check_kind, fit_to_data
+from longstride.training.fitting import check_kind
 from longstride.training.initial import Initial
-from longstride.training.interrupts import Interrupts
 from longstride.training.optimizer import describe_extension, learning_rate, make_optimizers, set_learning_rate
 from longstride.training.precision import Updates
 from longstride.training.preflight import check_settings, open_verified
-from longstride.training.progress import Reporter, check_tensorboard
-from longstride.training.ranks import ALONE, Ranks, joined
-from longstride.training.run import WEIGHTS, Resume, Run, check_resume
+from longstride.training.ranks import ALONE, Ranks
+from longstride.training.reporting import Summary as Summary
+from longstride.training.run import WEIGHTS, Resume, Run
 from longstride.training.samples import write_samples
-from longstride.training.speed import Speed, matrix_rate
 from longstride.training.standing import Standing
-from longstride.training.summary import Summary as Summary
 from longstride.training.validation import validate
 
 Say = Callable[[str], None]
-DONE, INTERRUPTED = "all steps are done", "interrupted"
 
 
 class Trainer:
@@ -263,133 +253,6 @@ class Trainer:
                 held = x.clone()
                 x.copy_(self.average[name])
                 self.average[name].copy_(held)
-
-
-def train(
-    config: TrainConfig, resume: Resume = False, until: int | None = None, console: Console | None = None,
-    fit: Collection[str] = (),
-) -> Summary:  # fmt: skip
-    """Trains, and returns how it ended. `until`: pauses after that step, as Ctrl-C does; `resume` goes on from there.
-
-    A run that is resumed with more `steps` than it began with, finished or not, is extended: each further step has the
-    learning rate that it would have in a run of the new total, so that of a finished run rises again and then decays to the
-    new end. All other settings that a step depends on must be the run's own.
-
-    resume="auto" is for batch systems that start a job again: it begins a run that is not there, and goes on with one that
-    is. One that never came to a checkpoint begins anew, and its metrics are kept under another name until it has caught up.
-    Processes that torchrun has started train one model together; all return the same.
-
-    fit: of the model's context, embedding and pattern those that follow from the data, if that has images of another size.
-    """
-    end = config.steps if until is None else min(whole_number("train", "until", until, 1), config.steps)
-    check_resume(resume)
-    if config.tensorboard:
-        check_tensorboard()
-    with joined(config.device) as ranks:
-        # After a restart by torchrun, resume the run that this launch began, but no run that existed before.
-        begun = ranks.run_on_first(lambda: ranks.restarted and Run.is_of_this_launch(config))
-        if ranks.any(bool(begun)):
-            resume = "auto"
-        elif resume == "auto":
-            resume = "auto" if ranks.any(bool(ranks.run_on_first(lambda: Run.is_there(config)))) else False
-        return _train(config, resume, end, ranks, console, fit)
-
-
-def _train(
-    config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console: Console | None, fit: Collection[str]
-) -> Summary:  # fmt: skip
-    if not ranks.first:
-        console = Console(file=io.StringIO())
-    console = console or StandardError()
-    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
-    config = fit_to_data(config, fit, resume, ranks, say)
-    with closing(Trainer(config, resume, ranks, say)) as trainer:
-        rate = matrix_rate(trainer.device, getattr(torch, config.model.precision))
-        speed = Speed(config, rate, trainer.device, ranks.count)
-        first, shown = trainer.step, config.tensorboard and ranks.first
-        reporter = ranks.run_on_all(lambda: Reporter(config.steps, first, trainer.run.folder, shown, console))
-        batches = Prefetch(trainer.training, config.seed, config.batch, first, end, trainer.device, ranks.rank, ranks.count)
-        with batches, reporter, Interrupts(ranks.first) as interrupts:
-            try:
-                interrupted = _loop(trainer, batches, reporter, speed, interrupts)
-                trainer.save()
-                trainer.checkpoints.wait()
-            except FloatingPointError as error:
-                trainer.save()
-                trainer.checkpoints.wait()
-                ranks.mark_reported(error)
-                raise
-            except (OSError, RuntimeError) as error:
-                if interrupts.asked and ranks.is_peer_failure(error):  # A second signal ended the other processes.
-                    raise KeyboardInterrupt from None
-                if isinstance(error, SaveError) or not isinstance(error, OSError):
-                    raise
-                with suppress(OSError):  # Another failure of the save is not the one to report.
-                    trainer.checkpoints.wait()
-                full = OSError(f"train: step {trainer.step}: {error}; {trainer.checkpoints.way_on()}")
-                full.__notes__ = getattr(error, "__notes__", [])
-                raise full from None
-            reason = DONE
-            if trainer.out_of_patience:
-                reason = f"no better validation in {config.patience} of them"
-            elif trainer.step < config.steps:
-                reason = INTERRUPTED if interrupted else f"paused after step {trainer.step}"
-            if trainer.out_of_patience or trainer.step == config.steps:
-                trainer.finish(reporter.say)
-        seconds = perf_counter() - speed.begun
-        last = trainer.run.metrics.last_values("bits_per_byte", "valid_bits_per_byte")
-        return Summary(
-            folder=trainer.run.folder,
-            step=trainer.step,
-            bits_per_byte=last.get("bits_per_byte"),
-            valid_bits_per_byte=last.get("valid_bits_per_byte"),
-            best_bits_per_byte=trainer.standing.best,
-            best_step=trainer.standing.best_step,
-            seconds=seconds,
-            bytes_per_second=(trainer.step - first) * config.batch * config.model.context / seconds,
-            loader_share=batches.waited / seconds,
-            reason=reason,
-            done=trainer.out_of_patience or trainer.step == config.steps,
-            signal=interrupts.signal if reason == INTERRUPTED else None,
-        )
-
-
-def _loop(trainer: Trainer, batches: Prefetch, reporter: Reporter, speed: Speed, interrupts: Interrupts) -> bool:
-    """Trains until the batches end, validation no longer improves, or a signal comes. Returns True for a signal."""
-    config, ranks = trainer.config, trainer.ranks
-    for tokens in () if trainer.out_of_patience else batches:
-        found = trainer.take_step(tokens)
-        speed.steps += 1
-        reporter.advance(trainer.step)
-        last = trainer.step == config.steps
-        validated = trainer.step % config.validate_every == 0 or last
-        if trainer.step % config.log_every == 0 or validated:
-            row = {**trainer.standing.loss_row(trainer.step), **found, **speed.row(trainer.step, batches.waited)}
-            if trainer.updates.scale is not None:
-                row["loss_scale"] = trainer.updates.scale
-            if validated:
-                row["valid_bits_per_byte"] = trainer.validate()
-            ranks.run_on_first(partial(_note, trainer.run, reporter, row))
-            trainer.standing.losses = []
-            speed.restart(batches.waited)
-            trainer.write_first_best()
-        if trainer.step % config.save_every == 0 or last:
-            trainer.save()
-        flags = ranks.most(2 * trainer.checkpoints.failed + interrupts.asked)
-        if flags >= 2:
-            trainer.checkpoints.wait()
-        if flags:
-            interrupts.hear()
-        if trainer.out_of_patience:
-            return False
-        if flags and not last:
-            return True
-    return False
-
-
-def _note(run: Run, reporter: Reporter, row: dict[str, Any]) -> None:
-    run.log(row)
-    reporter.row(row)
 
 
 def _mixed(seed: int, step: int, rank: int) -> int:
