@@ -24,7 +24,7 @@ from longstride.evaluation.results import Results
 from longstride.model import SparseTransformer
 from longstride.patterns.notation import parse
 from longstride.pictures import benchmarks, patterns  # noqa: F401
-from longstride.pictures.run import plot_run, results, settings
+from longstride.pictures.run import plot_run, read_settings, summarize
 from longstride.sampling.subject import find_subject
 from longstride.training import train
 from longstride.training.curve import plot_curve, read_rows
@@ -75,13 +75,13 @@ def begin() -> None:
 
 def describe_run() -> None:
     """As `longstride plot run`, but for the drawing."""
-    settings(Path("run"))
-    results(read_rows(Path("run")))
+    read_settings(Path("run"))
+    summarize(read_rows(Path("run")))
 
 
 def load_metrics() -> None:
     read_metrics("run")
-    results(read_rows(Path("run")))
+    summarize(read_rows(Path("run")))
 
 
 def draw_page() -> None:
