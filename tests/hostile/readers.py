@@ -25,7 +25,7 @@ from longstride.model import SparseTransformer
 from longstride.patterns.notation import parse
 from longstride.pictures import benchmarks, patterns  # noqa: F401
 from longstride.pictures.run import plot_run, read_settings, summarize
-from longstride.sampling.subject import find_subject
+from longstride.sampling.format import find_format
 from longstride.training import train
 from longstride.training.curve import plot_curve, read_rows
 from longstride.training.run import read_metrics
@@ -50,7 +50,7 @@ def open_run() -> None:
     """As `longstride eval` and `sample`."""
     source = open_source("eval", Path("run"))
     if source.config is not None:
-        find_subject(source, source.config.model, None)
+        find_format(source, source.config.model, None)
     is_the_runs("eval", source, open_store("data"), asked_for=False)
     SparseTransformer.from_pretrained(source.weights)
 

@@ -1,4 +1,4 @@
-"""What samples begin with: text that was typed, a file, the upper part of images, the beginning of a sound."""
+"""Prompts of samples: text, a file, the upper part of images, or the beginning of a sound."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,38 +11,41 @@ import numpy as np
 from longstride.data import audio
 from longstride.data.images import open_images, shape_text
 from longstride.data.store import Bytes
+from longstride.sampling.format import SampleFormat
 from longstride.sampling.request import OWNER, Request
-from longstride.sampling.subject import Subject
 
-TEXT = 500
-"""Bytes of a text, if nothing else is said."""
-ITEMS = 64
-"""The most images that are completed without being named: a data set is more than anyone meant."""
+TEXT_LENGTH = 500
+"""Default length of text samples in bytes."""
+MOST_ITEMS = 64
+"""The most images completed without --items: completing a whole data set is hardly intended."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    each: list[bytes]
-    """One for each sample."""
+    prompts: list[bytes]
+    """One per sample."""
     length: int | None
-    """Bytes that are added to each; None: up to the context."""
+    """Bytes to generate after each prompt; None: up to the context."""
     originals: list[bytes]
-    """The images that are completed, each as many times as there are samples of one."""
+    """The images to complete; each has the same number of samples."""
 
 
-def find_prompts(request: Request, subject: Subject, context: int) -> Prompts:
-    _check(request, subject)
-    if subject.kind == "images":
-        originals = [] if request.prompt_file is None else _images(request.prompt_file, request.items, subject)
-        kept = _kept(request.keep_top, subject) if originals else 0
-        each = [original[:kept] for original in originals or [b""] for _ in range(request.count)]
-        return Prompts(each, prod(subject.item) - kept, originals)
+def read_prompts(request: Request, sample_format: SampleFormat, context: int) -> Prompts:
+    """Returns the prompts of a request; ValueError if they do not fit the model."""
+    _check_request(request, sample_format.kind)
+    if sample_format.kind == "images":
+        originals = (
+            [] if request.prompt_file is None else _read_images(request.prompt_file, request.items, sample_format.item)
+        )
+        kept_bytes = _kept_bytes(request.keep_top, sample_format.item) if originals else 0
+        prompts = [original[:kept_bytes] for original in originals or [b""] for _ in range(request.count)]
+        return Prompts(prompts, prod(sample_format.item) - kept_bytes, originals)
     if request.prompt_file is None:
-        prompt = (request.prompt or "").encode("utf-8", "surrogateescape")  # As it was typed, whatever that is.
+        prompt = (request.prompt or "").encode("utf-8", "surrogateescape")  # Any bytes typed, also invalid UTF-8.
     elif request.prompt_file.is_dir():
         raise ValueError(f"{OWNER}: prompt_file = {str(request.prompt_file)!r} is a folder; give a file in it")
-    elif subject.kind == "audio":
-        prompt = _sound(request.prompt_file, request.seconds, subject.rate, context)
+    elif sample_format.kind == "audio":
+        prompt = _read_sound(request.prompt_file, request.seconds, sample_format.rate, context)
     else:
         prompt = request.prompt_file.read_bytes()
     if len(prompt) >= context:
@@ -51,60 +54,62 @@ def find_prompts(request: Request, subject: Subject, context: int) -> Prompts:
             f"{OWNER}: {given} has {len(prompt):,} bytes, and the context is {context:,}; give at most {context - 1:,}"
         )
     length = request.length
-    if length is None and subject.kind == "text":
-        length = max(1, min(TEXT, context - len(prompt)))
+    if length is None and sample_format.kind == "text":
+        length = max(1, min(TEXT_LENGTH, context - len(prompt)))
     return Prompts([prompt] * request.count, length, [])
 
 
-def _check(request: Request, subject: Subject) -> None:
-    if request.prompt is not None and subject.kind in ("images", "audio"):
-        like = "an image, as in --prompt-file a.png" if subject.kind == "images" else "a sound, as in --prompt-file a.wav"
-        raise ValueError(f"{OWNER}: prompt = {request.prompt!r} is text, and the model makes {subject.kind}; give {like}")
-    if request.length is not None and subject.kind == "images":
+def _check_request(request: Request, kind: str) -> None:
+    """Raises ValueError for options that are not for this kind of data."""
+    if request.prompt is not None and kind in ("images", "audio"):
+        like = "an image, as in --prompt-file a.png" if kind == "images" else "a sound, as in --prompt-file a.wav"
+        raise ValueError(f"{OWNER}: prompt = {request.prompt!r} is text, and the model makes {kind}; give {like}")
+    if request.length is not None and kind == "images":
         raise ValueError(f"{OWNER}: length = {request.length} is not for images, which are made whole; leave it out")
-    if request.scale > 1 and subject.kind != "images":
-        raise ValueError(f"{OWNER}: scale = {request.scale} is for images, and the model makes {subject.kind}; leave it out")
-    for name, kind in (("keep_top", "images"), ("items", "images"), ("seconds", "audio")):
+    if request.scale > 1 and kind != "images":
+        raise ValueError(f"{OWNER}: scale = {request.scale} is for images, and the model makes {kind}; leave it out")
+    for name, right_kind in (("keep_top", "images"), ("items", "images"), ("seconds", "audio")):
         value = getattr(request, name)
         if value in (None, ()):
             continue
-        if subject.kind != kind:
-            raise ValueError(f"{OWNER}: {name} = {value} is for {kind}, and the model makes {subject.kind}; leave it out")
+        if kind != right_kind:
+            raise ValueError(f"{OWNER}: {name} = {value} is for {right_kind}, and the model makes {kind}; leave it out")
         if request.prompt_file is None:
             raise ValueError(f"{OWNER}: {name} = {value} says what is kept of --prompt-file; give that, too")
 
 
-def _images(path: Path, items: tuple[int, ...], subject: Subject) -> list[bytes]:
-    with _named(path):
-        found = open_images(path)
-    wanted = subject.item
-    repeat = wanted[2] if found.item[2] == 1 else 1  # A grey one has all its channels equal.
-    if (*found.item[:2], found.item[2] * repeat) != wanted:
+def _read_images(path: Path, items: tuple[int, ...], wanted: tuple[int, ...]) -> list[bytes]:
+    """Returns the bytes of images from a file or folder; `wanted`: their height, width and channels."""
+    with _naming_argument(path):
+        images = open_images(path)
+    repeat = wanted[2] if images.item[2] == 1 else 1  # A grey image gets equal channels.
+    if (*images.item[:2], images.item[2] * repeat) != wanted:
         raise ValueError(
-            f"{OWNER}: {path} is {shape_text(found.item)}, and the model makes images of {shape_text(wanted)}; give such"
+            f"{OWNER}: {path} is {shape_text(images.item)}, and the model makes images of {shape_text(wanted)}; give such"
         )
     for item in items:
-        if not 0 <= item < found.count:
-            raise ValueError(f"{OWNER}: items must be 0 to {found.count - 1:,}, got {item}; {path} has {found.count:,}")
-    if not items and found.count > ITEMS:
-        raise ValueError(f"{OWNER}: {path} has {found.count:,} images; say which, as in --items 0 1 2")
-    places = np.array(items or range(found.count), np.int64)
-    with _named(path):
-        images: Bytes = found.read(places).reshape(len(places), *found.item)
-    return [image.tobytes() for image in images.repeat(repeat, -1)]
+        if not 0 <= item < images.count:
+            raise ValueError(f"{OWNER}: items must be 0 to {images.count - 1:,}, got {item}; {path} has {images.count:,}")
+    if not items and images.count > MOST_ITEMS:
+        raise ValueError(f"{OWNER}: {path} has {images.count:,} images; say which, as in --items 0 1 2")
+    indices = np.array(items or range(images.count), np.int64)
+    with _naming_argument(path):
+        pixels: Bytes = images.read(indices).reshape(len(indices), *images.item)
+    return [image.tobytes() for image in pixels.repeat(repeat, -1)]
 
 
-def _kept(share: float | None, subject: Subject) -> int:
-    """Bytes of whole rows."""
-    share, height = 0.5 if share is None else share, subject.item[0]
+def _kept_bytes(share: float | None, item: tuple[int, ...]) -> int:
+    """Returns the bytes of the rows that are kept of an image; half of them for None."""
+    share, height = 0.5 if share is None else share, item[0]
     rows = round(height * share)
     if not 0 < rows < height:
         between = f"between {0.5 / height:.3g} and {1 - 0.5 / height:.3g}"
         raise ValueError(f"{OWNER}: keep_top = {share} keeps {rows} of {height} rows; give a number {between}")
-    return rows * prod(subject.item[1:])
+    return rows * prod(item[1:])
 
 
-def _sound(path: Path, seconds: float | None, rate: int, context: int) -> bytes:
+def _read_sound(path: Path, seconds: float | None, rate: int, context: int) -> bytes:
+    """Returns the beginning of a sound as mu-law bytes; by default a second, at most half of the context."""
     least = max(1, round(rate * seconds)) if seconds is not None else 0
     if least >= context:
         most = int((context - 1) / rate * 1000) / 1000
@@ -112,21 +117,21 @@ def _sound(path: Path, seconds: float | None, rate: int, context: int) -> bytes:
             f"{OWNER}: seconds = {seconds} is {least:,} bytes, and the context is {context:,}; give at most {most}"
         )
     wanted = least or min(rate, context // 2)
-    found = bytearray()
-    with _named(path):
-        audio.about(path)  # It says what is wrong with a file that holds no sound.
+    data = bytearray()
+    with _naming_argument(path):
+        audio.about(path)  # Raises if the file has no sound.
         for piece in audio.read(path, rate):
-            found += piece.tobytes()
-            if len(found) >= wanted:
+            data += piece.tobytes()
+            if len(data) >= wanted:
                 break
-    if len(found) < least:
-        raise ValueError(f"{OWNER}: seconds = {seconds}, and {path} has {len(found) / rate:.3f}; give no more")
-    return bytes(found[:wanted])
+    if len(data) < least:
+        raise ValueError(f"{OWNER}: seconds = {seconds}, and {path} has {len(data) / rate:.3f}; give no more")
+    return bytes(data[:wanted])
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """What is wrong with a file, as what is wrong with the argument."""
+def _naming_argument(path: Path) -> Iterator[None]:
+    """Context that names the argument in errors about the file."""
     try:
         yield
     except ValueError as error:

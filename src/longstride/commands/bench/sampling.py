@@ -37,7 +37,7 @@ from longstride.model.byte_cost import step_bytes, value_bytes
 from longstride.model.cache import cache_bytes
 from longstride.model.presets import preset
 from longstride.sampling import generate
-from longstride.sampling.streams import PIECE
+from longstride.sampling.streams import GPU_PIECE
 
 OURS, UNCACHED, TRANSFORMERS = "longstride", "no cache", "transformers"
 
@@ -103,7 +103,7 @@ class Ours:
     def time(self, prompts: Tensor, steps: int) -> Timing:
         """Prompts are computed all at once and not timed: the clock starts when the first bytes are there."""
         position, streams = prompts.shape[1], [bytes(row) for row in prompts.tolist()]
-        length = min(self.model.config.context - position, PIECE + steps)
+        length = min(self.model.config.context - position, GPU_PIECE + steps)
         pieces = generate(self.model, streams, length)
         first, timed = len(next(pieces)[0]), 0
         begun = ended = perf_counter()

@@ -1,4 +1,4 @@
-"""The kind of data that a model's bytes are: text, images of some shape, sound at some rate."""
+"""SampleFormat: what a model's bytes are, so that samples can be written as text, images or sound."""
 
 from dataclasses import dataclass
 
@@ -11,22 +11,23 @@ from longstride.training.source import Source
 
 
 @dataclass(frozen=True)
-class Subject:
+class SampleFormat:
     kind: str
+    """text, images, audio or bytes."""
     item: tuple[int, ...] = ()
     """Height, width and channels of an image."""
     rate: int = RATE
-    """Samples a second, of audio."""
+    """Sample rate of audio."""
 
 
-def find_subject(source: Source, config: ModelConfig, kind: str | None) -> Subject:
-    """As the run's data was, or as the embedding has it; `kind`, if given, counts more than either."""
-    known = _of_run(source) or _of_embedding(config)
-    found = kind or (known.kind if known else None)
-    if found is None:
+def find_format(source: Source, config: ModelConfig, kind: str | None) -> SampleFormat:
+    """Returns the format of a model's bytes: `kind` if given, otherwise that of the run's data or of the embedding."""
+    known = _format_of_run(source) or _format_of_embedding(config)
+    kind = kind or (known.kind if known else None)
+    if kind is None:
         raise ValueError(f"{OWNER}: {source.folder} does not say what its bytes are; give --kind text, audio or bytes")
-    if found != "images":
-        return Subject(found, rate=known.rate if known else RATE)
+    if kind != "images":
+        return SampleFormat(kind, rate=known.rate if known else RATE)
     shape = (known.item if known else ()) or config.positions.sizes
     if len(shape) != 3:
         raise ValueError(
@@ -35,18 +36,18 @@ def find_subject(source: Source, config: ModelConfig, kind: str | None) -> Subje
         )
     if shape[2] not in MODES:
         raise ValueError(f"{OWNER}: a PNG cannot have {shape[2]} channels ({shape_text(shape)}); give --kind bytes")
-    return Subject("images", shape)
+    return SampleFormat("images", shape)
 
 
-def _of_run(source: Source) -> Subject | None:
-    """The run keeps a manifest of its data, which may be gone itself."""
+def _format_of_run(source: Source) -> SampleFormat | None:
+    """Reads the run's copy of the data's manifest; the data itself may be gone."""
     path = source.folder / "data.json"
     if source.config is None or not path.is_file():
         return None
     store = read_manifest(source.folder, path)
-    return Subject(store.kind, store.item, store.rate or RATE)
+    return SampleFormat(store.kind, store.item, store.rate or RATE)
 
 
-def _of_embedding(config: ModelConfig) -> Subject | None:
+def _format_of_embedding(config: ModelConfig) -> SampleFormat | None:
     sizes = config.positions.sizes
-    return Subject("images", sizes) if len(sizes) == 3 else None
+    return SampleFormat("images", sizes) if len(sizes) == 3 else None
