@@ -29,7 +29,7 @@ from longstride.sampling.format import find_format
 from longstride.training import train
 from longstride.training.curve import plot_curve, read_rows
 from longstride.training.run import read_metrics
-from longstride.training.source import is_the_runs, open_source
+from longstride.training.source import is_training_data, open_source
 from tests.hostile.seeds import ABOUT, CHECKPOINT, MODEL, PLAN, QUIET
 
 
@@ -51,7 +51,7 @@ def open_run() -> None:
     source = open_source("eval", Path("run"))
     if source.config is not None:
         find_format(source, source.config.model, None)
-    is_the_runs("eval", source, open_store("data"), asked_for=False)
+    is_training_data("eval", source, open_store("data"), asked_for=False)
     SparseTransformer.from_pretrained(source.weights)
 
 

@@ -25,8 +25,8 @@ from longstride.evaluation.scoring import Bytes, Score, bits_per_byte, check_min
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.pretrained import read_config, settings_path
 from longstride.training.preflight import open_verified
-from longstride.training.ranks import Ranks, joined
-from longstride.training.source import WEIGHTS, Source, is_the_runs, open_source, run_data
+from longstride.training.ranks import Ranks, join_process_group
+from longstride.training.source import WEIGHTS, Source, is_training_data, open_source, run_data
 
 
 def evaluate(
@@ -47,7 +47,7 @@ def evaluate(
     Processes that torchrun has started share the windows; the first one prints and writes.
     """
     source = open_source("eval", folder, checkpoint)
-    with joined(device) as ranks:
+    with join_process_group(device) as ranks:
         place = ranks.device(device, "eval")
         read = run_data("eval", source) if data is None else data
         store = ranks.run_first_per_machine(lambda: open_verified(read, ranks, [split]))
@@ -59,7 +59,7 @@ def evaluate(
         if batch is not None:
             whole_number("eval", "batch", batch, 1)
         some = _part(store, split, most_bytes)
-        own = is_the_runs("eval", source, store, asked_for=data is not None)
+        own = is_training_data("eval", source, store, asked_for=data is not None)
         about = {
             "evaluated": str(source.weights),
             "weights_sha256": _digest(source.weights / WEIGHTS, ranks),
@@ -77,7 +77,7 @@ def evaluate(
             results = source.folder / f"eval-{split}{of}{part}{rounded}.json"
         file = None if results is None else ranks.run_on_first(lambda: Results(results, about, not given, force))
         model = model.to(place)
-        console = StandardError() if ranks.first else Console(file=io.StringIO())
+        console = StandardError() if ranks.is_main else Console(file=io.StringIO())
         rows: list[Score] = []
         for one in contexts:
             with Progress(some.size, console, name=f"min context {one:,}") as progress:
@@ -85,7 +85,7 @@ def evaluate(
                 rows.append(bits_per_byte(model, some, min_context=one, batch=batch, ranks=ranks, progress=report))
             if file is not None:
                 file.add({**asdict(rows[-1]), **how})
-        if ranks.first:
+        if ranks.is_main:
             _show(source, store, split, rows)
             if file is not None:
                 print(f"wrote {file.path}")

@@ -60,7 +60,7 @@ def _ranks() -> ModuleType | None:
 
 def _is_joined() -> bool:
     ranks = _ranks()
-    return ranks is not None and ranks.is_joined()
+    return ranks is not None and ranks.in_process_group()
 
 
 def _is_said(error: BaseException) -> bool:

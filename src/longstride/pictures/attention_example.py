@@ -10,7 +10,7 @@ from longstride.data.loader import Sequences
 from longstride.data.prepare import open_data
 from longstride.data.store import Bytes, Store
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.training.source import is_the_runs, open_source, run_data
+from longstride.training.source import is_training_data, open_source, run_data
 
 OWNER = "plot attention"
 
@@ -55,7 +55,7 @@ def open_example(folder: Path, data: Path | None, split: str, item: int, device:
     model = SparseTransformer.from_pretrained(source.weights, precision="float32", recompute="off").to(device)
     path = run_data(OWNER, source) if data is None else data
     store = open_data(path)
-    is_the_runs(OWNER, source, store, asked_for=data is not None)
+    is_training_data(OWNER, source, store, asked_for=data is not None)
     _fits(store, model.config)
     name = f"{path} ({split})"
     sequences = Sequences(store.split(split), model.config.context, store.item_bytes, name)

@@ -1,4 +1,4 @@
-"""Training (section 6 of the paper): `train(config)` makes a run, a folder with everything about it.
+"""Training (section 6 of the paper): `train(config)` writes a run, a folder with config, metrics, checkpoints and weights.
 
 May import every room up to evaluation.
 """

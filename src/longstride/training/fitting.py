@@ -33,7 +33,7 @@ def fit_to_data(
         return config
     # Settings and folder come first: to prepare the data may take long.
     ranks.run_on_all(lambda: check_settings(config, ranks))
-    ranks.run_on_all(lambda: Run.is_there(config) if resume else Run.new(config))
+    ranks.run_on_all(lambda: Run.exists(config) if resume else Run.new(config))
     store = ranks.run_first_per_machine(lambda: open_verified(config.data, ranks))
     changes = {name: value for name, value in _derived(config, store).items() if name in fit}
     changes = {name: value for name, value in changes.items() if value != getattr(config.model, name)}

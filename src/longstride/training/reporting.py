@@ -68,18 +68,18 @@ class Summary:
     bits_per_byte: float | None
     """Of the last logged training steps."""
     valid_bits_per_byte: float | None
-    """Of the last validation; the best one's weights are kept."""
+    """Of the last validation. The saved weights are those of the best one."""
     best_bits_per_byte: float | None
     best_step: int | None
     seconds: float
     bytes_per_second: float
     loader_share: float
-    """Of the time, how much was spent waiting for data."""
+    """Fraction of the time spent waiting for data."""
     reason: str
     done: bool
-    """Whether there is nothing left to do; else `resume` goes on."""
+    """Whether the run is finished; otherwise it can be resumed."""
     signal: int | None = None
-    """The signal that interrupted it, if one did."""
+    """The signal that interrupted the run, if any."""
 
     @property
     def speed(self) -> str:
