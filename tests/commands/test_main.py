@@ -218,7 +218,7 @@ def test_train(capsys, tmp_path, text_file):
     assert code == 0
     assert f"{out}: step 4, all steps are done; " in said
     assert said.endswith(
-        " bits per byte, at step 4\nthere: model.safetensors, curve.png, sample-data.*, sample-model.*, metrics.jsonl, "
+        " bits per byte, at step 4\nwritten: model.safetensors, curve.png, sample-data.*, sample-model.*, metrics.jsonl, "
         "checkpoints\n"
     )
     assert err.startswith("step 4/4  ")
