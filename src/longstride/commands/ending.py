@@ -15,16 +15,20 @@ RESULTS = ("model.safetensors", "curve.png", "sample-data.*", "sample-model.*", 
 
 
 def describe_ending(preset: str, summary: "Summary") -> list[str]:
-    """Lines that say how the run ended, what it wrote, and how to go on if it is not done."""
+    """Lines that say how the run ended, what it wrote, and how to go on if there are steps left."""
+    from longstride.training.trainer import DONE
+
     lines = [f"{summary.folder}: step {summary.step}, {summary.reason}; {summary.speed}"]
     if summary.best_bits_per_byte is not None:
         lines.append(f"best validation {summary.best_bits_per_byte:.4f} bits per byte, at step {summary.best_step}")
     written = [name for name in RESULTS if list(summary.folder.glob(name))]
     lines.append(f"written: {', '.join(written)}")
+    launcher = ", started by torchrun as before" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    command = shlex.join(["longstride", "train", preset, "--out", str(summary.folder), "--resume"])
     if not summary.done:
-        launcher = ", started by torchrun as before" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
-        command = shlex.join(["longstride", "train", preset, "--out", str(summary.folder), "--resume"])
         lines.append(f"all is saved; to go on{launcher}: {command}")
+    elif summary.reason != DONE:  # Patience stopped it.
+        lines.append(f"to go on all the same{launcher}: {command} --patience 0")
     return lines
 
 

@@ -49,9 +49,11 @@ DONE, INTERRUPTED = "all steps are done", "interrupted"
 class Trainer:
     """A run in progress: model, optimizers, data, and the training step."""
 
-    def __init__(self, config: TrainConfig, resume: Resume, ranks: Ranks = ALONE, say: Say = print) -> None:
+    def __init__(
+        self, config: TrainConfig, resume: Resume, ranks: Ranks = ALONE, say: Say = print, preset: str = ""
+    ) -> None:
         """`resume`: the run exists; "auto": one without a checkpoint may start again from step 0."""
-        self.config, self.ranks = config, ranks
+        self.config, self.ranks, self.preset = config, ranks, preset
         ranks.run_on_all(lambda: check_settings(config, ranks))
         self.device = ranks.run_on_all(lambda: ranks.device(config.device))
         shares = ranks.count if config.parallel == "fsdp" else 1
@@ -99,12 +101,13 @@ class Trainer:
         if self.run.steps_before is not None:
             rates = describe_extension(config.optimizer, self.step, self.run.steps_before, config.steps)
             say(f"{self.run.folder} is extended {rates}")
+            self.standing.without_better = 0  # Patience begins anew.
         ranks.wait()  # All processes have read the folder before it changes.
         ranks.run_on_first(lambda: self.run.begin(config, self.store))
 
     def _take_data(self, resume: Resume) -> None:
         config, context, item = self.config, self.config.model.context, self.store.item_bytes
-        check_kind(self.store, config)
+        check_kind(self.store, config, self.preset)
         if resume:
             self.run.check_data(self.store)
         self.training = Sequences(self.store.split("train"), context, item, f"{config.data} (train)")
@@ -267,7 +270,7 @@ class Trainer:
 
 def train(
     config: TrainConfig, resume: Resume = False, until: int | None = None, console: Console | None = None,
-    fit: Collection[str] = (),
+    fit: Collection[str] = (), preset: str = "",
 ) -> Summary:  # fmt: skip
     """Trains, and returns how it ended. `until`: pauses after that step, as Ctrl-C does; `resume` goes on from there.
 
@@ -280,6 +283,7 @@ def train(
     Processes that torchrun has started train one model together; all return the same.
 
     fit: of the model's context, embedding and pattern those that follow from the data, if that has images of another size.
+    preset: the name of the preset that the config was made from; data of another kind than the preset's is refused.
     """
     end = config.steps if until is None else min(whole_number("train", "until", until, 1), config.steps)
     check_resume(resume)
@@ -292,18 +296,16 @@ def train(
             resume = "auto"
         elif resume == "auto":
             resume = "auto" if ranks.any(bool(ranks.run_on_first(lambda: Run.is_there(config)))) else False
-        return _train(config, resume, end, ranks, console, fit)
+        return _train(config, resume, end, ranks, console, fit, preset)
 
 
 def _train(
-    config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console: Console | None, fit: Collection[str]
+    config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console: Console | None, fit: Collection[str], preset: str
 ) -> Summary:  # fmt: skip
-    if not ranks.first:
-        console = Console(file=io.StringIO())
-    console = console or StandardError()
+    console = (console or StandardError()) if ranks.first else Console(file=io.StringIO())
     say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     config = fit_to_data(config, fit, resume, ranks, say)
-    with closing(Trainer(config, resume, ranks, say)) as trainer:
+    with closing(Trainer(config, resume, ranks, say, preset)) as trainer:
         rate = matrix_rate(trainer.device, getattr(torch, config.model.precision))
         speed = Speed(config, rate, trainer.device, ranks.count)
         first, shown = trainer.step, config.tensorboard and ranks.first

@@ -75,7 +75,8 @@ def train(words: Sequence[str]) -> None:
         start = read_config(Path(file), start)
     assert start is not None
     default = Flags.of(start)
-    fit = fields_to_fit(words) if resumed is None and file is None else []
+    new = resumed is None and file is None
+    fit = fields_to_fit(words) if new else []
 
     def verb(
         config: Annotated[Flags, tyro.conf.arg(name="")] = default,
@@ -97,7 +98,7 @@ def train(words: Sequence[str]) -> None:
             settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
                 file with a whole model needs no preset. The file's out is not read.
         """
-        _train(words[0] or SHOWN, config.checked(), resume, until, fit)
+        _train(words[0], config.checked(), resume, until, fit, new)
 
     verb.__doc__ = (verb.__doc__ or "").replace(
         "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
@@ -127,13 +128,13 @@ def _presets() -> str:
     return f"The presets are {', '.join(PRESETS)}; with {DENSE} after its name a preset has full attention."
 
 
-def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str]) -> None:
-    """Trains, and prints how it ended."""
+def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str], new: bool) -> None:
+    """Trains, and prints how it ended. `new`: the model is the preset's, not that of a run or a file."""
     from longstride.training import train as run
 
-    summary = run(config, resume, until, fit=fit)
+    summary = run(config, resume, until, fit=fit, preset=preset if new else "")
     if is_main_process():
-        print("\n".join(describe_ending(preset, summary)))
+        print("\n".join(describe_ending(preset or SHOWN, summary)))
     exit_if_interrupted(summary)
 
 
