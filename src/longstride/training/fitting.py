@@ -8,6 +8,7 @@ from typing import Any
 
 from longstride.data.images import shape_text
 from longstride.data.store import Store
+from longstride.model.presets import DENSE
 from longstride.training.config import FITTED, TrainConfig
 from longstride.training.preflight import check_settings, open_verified
 from longstride.training.presets import PRESETS_FOR
@@ -56,9 +57,17 @@ def _derived(config: TrainConfig, store: Store) -> dict[str, Any]:
     }
 
 
-def check_kind(store: Store, config: TrainConfig) -> None:
-    """Images need a model for images of their size, or at least a context of one image; other data needs one for streams."""
+def check_kind(store: Store, config: TrainConfig, preset: str = "") -> None:
+    """Images need a model for images of their size, or at least a context of one image; other data needs one for streams.
+
+    `preset`: the preset that the model was made from; it must be one for this kind of data. Bytes may be anything.
+    """
     sizes, presets = config.model.positions.sizes, ", ".join(PRESETS_FOR[store.kind])
+    other = {"text": "audio", "audio": "text"}.get(store.kind)
+    if other is not None and preset.removesuffix(DENSE) in PRESETS_FOR[other]:
+        raise ValueError(
+            f"train: {config.data} has {store.kind}, and {preset} is for {other}; presets for {store.kind}: {presets}"
+        )
     if not store.item:
         if len(sizes) == 3:
             raise ValueError(

@@ -18,17 +18,15 @@ from longstride.training.config import TrainConfig
 from longstride.training.fitting import fit_to_data
 from longstride.training.interrupts import Interrupts
 from longstride.training.ranks import Ranks, join_process_group
-from longstride.training.reporting import Summary, TensorBoard, check_tensorboard, describe
+from longstride.training.reporting import DONE, INTERRUPTED, Summary, TensorBoard, check_tensorboard, describe
 from longstride.training.run import Resume, Run, check_resume
 from longstride.training.speed import Speed, matrix_rate
 from longstride.training.trainer import Trainer
 
-DONE, INTERRUPTED = "all steps are done", "interrupted"
-
 
 def train(
     config: TrainConfig, resume: Resume = False, until: int | None = None, console: Console | None = None,
-    fit: Collection[str] = (),
+    fit: Collection[str] = (), preset: str = "",
 ) -> Summary:  # fmt: skip
     """Trains a run and returns its Summary.
 
@@ -38,6 +36,7 @@ def train(
         "auto" is for batch systems that restart jobs: it begins the run, or resumes it if it exists. A run without a
         checkpoint starts again from step 0; its metrics are kept under another name until it has caught up.
     fit: which of the model's context, embedding and pattern to derive from the data, if it has images of another size.
+    preset: name of the preset that the config was made from; data of another kind than the preset's is refused.
 
     Processes that torchrun has started train one model together, and return the same Summary.
     """
@@ -52,18 +51,16 @@ def train(
             resume = "auto"
         elif resume == "auto":
             resume = "auto" if ranks.any(bool(ranks.run_on_first(lambda: Run.exists(config)))) else False
-        return _train(config, resume, end, ranks, console, fit)
+        return _train(config, resume, end, ranks, console, fit, preset)
 
 
 def _train(
-    config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console: Console | None, fit: Collection[str]
+    config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console: Console | None, fit: Collection[str], preset: str
 ) -> Summary:  # fmt: skip
-    if not ranks.is_main:
-        console = Console(file=io.StringIO())
-    console = console or StandardError()
+    console = (console or StandardError()) if ranks.is_main else Console(file=io.StringIO())
     say = partial(print_line, console)
     config = fit_to_data(config, fit, resume, ranks, say)
-    with closing(Trainer(config, resume, ranks, say)) as trainer:
+    with closing(Trainer(config, resume, ranks, say, preset)) as trainer:
         rate = matrix_rate(trainer.device, getattr(torch, config.model.precision))
         speed = Speed(config, rate, trainer.device, ranks.count)
         first, shown = trainer.step, config.tensorboard and ranks.is_main

@@ -7,6 +7,9 @@ from typing import Any, Self
 
 from longstride.common.console import count, duration
 
+DONE, INTERRUPTED = "all steps are done", "interrupted"
+"""Reasons why a run ended."""
+
 
 class TensorBoard:
     """Writes rows of metrics for TensorBoard, in a run's folder; does nothing if it is not enabled."""

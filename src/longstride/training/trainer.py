@@ -27,7 +27,6 @@ from longstride.training.optimizer import describe_extension, learning_rate, mak
 from longstride.training.precision import Updates
 from longstride.training.preflight import check_settings, open_verified
 from longstride.training.ranks import SINGLE_RANK, Ranks
-from longstride.training.reporting import Summary as Summary
 from longstride.training.run import WEIGHTS, Resume, Run
 from longstride.training.run_state import RunState
 from longstride.training.samples import write_samples
@@ -39,9 +38,11 @@ Say = Callable[[str], None]
 class Trainer:
     """A run in progress: model, optimizers, data, and the training step."""
 
-    def __init__(self, config: TrainConfig, resume: Resume, ranks: Ranks = SINGLE_RANK, say: Say = print) -> None:
+    def __init__(
+        self, config: TrainConfig, resume: Resume, ranks: Ranks = SINGLE_RANK, say: Say = print, preset: str = ""
+    ) -> None:
         """`resume`: the run exists; "auto": one without a checkpoint may start again from step 0."""
-        self.config, self.ranks = config, ranks
+        self.config, self.ranks, self.preset = config, ranks, preset
         ranks.run_on_all(lambda: check_settings(config, ranks))
         self.device = ranks.run_on_all(lambda: ranks.device(config.device))
         shares = ranks.count if config.parallel == "fsdp" else 1
@@ -89,12 +90,13 @@ class Trainer:
         if self.run.steps_before is not None:
             rates = describe_extension(config.optimizer, self.step, self.run.steps_before, config.steps)
             say(f"{self.run.folder} is extended {rates}")
+            self.run_state.without_better = 0  # Patience begins anew.
         ranks.wait()  # All processes have read the folder before it changes.
         ranks.run_on_first(lambda: self.run.begin(config, self.store))
 
     def _open_data(self, resume: Resume) -> None:
         config, context, item = self.config, self.config.model.context, self.store.item_bytes
-        check_kind(self.store, config)
+        check_kind(self.store, config, self.preset)
         if resume:
             self.run.check_data(self.store)
         self.training = Sequences(self.store.split("train"), context, item, f"{config.data} (train)")
