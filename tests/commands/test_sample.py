@@ -18,12 +18,13 @@ import longstride.commands.sample
 from longstride import generate
 from longstride.commands import main as cli
 from longstride.data import audio, images
+from longstride.data.image_files import from_png
 from longstride.data.store import write_store
 from longstride.model import SparseTransformer
+from longstride.sampling.data_kind import find_data_kind
 from longstride.sampling.meter import Meter
 from longstride.sampling.outputs import find_output
 from longstride.sampling.request import Request
-from longstride.sampling.subject import find_subject
 from longstride.training import TrainConfig
 from longstride.training.source import open_source
 from tests.training.small import MODEL, TEXT
@@ -156,9 +157,9 @@ def test_ends_of_lines_on_a_terminal(capfdbinary, monkeypatch):
 def test_a_checkpoints_samples_have_its_name(tmp_path):
     folder = a_run(tmp_path, "text")
     source = open_source("sample", folder)
-    subject = find_subject(source, MODELS["text"], None)
+    kind = find_data_kind(source, MODELS["text"], None)
     for weights, name in ((folder, "sample.txt"), (folder / "checkpoints/step-500", "sample-step-500.txt")):
-        assert find_output(Request(), replace(source, weights=weights), subject, 2).whole == folder / name
+        assert find_output(Request(), replace(source, weights=weights), kind, 2).whole == folder / name
 
 
 def test_nothing_waits_in_a_buffer(tmp_path, monkeypatch):
@@ -187,7 +188,7 @@ def test_default_lengths(capfdbinary, any_run):
     if kind == "text":
         assert (folder / name).read_bytes() == made.decode("utf-8", "replace").encode()
     elif kind == "images":
-        assert images.from_png(folder / name) == (made, ITEM)
+        assert from_png(folder / name) == (made, ITEM)
     elif kind == "audio":
         with wave.open(str(folder / name)) as file:
             assert file.getframerate() == RATE
@@ -252,7 +253,7 @@ def test_a_sheet_and_a_folder_of_images(capfdbinary, tmp_path):
     run(capfdbinary, folder, "--count", 5, "--out", tmp_path / "images")
     names = ["sample-0.png", "sample-1.png", "sample-2.png", "sample-3.png", "sample-4.png"]
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == [*names, "sheet.png"]
-    assert [images.from_png(tmp_path / "images" / name)[0] for name in names] == made
+    assert [from_png(tmp_path / "images" / name)[0] for name in names] == made
     assert (tmp_path / "images/sheet.png").read_bytes() == (folder / "sample.png").read_bytes()
 
 
@@ -341,7 +342,7 @@ def test_a_saved_model_says_what_it_makes_or_is_told(capfdbinary, tmp_path, monk
     for kind, config in MODELS.items():
         SparseTransformer(config).save_pretrained(tmp_path / kind)
     assert run(capfdbinary, tmp_path / "images")[0] == 0
-    assert images.from_png("sample.png")[1] == ITEM
+    assert from_png("sample.png")[1] == ITEM
     refused(capfdbinary, "does not say what its bytes are; give --kind text, audio or bytes", tmp_path / "text")
     assert run(capfdbinary, tmp_path / "text", "--kind", "audio", "--length", 5)[0] == 0
     with wave.open("sample.wav") as file:
@@ -360,7 +361,7 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
     refused(capfdbinary, f"{path} is there already; add --force", folder, "--out", path)
     assert path.read_bytes() == b"mine"
     assert run(capfdbinary, folder, "--out", path, "--force")[0] == 0
-    assert images.from_png(path)[1] == ITEM
+    assert from_png(path)[1] == ITEM
     (tmp_path / "many").mkdir()
     (tmp_path / "many/sample-1.png").write_bytes(b"mine")
     refused(capfdbinary, "sample-1.png is there already", folder, "--count", 3, "--out", tmp_path / "many")

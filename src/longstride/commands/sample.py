@@ -14,12 +14,12 @@ from longstride.common.console import StandardError
 from longstride.common.device import choose_device
 from longstride.model import SparseTransformer
 from longstride.sampling import generate
+from longstride.sampling.data_kind import find_data_kind
 from longstride.sampling.generation import kept
 from longstride.sampling.meter import Meter
 from longstride.sampling.outputs import Stream, find_output
 from longstride.sampling.prompts import Prompts, find_prompts
 from longstride.sampling.request import OWNER, Request
-from longstride.sampling.subject import find_subject
 from longstride.training.source import open_source
 
 TOGETHER = 65_536
@@ -39,11 +39,11 @@ def sample(folder: Path, request: Request) -> list[bytes]:
         )
     source = open_source(OWNER, folder, request.checkpoint)
     model = SparseTransformer.from_pretrained(source.weights)
-    subject = find_subject(source, model.config, request.kind)
-    prompts = find_prompts(request, subject, model.config.context)
+    kind = find_data_kind(source, model.config, request.kind)
+    prompts = find_prompts(request, kind, model.config.context)
     _check(model, prompts, request)
     device = choose_device(OWNER, request.device)
-    output = find_output(request, source, subject, len(prompts.each))
+    output = find_output(request, source, kind, len(prompts.each))
     model = model.to(device)
 
     made = [bytearray(prompt) for prompt in prompts.each]
@@ -77,11 +77,11 @@ def sample(folder: Path, request: Request) -> list[bytes]:
     if interrupted:
         begun = [len(one) > len(prompt) for one, prompt in zip(there, prompts.each)]
         whole = [len(one) == end for one, end in zip(there, ends)]
-        there = [one for one, keep in zip(there, whole if subject.kind == "images" else begun) if keep]
+        there = [one for one, keep in zip(there, whole if kind.item else begun) if keep]
     if output is not None and there:
         output.write(there, prompts.each, prompts.originals)
         of = f" of {len(made):,}" if len(there) < len(made) else ""
-        print(f"wrote {output.place}: {len(there):,}{of} {_noun(subject.kind, len(made))}, {meter.summary()}")
+        print(f"wrote {output.place}: {len(there):,}{of} {kind.nouns[len(made) != 1]}, {meter.summary()}")
     if interrupted:
         raise KeyboardInterrupt
     if stream is not None and stream.unread:
@@ -128,8 +128,3 @@ def _sliding(end: int, context: int) -> str:
         f"{end:,} bytes are more than the context of {context:,}: the window slides, and each further one begins with the "
         f"last {kept(context):,} bytes of the one before"
     )
-
-
-def _noun(kind: str, count: int) -> str:
-    plural = {"text": "texts", "images": "images", "audio": "sounds", "bytes": "samples"}[kind]
-    return plural if count != 1 else plural[:-1]

@@ -13,7 +13,7 @@ from longstride.common.device import choose_device
 from longstride.common.figures import EDGE, GAP, MONO, QUIET, add_axes, add_text, new_figure, picture_path, write_figure
 from longstride.model.inspection import Look, chosen, look
 from longstride.patterns import Pattern
-from longstride.pictures.panels import CONTINUED, LINES, LONGEST, Weights, lines
+from longstride.pictures.panels import LINES, LONGEST, Weights, lines
 from longstride.pictures.scene import OWNER, Scene, open_scene
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def draw(scene: Scene, position: int, found: Look, layers: Sequence[int], heads:
 def _legend(scene: Scene) -> str:
     if scene.item:
         return IN_IMAGES
-    return f"{IN_MATRICES} {CONTINUED}: a further byte of a letter." if scene.kind == "text" else IN_MATRICES
+    return f"{IN_MATRICES} {scene.kind.legend}".rstrip()
 
 
 def _panel_size(scene: Scene, heads: int) -> tuple[float, float, float]:

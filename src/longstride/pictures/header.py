@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from longstride.common.figures import EDGE, GAP, INK, MONO, QUIET, add_axes, add_text, letters
-from longstride.data.audio import decode
 from longstride.model.inspection import Look
-from longstride.pictures.panels import GREYED, MARK, character, characters, named, pixels, share
+from longstride.pictures.panels import GREYED, MARK, has_glyph, pixels, share
 from longstride.pictures.scene import Scene
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ GUESSES = 4
 def header_height(scene: Scene, position: int, width: float) -> float:
     if scene.item:
         return EDGE + 0.25 + PICTURE
-    if scene.kind == "audio":
+    if scene.kind.signal(scene.tokens) is not None:
         return EDGE + 0.7 + WAVE + 0.25
     return EDGE + 0.75 + len(_before(scene, position, width)) * LINE
 
@@ -33,8 +33,8 @@ def header_height(scene: Scene, position: int, width: float) -> float:
 def draw_header(figure: "Figure", scene: Scene, position: int, found: Look) -> None:
     true = int(scene.tokens[position])
     likely = found.probabilities.argsort(descending=True)[:GUESSES].tolist()
-    guesses = ", ".join(f"{named(scene, byte)} {share(float(found.probabilities[byte]))}" for byte in likely)
-    truth = f"It is {named(scene, true)}; the model gave that {share(float(found.probabilities[true]))}"
+    guesses = ", ".join(f"{scene.kind.byte_label(byte)} {share(float(found.probabilities[byte]))}" for byte in likely)
+    truth = f"It is {scene.kind.byte_label(true)}; the model gave that {share(float(found.probabilities[true]))}"
     if scene.item:
         _images(figure, scene, position, [truth, f"Most likely to it: {guesses}"])
         return
@@ -43,8 +43,9 @@ def draw_header(figure: "Figure", scene: Scene, position: int, found: Look) -> N
     add_text(figure, EDGE, EDGE + 0.15, title, 12, within=width)
     add_text(figure, EDGE, EDGE + 0.37, f"{scene.data}.  {truth}.", 8, QUIET, within=width)
     add_text(figure, EDGE, EDGE + 0.53, f"Most likely to it: {guesses}.", 8, QUIET, within=width)
-    if scene.kind == "audio":
-        _wave(figure, scene, position)
+    signal = scene.kind.signal(scene.tokens)
+    if signal is not None:
+        _wave(figure, signal, scene.kind.rate or 1, position)
     else:
         _text(figure, scene, position)
 
@@ -78,13 +79,13 @@ def _images(figure: "Figure", scene: Scene, position: int, said: list[str]) -> N
         )  # fmt: skip
 
 
-def _wave(figure: "Figure", scene: Scene, position: int) -> None:
-    wave, seconds = decode(scene.tokens), np.arange(len(scene.tokens)) / (scene.rate or 1)
+def _wave(figure: "Figure", wave: NDArray[np.float64], rate: int, position: int) -> None:
+    seconds = np.arange(len(wave)) / rate
     axes = add_axes(figure, EDGE + 0.3, EDGE + 0.65, figure.get_figwidth() - 2 * EDGE - 0.35, WAVE, bare=False)
     axes.plot(seconds[position:], wave[position:], color="#c8d0d8", linewidth=0.6)
     axes.plot(seconds[: position + 1], wave[: position + 1], color=INK, linewidth=0.6)
     axes.axvline(float(seconds[position]), color=MARK, linewidth=1.2)
-    axes.set_xlim(0, max(float(seconds[-1]), 1 / (scene.rate or 1)))
+    axes.set_xlim(0, max(float(seconds[-1]), 1 / rate))
     axes.tick_params(labelsize=6, length=2)
     axes.set_xlabel("seconds", fontsize=7, labelpad=1)
 
@@ -94,7 +95,7 @@ def _text(figure: "Figure", scene: Scene, position: int) -> None:
     lines = _before(scene, position, figure.get_figwidth())
     for number, line in enumerate(lines):
         add_text(figure, EDGE, EDGE + 0.85 + number * LINE, line, SIZE, family="monospace")
-    true = character(int(scene.tokens[position])) if scene.kind == "text" else f"{scene.tokens[position]:02x}"
+    true = scene.kind.spell_byte(int(scene.tokens[position]))
     add_text(
         figure, EDGE + len(lines[-1]) * MONO * SIZE / 72, EDGE + 0.85 + (len(lines) - 1) * LINE, true, SIZE,
         family="monospace", bbox={"facecolor": MARK, "edgecolor": "none", "pad": 1, "alpha": 0.6},
@@ -103,10 +104,8 @@ def _text(figure: "Figure", scene: Scene, position: int) -> None:
 
 def _before(scene: Scene, position: int, width: float) -> list[str]:
     across = letters(width - 2 * EDGE, SIZE)
-    if scene.kind == "text":
-        shown = characters(scene.tokens, max(0, position - LINES * across), position)
-    else:
-        across -= across % 3
-        shown = "".join(f"{byte:02x} " for byte in scene.tokens[max(0, position - LINES * across // 3) : position])
+    across -= across % scene.kind.letters_per_byte
+    first = max(0, position - LINES * across // scene.kind.letters_per_byte)
+    shown = scene.kind.spell(scene.tokens, first, position, has_glyph)
     lines = [shown[start : start + across] for start in range(0, len(shown) + 1, across)]
     return lines[-LINES:]

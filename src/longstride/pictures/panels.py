@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import to_rgb
 
-from longstride.data.audio import decode
-from longstride.data.store import Bytes
+from longstride.data.plan import Bytes
 from longstride.pictures.scene import Scene
 
 Weights = npt.NDArray[np.float32]
@@ -82,35 +81,8 @@ def _joined(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 LINES = 3
-AROUND = 8
-"""Bytes on each side of the one that is named."""
-LONGEST = 17 + 2 * AROUND + 3
+LONGEST = 36
 """Letters of a line."""
-LONGEST_CHARACTER = 4
-"""Bytes in UTF-8."""
-CONTINUED = "‿"
-"""For the second byte of a character, and those after it."""
-SIGNS = {10: "↵", 9: "→"}
-
-
-def character(byte: int) -> str:
-    """Of one byte; others than printable ASCII get a sign."""
-    return SIGNS.get(byte, chr(byte) if 32 <= byte < 127 else "·")
-
-
-def characters(tokens: Bytes, first: int, end: int) -> str:
-    """Of the bytes from `first` on, one letter for each. A character of several bytes stands at its first one, if the font
-    has it, and CONTINUED at the others. Nothing after `end` is looked at: what is not whole by then is not known."""
-    start = max(0, first - LONGEST_CHARACTER + 1)  # It may have begun there.
-    data = tokens[start:end].tobytes()
-    found = [character(byte) for byte in data]
-    place = 0
-    for one in data.decode("utf-8", "surrogateescape"):
-        size = len(one.encode("utf-8", "surrogateescape"))
-        if size > 1 and _is_drawn(one):
-            found[place : place + size] = [one, *CONTINUED * (size - 1)]
-        place += size
-    return "".join(found[first - start :])
 
 
 @cache
@@ -120,7 +92,7 @@ def _font_characters() -> frozenset[int]:
     return frozenset(get_font(findfont("monospace")).get_charmap())
 
 
-def _is_drawn(one: str) -> bool:
+def has_glyph(one: str) -> bool:
     """Whether the font has it, as wide as the others, and left to right."""
     return (
         one.isprintable()
@@ -129,15 +101,6 @@ def _is_drawn(one: str) -> bool:
         and unicodedata.east_asian_width(one) not in "WF"
         and unicodedata.bidirectional(one) not in ("R", "AL", "AN")
     )
-
-
-def named(scene: Scene, byte: int) -> str:
-    """A byte as a person knows it: a letter, or a number."""
-    if scene.kind == "text":
-        return "a space" if byte == 32 else f"'{character(byte)}'" if 32 <= byte < 127 or byte in SIGNS else f"byte {byte}"
-    if scene.kind == "audio":
-        return f"{decode(bytes([byte]))[0]:+.3f}"
-    return str(byte)
 
 
 def lines(scene: Scene, weights: Weights) -> list[str]:
@@ -155,13 +118,4 @@ def share(weight: float) -> str:
 def _where(scene: Scene, slot: int, position: int) -> str:
     if slot == 0:
         return f"{'the start':>10}"
-    back = position - slot + 1
-    if scene.kind == "audio":
-        return f"{1000 * back / (scene.rate or 1):>8,.1f} ms back ({back:,})"
-    if scene.kind == "text":
-        # What is around it, but nothing of the future.
-        first, end = max(0, slot - 1 - AROUND), min(slot + AROUND, position)
-        around = characters(scene.tokens, first, min(end + LONGEST_CHARACTER - 1, position))[: end - first]
-        before, this, after = around[: slot - 1 - first], around[slot - 1 - first], around[slot - first :]
-        return f"{back:>5,} back  {before:>{AROUND}}[{this}]{after}"
-    return f"{back:>5,} back  {scene.tokens[slot - 1]}"
+    return scene.kind.describe_place(scene.tokens, slot - 1, position, has_glyph)

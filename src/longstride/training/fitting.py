@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from longstride.data.images import shape_text
+from longstride.data.image_files import shape_text
 from longstride.data.store import Store
 from longstride.training.config import FITTED, TrainConfig
 from longstride.training.preflight import check_settings, open_verified
-from longstride.training.presets import PRESETS_FOR
 from longstride.training.ranks import Ranks
 from longstride.training.run import Resume, Run
 
@@ -40,7 +39,7 @@ def fit_to_data(
     if not changes:
         return config
     made = ", ".join(f"{name} {value}" for name, value in changes.items())
-    say(f"{config.data} has images of {shape_text(store.item)}; from that follow: {made}")
+    say(f"{config.data} has {store.data_kind.describe()}; from that follow: {made}")
     return ranks.run_on_all(lambda: replace(config, model=replace(config.model, **changes)))
 
 
@@ -58,7 +57,7 @@ def _derived(config: TrainConfig, store: Store) -> dict[str, Any]:
 
 def check_kind(store: Store, config: TrainConfig) -> None:
     """Images need a model for images of their size, or at least a context of one image; other data needs one for streams."""
-    sizes, presets = config.model.positions.sizes, ", ".join(PRESETS_FOR[store.kind])
+    sizes, presets = config.model.positions.sizes, ", ".join(store.data_kind.presets)
     if not store.item:
         if len(sizes) == 3:
             raise ValueError(
@@ -66,7 +65,7 @@ def check_kind(store: Store, config: TrainConfig) -> None:
                 f"{store.kind}: {presets}"
             )
         return
-    have = f"train: {config.data} has images of {shape_text(store.item)}"
+    have = f"train: {config.data} has {store.data_kind.describe()}"
     if len(sizes) == 3 and tuple(store.item) != tuple(sizes):
         options = " ".join(f"--model.{name} {shlex.quote(str(value))}" for name, value in _derived(config, store).items())
         raise ValueError(f"{have}, and the model's embedding is for {shape_text(sizes)}; give {options}")
