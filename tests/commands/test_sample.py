@@ -18,9 +18,10 @@ from longstride import generate
 from longstride.commands import main as cli
 from longstride.common.console import Progress
 from longstride.data import audio, images
+from longstride.data.image_files import from_png
 from longstride.data.store import write_store
 from longstride.model import SparseTransformer
-from longstride.sampling.format import find_format
+from longstride.sampling.data_kind import find_data_kind
 from longstride.sampling.outputs import plan_output
 from longstride.sampling.request import Request
 from longstride.training import TrainConfig
@@ -155,9 +156,9 @@ def test_ends_of_lines_on_a_terminal(capfdbinary, monkeypatch):
 def test_a_checkpoints_samples_have_its_name(tmp_path):
     folder = a_run(tmp_path, "text")
     source = open_source("sample", folder)
-    sample_format = find_format(source, MODELS["text"], None)
+    kind = find_data_kind(source, MODELS["text"], None)
     for weights, name in ((folder, "sample.txt"), (folder / "checkpoints/step-500", "sample-step-500.txt")):
-        assert plan_output(Request(), replace(source, weights=weights), sample_format, 2).combined == folder / name
+        assert plan_output(Request(), replace(source, weights=weights), kind, 2).combined == folder / name
 
 
 def test_nothing_waits_in_a_buffer(tmp_path, monkeypatch):
@@ -186,7 +187,7 @@ def test_default_lengths(capfdbinary, any_run):
     if kind == "text":
         assert (folder / name).read_bytes() == made.decode("utf-8", "replace").encode()
     elif kind == "images":
-        assert images.from_png(folder / name) == (made, ITEM)
+        assert from_png(folder / name) == (made, ITEM)
     elif kind == "audio":
         with wave.open(str(folder / name)) as file:
             assert file.getframerate() == RATE
@@ -251,7 +252,7 @@ def test_a_sheet_and_a_folder_of_images(capfdbinary, tmp_path):
     run(capfdbinary, folder, "--count", 5, "--out", tmp_path / "images")
     names = ["sample-0.png", "sample-1.png", "sample-2.png", "sample-3.png", "sample-4.png"]
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == [*names, "sheet.png"]
-    assert [images.from_png(tmp_path / "images" / name)[0] for name in names] == made
+    assert [from_png(tmp_path / "images" / name)[0] for name in names] == made
     assert (tmp_path / "images/sheet.png").read_bytes() == (folder / "sample.png").read_bytes()
 
 
@@ -340,7 +341,7 @@ def test_a_saved_model_says_what_it_makes_or_is_told(capfdbinary, tmp_path, monk
     for kind, config in MODELS.items():
         SparseTransformer(config).save_pretrained(tmp_path / kind)
     assert run(capfdbinary, tmp_path / "images")[0] == 0
-    assert images.from_png("sample.png")[1] == ITEM
+    assert from_png("sample.png")[1] == ITEM
     refused(capfdbinary, "does not say what its bytes are; give --kind text, audio or bytes", tmp_path / "text")
     assert run(capfdbinary, tmp_path / "text", "--kind", "audio", "--length", 5)[0] == 0
     with wave.open("sample.wav") as file:
@@ -359,7 +360,7 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
     refused(capfdbinary, f"{path} is there already; add --force", folder, "--out", path)
     assert path.read_bytes() == b"mine"
     assert run(capfdbinary, folder, "--out", path, "--force")[0] == 0
-    assert images.from_png(path)[1] == ITEM
+    assert from_png(path)[1] == ITEM
     (tmp_path / "many").mkdir()
     (tmp_path / "many/sample-1.png").write_bytes(b"mine")
     refused(capfdbinary, "sample-1.png is there already", folder, "--count", 3, "--out", tmp_path / "many")

@@ -17,7 +17,7 @@ from longstride.attention import attend
 from longstride.attention.kernels import saved
 from longstride.commands.doctor import find_config, sampling_report
 from longstride.data import audio
-from longstride.data.images import open_images
+from longstride.data.image_files import open_images
 from longstride.data.prepare import open_data, prepare
 from longstride.data.store import open_store, verify
 from longstride.evaluation.results import Results
@@ -25,7 +25,7 @@ from longstride.model import SparseTransformer
 from longstride.patterns.notation import parse
 from longstride.pictures import benchmarks, patterns  # noqa: F401
 from longstride.pictures.run import plot_run, read_settings, summarize
-from longstride.sampling.format import find_format
+from longstride.sampling.data_kind import find_data_kind
 from longstride.training import train
 from longstride.training.curve import plot_curve, read_rows
 from longstride.training.run import read_metrics
@@ -50,7 +50,7 @@ def open_run() -> None:
     """As `longstride eval` and `sample`."""
     source = open_source("eval", Path("run"))
     if source.config is not None:
-        find_format(source, source.config.model, None)
+        find_data_kind(source, source.config.model, None)
     is_training_data("eval", source, open_store("data"), asked_for=False)
     SparseTransformer.from_pretrained(source.weights)
 
@@ -146,7 +146,7 @@ def complete_images() -> None:
 
 def complete_sound() -> None:
     """As a prompt."""
-    audio.about(_source())
+    audio.expected_bytes(_source())
     for _ in audio.read(_source()):
         pass
 

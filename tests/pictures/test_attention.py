@@ -1,5 +1,6 @@
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ pytest.importorskip("matplotlib")
 
 from PIL import Image
 
+from longstride.data.text import Text
 from longstride.model import SparseTransformer
 from longstride.model.inspection import inspect_attention
 from longstride.pictures import attention
 from longstride.pictures.attention import evenly_spaced, plot_attention
 from longstride.pictures.attention_example import open_example
-from longstride.pictures.attention_panels import SEEN, UNSEEN, characters, image_panel, largest_weights, matrix_panel, to_rgb
+from longstride.pictures.attention_panels import SEEN, UNSEEN, has_glyph, image_panel, largest_weights, matrix_panel, to_rgb
 from tests.pictures.small import saved, store
 
 CPU = torch.device("cpu")
@@ -190,12 +192,13 @@ def test_words_name_the_byte_that_a_slot_has_read(tmp_path):
 def test_text_that_is_no_ascii():
     text = "aé—b中😀\u0301ק".encode() + b"\xff\xe2\x82"
     tokens = np.frombuffer(text, np.uint8)
-    shown = characters(tokens, 0, len(tokens))
+    spell = partial(Text().spell, tokens, has_glyph=has_glyph)
+    shown = spell(0, len(tokens))
     assert shown == "aé‿—‿‿b" + "·" * (len(text) - 7)
     assert len(shown) == len(text)  # One letter for each byte.
     for first in range(len(text)):
-        assert characters(tokens, first, len(tokens)) == shown[first:]
-    assert characters(tokens, 0, 4) == "aé‿·"  # What the rest of that one is, nobody knows yet.
+        assert spell(first, len(tokens)) == shown[first:]
+    assert spell(0, 4) == "aé‿·"  # What the rest of that one is, nobody knows yet.
 
 
 def test_words_for_text_that_is_no_ascii(tmp_path):

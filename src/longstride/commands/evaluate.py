@@ -104,7 +104,7 @@ def _fits(store: Store, config: ModelConfig) -> None:
         )
     sizes = config.positions.sizes
     if len(sizes) == 3 and store.item != sizes:
-        have = f"images of {' x '.join(map(str, store.item))}" if store.item else store.kind
+        have = store.data_kind.describe()
         raise ValueError(f"eval: {store.folder} has {have}, and the model is for images of {' x '.join(map(str, sizes))}")
 
 

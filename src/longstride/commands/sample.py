@@ -14,7 +14,7 @@ from longstride.common.console import Progress, StandardError, print_line
 from longstride.common.device import choose_device
 from longstride.model import SparseTransformer
 from longstride.sampling import generate
-from longstride.sampling.format import find_format
+from longstride.sampling.data_kind import find_data_kind
 from longstride.sampling.generation import window_overlap
 from longstride.sampling.outputs import StandardOutput, plan_output
 from longstride.sampling.prompts import Prompts, read_prompts
@@ -38,11 +38,11 @@ def sample(folder: Path, request: Request) -> list[bytes]:
         )
     source = open_source(OWNER, folder, request.checkpoint)
     model = SparseTransformer.from_pretrained(source.weights)
-    sample_format = find_format(source, model.config, request.kind)
-    prompts = read_prompts(request, sample_format, model.config.context)
+    kind = find_data_kind(source, model.config, request.kind)
+    prompts = read_prompts(request, kind, model.config.context)
     _check(model, prompts, request)
     device = choose_device(OWNER, request.device)
-    output = plan_output(request, source, sample_format, len(prompts.prompts))
+    output = plan_output(request, source, kind, len(prompts.prompts))
     model = model.to(device)
 
     made = [bytearray(prompt) for prompt in prompts.prompts]
@@ -76,11 +76,11 @@ def sample(folder: Path, request: Request) -> list[bytes]:
     if interrupted:
         begun = [len(one) > len(prompt) for one, prompt in zip(there, prompts.prompts)]
         whole = [len(one) == end for one, end in zip(there, ends)]
-        there = [one for one, keep in zip(there, whole if sample_format.kind == "images" else begun) if keep]
+        there = [one for one, keep in zip(there, whole if kind.item else begun) if keep]
     if output is not None and there:
         output.write(there, prompts.prompts, prompts.originals)
         of = f" of {len(made):,}" if len(there) < len(made) else ""
-        print(f"wrote {output.location}: {len(there):,}{of} {_noun(sample_format.kind, len(made))}, {progress.summary()}")
+        print(f"wrote {output.location}: {len(there):,}{of} {kind.nouns[len(made) != 1]}, {progress.summary()}")
     if interrupted:
         raise KeyboardInterrupt
     if stream is not None and stream.reader_closed:
@@ -127,8 +127,3 @@ def _sliding(end: int, context: int) -> str:
         f"{end:,} bytes are more than the context of {context:,}: the window slides, and each further one begins with the "
         f"last {window_overlap(context):,} bytes of the one before"
     )
-
-
-def _noun(kind: str, count: int) -> str:
-    plural = {"text": "texts", "images": "images", "audio": "sounds", "bytes": "samples"}[kind]
-    return plural if count != 1 else plural[:-1]

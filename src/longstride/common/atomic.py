@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
-TEMPORARY = re.compile(r"\.[a-z0-9-]+\.\d+(-[0-9a-f]{8})?\.(json|jsonl|safetensors|png|txt|wav|bin)")
+TEMPORARY = re.compile(r"\.[a-z0-9-]+\.\d+(-[0-9a-f]{8}\.[a-z0-9]+|\.(json|jsonl|safetensors|png|txt|wav|bin))")
 """Temporary names that `atomic_path` makes for the files of a run. Earlier versions made them without a random part."""
 
 

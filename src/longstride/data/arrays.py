@@ -11,8 +11,7 @@ import numpy as np
 
 from longstride.common.checks import shown
 from longstride.data.limits import Limit
-from longstride.data.plan import is_packed
-from longstride.data.store import READ, Bytes
+from longstride.data.plan import READ, Bytes, is_packed
 from longstride.data.streams import Reader, gather, open_entry, open_reader, zip_entries
 
 MAGIC = b"\x93NUMPY"

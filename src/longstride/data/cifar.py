@@ -8,7 +8,7 @@ import numpy as np
 
 from longstride.data.limits import Limit
 from longstride.data.pickles import Array, read_pickle
-from longstride.data.store import Bytes
+from longstride.data.plan import Bytes
 from longstride.data.streams import open_reader
 from longstride.data.tars import tar_members
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from longstride.common.checks import shown
 from longstride.data.limits import HELD
-from longstride.data.store import Bytes
+from longstride.data.plan import Bytes
 
 MAX_OPCODES = 300_000
 """The most instructions. A published batch has about 60,000."""

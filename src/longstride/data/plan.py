@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longstride.data.store import SPLITS, Bytes
+import numpy as np
+from numpy.typing import NDArray
 
+Bytes = NDArray[np.uint8]
+SPLITS = ("train", "valid", "test")
+READ = 1 << 22
+"""Bytes that are read at a time."""
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -19,11 +24,6 @@ SPLIT_WORDS = {
     "test": "test",
 }
 PACKED = (".gz", ".xz", ".bz2")
-PICTURES = (".png", ".jpg", ".jpeg")
-ARRAYS = (".npy", ".npz")
-SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
-ENCODED = (".u8", ".ulaw")
-"""Suffixes of files that hold mu-law codes, possibly compressed (piano.u8.xz)."""
 
 
 @dataclass(frozen=True)

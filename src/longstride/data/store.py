@@ -12,20 +12,17 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 
 from longstride.common.checks import shown, whole_number
 from longstride.common.files import read_json
 from longstride.data.hashes import sha256_of
+from longstride.data.kind import DataKind
+from longstride.data.kinds import KINDS, kind_class
+from longstride.data.plan import SPLITS, Bytes
 
 VERSION = 1
-KINDS = ("text", "images", "audio", "bytes")
-SPLITS = ("train", "valid", "test")
 MANIFEST = "manifest.json"
 FIELDS = ("version", "kind", "item", "rate", "splits", "source")
-READ = 1 << 22
-
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,11 @@ class Store:
     def split(self, name: str) -> "np.memmap[Any, np.dtype[np.uint8]]":
         """Returns the bytes of a split as a memory map."""
         return np.memmap(self.path(name), dtype=np.uint8, mode="r")
+
+    @property
+    def data_kind(self) -> DataKind:
+        """The kind of data, with the item and the rate of this store."""
+        return kind_class(self.kind)(self.item, self.rate)
 
     @property
     def item_bytes(self) -> int | None:
@@ -176,19 +178,9 @@ def _write(path: Path, pieces: Iterable[Bytes] | Bytes) -> tuple[int, str]:
 
 
 def _check(owner: str, kind: object, item: tuple[Any, ...], rate: object, splits: list[str]) -> None:
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"{owner}: kind must be one of {', '.join(KINDS)}, got {shown(kind)}")
-    if kind == "images":
-        if len(item) != 3:
-            raise ValueError(f"{owner}: item of images must be [height, width, channels], got {shown(list(item))}")
-        for name, size in zip(("height", "width", "channels"), item):
-            whole_number(owner, name, size, 1)
-    elif item:
-        raise ValueError(f"{owner}: item of {kind} must be empty, got {shown(list(item))}")
-    if kind == "audio":
-        whole_number(owner, "rate", rate, 1)
-    elif rate is not None:
-        raise ValueError(f"{owner}: rate is for audio, got {shown(rate)} with {kind}")
+    kind_class(kind).check_form(owner, item, rate)
     for name in splits:
         if name not in SPLITS:
             raise ValueError(f"{owner}: splits must be among {', '.join(SPLITS)}, got {shown(name)}")

@@ -17,8 +17,7 @@ import numpy as np
 from longstride.common.atomic import atomic_path
 from longstride.common.checks import short_reason, shown
 from longstride.data.limits import HELD, Limit
-from longstride.data.plan import Plan, data_suffix, files_under, named_splits, split_sizes
-from longstride.data.store import READ, Bytes
+from longstride.data.plan import READ, Bytes, Plan, data_suffix, files_under, named_splits, split_sizes
 
 MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 OPENERS: dict[str | None, Callable[..., Any]] = {None: open, "gzip": gzip.open, "bzip2": bz2.open}
@@ -226,21 +225,21 @@ def stream_plan(
     limit: Limit | None = None,
     join: bool = False,
     known: dict[int, dict[str, int]] | None = None,
-    other: Sequence[str] = (),
+    others: Sequence[str] = (),
 ) -> Plan:
     """Plans one file, or all files below a folder, as one stream split 90/5/5 per cent, or as `known` says for this size.
 
-    Files or folders named train, valid and test become these splits, unless `join` is true. `other`: suffixes of files of
-    another kind, which are left out.
+    Files or folders named train, valid and test become these splits, unless `join` is true. `others`: suffixes of files of
+    other kinds, which are left out.
     """
     limit = limit or Limit(source)
     paths = files_under(source) if source.is_dir() else [source]
     if not paths:
         raise ValueError(f"{source} holds no files")
     if source.is_dir():
-        paths = [path for path in paths if data_suffix(path) not in other]
+        paths = [path for path in paths if data_suffix(path) not in others]
         if not paths:
-            raise ValueError(f"{source} holds no {kind}: all its files are images or sound")
+            raise ValueError(f"{source} holds no {kind}: all its files are of other kinds")
     groups = named_splits(source, paths) if source.is_dir() and not join else None
     if groups:
         paths = [path for members in groups.values() for path in members]

@@ -14,7 +14,7 @@ from longstride.common.figures import EDGE, GAP, MONO, QUIET, add_axes, add_text
 from longstride.model.inspection import Inspection, check_indices, inspect_attention
 from longstride.patterns import Pattern
 from longstride.pictures.attention_example import OWNER, Example, open_example
-from longstride.pictures.attention_panels import CONTINUED, LINE_LENGTH, LINES, Weights, largest_weights
+from longstride.pictures.attention_panels import LINE_LENGTH, LINES, Weights, largest_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +109,7 @@ def draw(example: Example, position: int, inspection: Inspection, layers: Sequen
 def _legend(example: Example) -> str:
     if example.item:
         return IMAGE_LEGEND
-    return f"{MATRIX_LEGEND} {CONTINUED}: a further byte of a letter." if example.kind == "text" else MATRIX_LEGEND
+    return f"{MATRIX_LEGEND} {example.kind.legend}".rstrip()
 
 
 def _panel_size(example: Example, heads: int) -> tuple[float, float, float]:

@@ -6,9 +6,11 @@ from pathlib import Path
 import torch
 
 from longstride.common.files import real_path
+from longstride.data.kind import DataKind
 from longstride.data.loader import Sequences
+from longstride.data.plan import Bytes
 from longstride.data.prepare import open_data
-from longstride.data.store import Bytes, Store
+from longstride.data.store import Store
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.training.source import is_training_data, open_source, run_data
 
@@ -22,13 +24,14 @@ class Example:
     model: SparseTransformer
     data: str
     """Caption: which data the bytes come from."""
-    kind: str
+    kind: DataKind
     tokens: Bytes
     """One sequence of the context's length, uint8."""
-    item: tuple[int, ...] = ()
-    """Height, width and channels of an image; empty for other data."""
-    rate: int | None = None
-    """Sample rate of audio."""
+
+    @property
+    def item(self) -> tuple[int, ...]:
+        """Height, width and channels of an image; empty for a stream."""
+        return self.kind.item
 
     @property
     def columns(self) -> int:
@@ -66,7 +69,7 @@ def open_example(folder: Path, data: Path | None, split: str, item: int, device:
     start = item * sequences.context
     tokens = sequences.data[start : start + sequences.context].copy()
     described = f"{path.name}, {split} {'image' if store.item else 'item'} {item:,}"
-    return Example(real_path(folder).name, model, described, store.kind, tokens, store.item, store.rate)
+    return Example(real_path(folder).name, model, described, store.data_kind, tokens)
 
 
 def _fits(store: Store, config: ModelConfig) -> None:

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from longstride.common.figures import EDGE, GAP, INK, MONO, QUIET, add_axes, add_text, letters
-from longstride.data.audio import decode
 from longstride.model.inspection import Inspection
 from longstride.pictures.attention_example import Example
-from longstride.pictures.attention_panels import MARK, UNKNOWN_GREY, byte_name, character, characters, percent, pixels
+from longstride.pictures.attention_panels import MARK, UNKNOWN_GREY, has_glyph, percent, pixels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ GUESSES = 4
 def header_height(example: Example, position: int, width: float) -> float:
     if example.item:
         return EDGE + 0.25 + PICTURE
-    if example.kind == "audio":
+    if example.kind.signal(example.tokens) is not None:
         return EDGE + 0.7 + WAVE + 0.25
     return EDGE + 0.75 + len(_text_before(example, position, width)) * LINE
 
@@ -33,8 +33,10 @@ def header_height(example: Example, position: int, width: float) -> float:
 def draw_header(figure: "Figure", example: Example, position: int, inspection: Inspection) -> None:
     true = int(example.tokens[position])
     likely = inspection.probabilities.argsort(descending=True)[:GUESSES].tolist()
-    guesses = ", ".join(f"{byte_name(example, byte)} {percent(float(inspection.probabilities[byte]))}" for byte in likely)
-    truth = f"It is {byte_name(example, true)}; the model gave that {percent(float(inspection.probabilities[true]))}"
+    guesses = ", ".join(
+        f"{example.kind.byte_label(byte)} {percent(float(inspection.probabilities[byte]))}" for byte in likely
+    )
+    truth = f"It is {example.kind.byte_label(true)}; the model gave that {percent(float(inspection.probabilities[true]))}"
     if example.item:
         _draw_image(figure, example, position, [truth, f"Most likely to it: {guesses}"])
         return
@@ -43,8 +45,9 @@ def draw_header(figure: "Figure", example: Example, position: int, inspection: I
     add_text(figure, EDGE, EDGE + 0.15, title, 12, within=width)
     add_text(figure, EDGE, EDGE + 0.37, f"{example.data}.  {truth}.", 8, QUIET, within=width)
     add_text(figure, EDGE, EDGE + 0.53, f"Most likely to it: {guesses}.", 8, QUIET, within=width)
-    if example.kind == "audio":
-        _draw_wave(figure, example, position)
+    signal = example.kind.signal(example.tokens)
+    if signal is not None:
+        _draw_wave(figure, signal, example.kind.rate or 1, position)
     else:
         _draw_text(figure, example, position)
 
@@ -78,13 +81,13 @@ def _draw_image(figure: "Figure", example: Example, position: int, guesses: list
         )  # fmt: skip
 
 
-def _draw_wave(figure: "Figure", example: Example, position: int) -> None:
-    wave, seconds = decode(example.tokens), np.arange(len(example.tokens)) / (example.rate or 1)
+def _draw_wave(figure: "Figure", wave: NDArray[np.float64], rate: int, position: int) -> None:
+    seconds = np.arange(len(wave)) / rate
     axes = add_axes(figure, EDGE + 0.3, EDGE + 0.65, figure.get_figwidth() - 2 * EDGE - 0.35, WAVE, bare=False)
     axes.plot(seconds[position:], wave[position:], color="#c8d0d8", linewidth=0.6)
     axes.plot(seconds[: position + 1], wave[: position + 1], color=INK, linewidth=0.6)
     axes.axvline(float(seconds[position]), color=MARK, linewidth=1.2)
-    axes.set_xlim(0, max(float(seconds[-1]), 1 / (example.rate or 1)))
+    axes.set_xlim(0, max(float(seconds[-1]), 1 / rate))
     axes.tick_params(labelsize=6, length=2)
     axes.set_xlabel("seconds", fontsize=7, labelpad=1)
 
@@ -94,7 +97,7 @@ def _draw_text(figure: "Figure", example: Example, position: int) -> None:
     lines = _text_before(example, position, figure.get_figwidth())
     for number, line in enumerate(lines):
         add_text(figure, EDGE, EDGE + 0.85 + number * LINE, line, SIZE, family="monospace")
-    true = character(int(example.tokens[position])) if example.kind == "text" else f"{example.tokens[position]:02x}"
+    true = example.kind.spell_byte(int(example.tokens[position]))
     add_text(
         figure, EDGE + len(lines[-1]) * MONO * SIZE / 72, EDGE + 0.85 + (len(lines) - 1) * LINE, true, SIZE,
         family="monospace", bbox={"facecolor": MARK, "edgecolor": "none", "pad": 1, "alpha": 0.6},
@@ -104,10 +107,8 @@ def _draw_text(figure: "Figure", example: Example, position: int) -> None:
 def _text_before(example: Example, position: int, width: float) -> list[str]:
     """Returns the last lines before the byte: characters of text, or bytes in hexadecimal."""
     across = letters(width - 2 * EDGE, SIZE)
-    if example.kind == "text":
-        shown = characters(example.tokens, max(0, position - LINES * across), position)
-    else:
-        across -= across % 3
-        shown = "".join(f"{byte:02x} " for byte in example.tokens[max(0, position - LINES * across // 3) : position])
+    across -= across % example.kind.letters_per_byte
+    first = max(0, position - LINES * across // example.kind.letters_per_byte)
+    shown = example.kind.spell(example.tokens, first, position, has_glyph)
     lines = [shown[start : start + across] for start in range(0, len(shown) + 1, across)]
     return lines[-LINES:]

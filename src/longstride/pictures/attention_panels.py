@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import to_rgb
 
-from longstride.data.audio import decode
-from longstride.data.store import Bytes
+from longstride.data.plan import Bytes
 from longstride.pictures.attention_example import Example
 
 Weights = npt.NDArray[np.float32]
@@ -82,35 +81,8 @@ def _downsampled(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 LINES = 3
-CONTEXT_BYTES = 8
-"""Bytes of text shown on each side of a key's byte."""
-LINE_LENGTH = 17 + 2 * CONTEXT_BYTES + 3
+LINE_LENGTH = 36
 """The most characters of a line of text."""
-MAX_UTF8_BYTES = 4
-"""The most bytes of a character in UTF-8."""
-CONTINUED = "‿"
-"""Shown for the second and later bytes of a character."""
-SIGNS = {10: "↵", 9: "→"}
-
-
-def character(byte: int) -> str:
-    """Returns the character for one byte: itself if it is printable ASCII, otherwise a symbol."""
-    return SIGNS.get(byte, chr(byte) if 32 <= byte < 127 else "·")
-
-
-def characters(tokens: Bytes, first: int, end: int) -> str:
-    """Returns one character for each byte from `first` to `end`. A character of several bytes is shown at its first byte, if
-    the font has it, and CONTINUED at the others. Bytes after `end` are not used: the model does not know them yet."""
-    start = max(0, first - MAX_UTF8_BYTES + 1)  # A character may begin before `first`.
-    data = tokens[start:end].tobytes()
-    shown = [character(byte) for byte in data]
-    index = 0
-    for letter in data.decode("utf-8", "surrogateescape"):
-        size = len(letter.encode("utf-8", "surrogateescape"))
-        if size > 1 and _is_drawable(letter):
-            shown[index : index + size] = [letter, *CONTINUED * (size - 1)]
-        index += size
-    return "".join(shown[first - start :])
 
 
 @cache
@@ -120,7 +92,7 @@ def _font_code_points() -> frozenset[int]:
     return frozenset(get_font(findfont("monospace")).get_charmap())
 
 
-def _is_drawable(letter: str) -> bool:
+def has_glyph(letter: str) -> bool:
     """Whether the monospaced font has the letter, at the usual width and written left to right."""
     return (
         letter.isprintable()
@@ -129,15 +101,6 @@ def _is_drawable(letter: str) -> bool:
         and unicodedata.east_asian_width(letter) not in "WF"
         and unicodedata.bidirectional(letter) not in ("R", "AL", "AN")
     )
-
-
-def byte_name(example: Example, byte: int) -> str:
-    """Returns a byte as a reader of that kind of data writes it: a letter, a sound sample or a number."""
-    if example.kind == "text":
-        return "a space" if byte == 32 else f"'{character(byte)}'" if 32 <= byte < 127 or byte in SIGNS else f"byte {byte}"
-    if example.kind == "audio":
-        return f"{decode(bytes([byte]))[0]:+.3f}"
-    return str(byte)
 
 
 def largest_weights(example: Example, weights: Weights) -> list[str]:
@@ -155,13 +118,4 @@ def percent(weight: float) -> str:
 def _key_text(example: Example, key: int, position: int) -> str:
     if key == 0:
         return f"{'the start':>10}"
-    back = position - key + 1
-    if example.kind == "audio":
-        return f"{1000 * back / (example.rate or 1):>8,.1f} ms back ({back:,})"
-    if example.kind == "text":
-        # The text around the byte, but none that is not generated yet.
-        first, end = max(0, key - 1 - CONTEXT_BYTES), min(key + CONTEXT_BYTES, position)
-        around = characters(example.tokens, first, min(end + MAX_UTF8_BYTES - 1, position))[: end - first]
-        before, this, after = around[: key - 1 - first], around[key - 1 - first], around[key - first :]
-        return f"{back:>5,} back  {before:>{CONTEXT_BYTES}}[{this}]{after}"
-    return f"{back:>5,} back  {example.tokens[key - 1]}"
+    return example.kind.describe_place(example.tokens, key - 1, position, has_glyph)

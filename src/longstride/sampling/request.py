@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from longstride.common.checks import finite_number, whole_number
+from longstride.data.kinds import KindName
 
 OWNER = "sample"
 LARGEST_SCALE = 64
@@ -45,7 +45,7 @@ class Request:
     or .bin in the run; a single text is printed."""
     force: bool = False
     """Replace existing files."""
-    kind: Literal["text", "images", "audio", "bytes"] | None = None
+    kind: KindName | None = None
     """What the bytes are, if the run or the model does not say."""
     checkpoint: str | None = None
     """A checkpoint of the run, such as step-1000, instead of its best weights."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from longstride.data.images import shape_text
+from longstride.data.image_files import shape_text
+from longstride.data.kinds import kind_class
 from longstride.data.store import Store
 from longstride.model.presets import DENSE
 from longstride.training.config import FITTED, TrainConfig
 from longstride.training.preflight import check_settings, open_verified
-from longstride.training.presets import PRESETS_FOR
 from longstride.training.ranks import Ranks
 from longstride.training.run import Resume, Run
 
@@ -41,7 +41,7 @@ def fit_to_data(
     if not changes:
         return config
     made = ", ".join(f"{name} {value}" for name, value in changes.items())
-    say(f"{config.data} has images of {shape_text(store.item)}; from that follow: {made}")
+    say(f"{config.data} has {store.data_kind.describe()}; from that follow: {made}")
     return ranks.run_on_all(lambda: replace(config, model=replace(config.model, **changes)))
 
 
@@ -62,9 +62,9 @@ def check_kind(store: Store, config: TrainConfig, preset: str = "") -> None:
 
     `preset`: the preset that the model was made from; it must be one for this kind of data. Bytes may be anything.
     """
-    sizes, presets = config.model.positions.sizes, ", ".join(PRESETS_FOR[store.kind])
+    sizes, presets = config.model.positions.sizes, ", ".join(store.data_kind.presets)
     other = {"text": "audio", "audio": "text"}.get(store.kind)
-    if other is not None and preset.removesuffix(DENSE) in PRESETS_FOR[other]:
+    if other is not None and preset.removesuffix(DENSE) in kind_class(other).presets:
         raise ValueError(
             f"train: {config.data} has {store.kind}, and {preset} is for {other}; presets for {store.kind}: {presets}"
         )
@@ -75,7 +75,7 @@ def check_kind(store: Store, config: TrainConfig, preset: str = "") -> None:
                 f"{store.kind}: {presets}"
             )
         return
-    have = f"train: {config.data} has images of {shape_text(store.item)}"
+    have = f"train: {config.data} has {store.data_kind.describe()}"
     if len(sizes) == 3 and tuple(store.item) != tuple(sizes):
         options = " ".join(f"--model.{name} {shlex.quote(str(value))}" for name, value in _derived(config, store).items())
         raise ValueError(f"{have}, and the model's embedding is for {shape_text(sizes)}; give {options}")

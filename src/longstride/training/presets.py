@@ -29,15 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-PRESETS_FOR = {
-    "text": ("text-small", "enwik8"),
-    "images": ("image-small", "cifar10", "imagenet64"),
-    "audio": ("audio-small", "music-65536", "music-262144", "music-1048576"),
-    "bytes": ("text-small", "enwik8"),
-}
-"""The presets made for each kind of data."""
-
-
 def train_preset(name: str, **changes: Any) -> TrainConfig:
     """Returns the complete training settings of a preset.
 

@@ -1,17 +1,17 @@
 """longstride data prepare, data fetch"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-Kind = Literal["text", "images", "audio", "bytes"]
+from longstride.data.kinds import KindName
 
 
 def data_prepare(
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
-    kind: Kind | None = None,
+    kind: KindName | None = None,
     join: bool = False,
     max_bytes: int | None = None,
 ) -> None:
