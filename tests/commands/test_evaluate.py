@@ -167,11 +167,19 @@ def test_data_that_does_not_fit(capsys, folder):
     write_store(folder / "wide", "images", {"train": images, "valid": images}, item=(2, 8, 3))
     SparseTransformer(replace(MODEL, context=48, embedding="image(4, 4, 3)")).save_pretrained(folder / "model")
     for where, data, says in (
-        ("run", "images", f"{folder / 'images'} has images of 48 bytes, and the model's context is 64"),
+        (
+            "run",
+            "images",
+            f"{folder / 'images'} has images of 4 x 4 x 3, and the model's context of 64 bytes is not one image",
+        ),
         ("model", "wide", f"{folder / 'wide'} has images of 2 x 8 x 3, and the model is for images of 4 x 4 x 3"),
         ("model", "data", f"{folder / 'data'} has text, and the model is for images of 4 x 4 x 3"),
     ):
-        assert run(capsys, folder / where, "--data", folder / data) == (2, "", f"longstride: eval: {says}\n")
+        assert run(capsys, folder / where, "--data", folder / data) == (
+            2,
+            "",
+            f"longstride: eval: {says}; give other --data\n",
+        )
 
 
 MISTAKES = [

@@ -51,7 +51,7 @@ def open_run() -> None:
     source = open_source("eval", Path("run"))
     if source.config is not None:
         find_data_kind(source, source.config.model, None)
-    is_training_data("eval", source, open_store("data"), asked_for=False)
+    is_training_data("eval", source, open_store("data"), other_allowed=False)
     SparseTransformer.from_pretrained(source.weights)
 
 

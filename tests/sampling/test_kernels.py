@@ -172,7 +172,7 @@ def test_which_parts_are_multiplied(of):
 
 def test_products_that_programs_share(monkeypatch):
     monkeypatch.setattr(batched, "BLOCK_IN", 16)
-    monkeypatch.setattr(batched, "SHARE", 16)
+    monkeypatch.setattr(batched, "LEAST_SHARE", 16)
     assert batched.product_tile(2, 32, 32, whole=False)[2] == 16
     compare(model(layers=2, context=9, width=32), "batched", 1, 5)
 

@@ -22,11 +22,11 @@ from longstride.common.files import check_run_folder
 from longstride.data.store import Store
 from longstride.evaluation.results import Results
 from longstride.evaluation.scoring import Bytes, Score, bits_per_byte, check_min_context
-from longstride.model import ModelConfig, SparseTransformer
+from longstride.model import SparseTransformer
 from longstride.model.pretrained import read_config, settings_path
 from longstride.training.preflight import open_verified
 from longstride.training.ranks import Ranks, join_process_group
-from longstride.training.source import WEIGHTS, Source, is_training_data, open_source, run_data
+from longstride.training.source import WEIGHTS, Source, open_source, open_source_data
 
 
 def evaluate(
@@ -49,17 +49,18 @@ def evaluate(
     source = open_source("eval", folder, checkpoint)
     with join_process_group(device) as ranks:
         place = ranks.device(device, "eval")
-        read = run_data("eval", source) if data is None else data
-        store = ranks.run_first_per_machine(lambda: open_verified(read, ranks, [split]))
         model = SparseTransformer.from_pretrained(source.weights, **({"precision": precision} if precision else {}))
-        _fits(store, model.config)
+        opened = open_source_data(
+            "eval", source, model.config, data,
+            lambda path: ranks.run_first_per_machine(lambda: open_verified(path, ranks, [split])),
+        )  # fmt: skip
+        store = opened.store
         contexts = [check_min_context("eval", one, model.config.context, bool(store.item)) for one in min_context]
         if len(set(contexts)) < max(1, len(contexts)):
             raise ValueError(f"eval: min_context must be one or more different ones, got {contexts}")
         if batch is not None:
             whole_number("eval", "batch", batch, 1)
         some = _part(store, split, most_bytes)
-        own = is_training_data("eval", source, store, asked_for=data is not None)
         about = {
             "evaluated": str(source.weights),
             "weights_sha256": _digest(source.weights / WEIGHTS, ranks),
@@ -69,7 +70,7 @@ def evaluate(
         }
         how = {"batch": batch, "processes": ranks.count, "machine": machine(place)}
         given = results is not None
-        if results is None and own:
+        if results is None and opened.is_training_data:
             of = f"-{source.checkpoint}" if source.checkpoint else ""
             part = f"-first-{some.size}" if some.size < store.splits[split] else ""
             rounded = "" if precision in (None, read_config(settings_path(source.weights)).precision) else f"-{precision}"
@@ -95,17 +96,6 @@ def evaluate(
 def show_score(progress: Progress, share: float, scored: int, nats: float) -> None:
     """Shows the bits per byte so far. `share`: of this process's work; others have done about as much."""
     progress.update(share * progress.total, f"{nats / scored / log(2):.4f} bits/byte" if scored else "")
-
-
-def _fits(store: Store, config: ModelConfig) -> None:
-    if store.item_bytes is not None and store.item_bytes != config.context:
-        raise ValueError(
-            f"eval: {store.folder} has images of {store.item_bytes:,} bytes, and the model's context is {config.context:,}"
-        )
-    sizes = config.positions.sizes
-    if len(sizes) == 3 and store.item != sizes:
-        have = store.data_kind.describe()
-        raise ValueError(f"eval: {store.folder} has {have}, and the model is for images of {' x '.join(map(str, sizes))}")
 
 
 def _part(store: Store, split: str, most: int | None) -> Bytes:

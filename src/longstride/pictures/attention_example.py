@@ -9,10 +9,8 @@ from longstride.common.files import real_path
 from longstride.data.kind import DataKind
 from longstride.data.loader import Sequences
 from longstride.data.plan import Bytes
-from longstride.data.prepare import open_data
-from longstride.data.store import Store
-from longstride.model import ModelConfig, SparseTransformer
-from longstride.training.source import is_training_data, open_source, run_data
+from longstride.model import SparseTransformer
+from longstride.training.source import open_source, open_source_data
 
 OWNER = "plot attention"
 
@@ -56,10 +54,8 @@ def open_example(folder: Path, data: Path | None, split: str, item: int, device:
     """Opens a run or a saved model, and sequence number `item` of a split. data: None for the data of the run."""
     source = open_source(OWNER, folder)
     model = SparseTransformer.from_pretrained(source.weights, precision="float32", recompute="off").to(device)
-    path = run_data(OWNER, source) if data is None else data
-    store = open_data(path)
-    is_training_data(OWNER, source, store, asked_for=data is not None)
-    _fits(store, model.config)
+    opened = open_source_data(OWNER, source, model.config, data)
+    path, store = opened.path, opened.store
     name = f"{path} ({split})"
     sequences = Sequences(store.split(split), model.config.context, store.item_bytes, name)
     count = len(sequences.data) // sequences.context
@@ -70,10 +66,3 @@ def open_example(folder: Path, data: Path | None, split: str, item: int, device:
     tokens = sequences.data[start : start + sequences.context].copy()
     described = f"{path.name}, {split} {'image' if store.item else 'item'} {item:,}"
     return Example(real_path(folder).name, model, described, store.data_kind, tokens)
-
-
-def _fits(store: Store, config: ModelConfig) -> None:
-    sizes = config.positions.sizes
-    if len(sizes) == 3 and tuple(store.item) != tuple(sizes):
-        want, have = (" x ".join(map(str, shape)) or "no images" for shape in (sizes, store.item))
-        raise ValueError(f"{OWNER}: the model is for images of {want}, and {store.folder} has {have}; give other --data")

@@ -15,8 +15,8 @@ from longstride.common.console import Progress, StandardError, print_line
 from longstride.data.loader import Prefetch
 from longstride.training.checkpoint import SaveError
 from longstride.training.config import TrainConfig
-from longstride.training.fitting import fit_to_data
 from longstride.training.interrupts import Interrupts
+from longstride.training.preflight import fit_to_data
 from longstride.training.ranks import Ranks, join_process_group
 from longstride.training.reporting import DONE, INTERRUPTED, Summary, TensorBoard, check_tensorboard, describe
 from longstride.training.run import Resume, Run, check_resume

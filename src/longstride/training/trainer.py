@@ -21,16 +21,14 @@ from longstride.training.checkpoint import Checkpoints
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
 from longstride.training.distributed import ParallelModel, averaging_dtype, full_weights
-from longstride.training.fitting import check_kind
 from longstride.training.initial_weights import InitialWeights
 from longstride.training.optimizer import describe_extension, learning_rate, make_optimizers, set_learning_rate
 from longstride.training.precision import Updates
-from longstride.training.preflight import check_settings, open_verified
+from longstride.training.preflight import check_settings, check_training_data, open_verified
 from longstride.training.ranks import SINGLE_RANK, Ranks
 from longstride.training.run import WEIGHTS, Resume, Run
 from longstride.training.run_state import RunState
-from longstride.training.samples import write_samples
-from longstride.training.validation import validate
+from longstride.training.validation import validate, write_samples
 
 Say = Callable[[str], None]
 
@@ -96,7 +94,7 @@ class Trainer:
 
     def _open_data(self, resume: Resume) -> None:
         config, context, item = self.config, self.config.model.context, self.store.item_bytes
-        check_kind(self.store, config, self.preset)
+        check_training_data(self.store, config, self.preset)
         if resume:
             self.run.check_data(self.store)
         self.training = Sequences(self.store.split("train"), context, item, f"{config.data} (train)")
