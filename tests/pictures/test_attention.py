@@ -55,7 +55,7 @@ def test_svg_names_layers_heads_and_patterns(tmp_path, monkeypatch):
     assert shown == ["layer 0", "layer 2", "head 1"]
     assert "Summary(8, 2)" in text
     assert "Local(8)" not in text
-    assert "predicts byte 50" in text
+    assert "prediction of byte 50" in text
 
 
 def test_several_positions_get_a_picture_each(tmp_path):

@@ -71,6 +71,20 @@ def test_a_page_in_the_run(tmp_path):
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
+def wide_samples(folder):
+    for name in ("sample-data", "sample-model", "sample"):
+        sheet(np.arange(4 * 12, dtype=np.uint8), (2, 2, 3), 4, folder / f"{name}.png")
+
+
+@pytest.mark.parametrize("samples", [text_samples, image_samples, wide_samples, sound_samples])
+def test_a_page_ends_with_its_content(samples, tmp_path):
+    folder = run(tmp_path / "run", seed=7)
+    samples(folder)
+    with Image.open(plot_run([folder])) as picture:
+        drawn = np.flatnonzero((np.asarray(picture.convert("L")) < 250).any(1))
+        assert picture.height - drawn[-1] < 0.5 * 150
+
+
 @pytest.mark.parametrize("samples", [text_samples, image_samples, sound_samples])
 def test_everything_that_there_is_stands_on_it(samples, tmp_path, words):
     folder = run(tmp_path / "run", seed=7, model={"dropout": 0.25}, optimizer={"learning_rate": 0.0125})
@@ -116,6 +130,7 @@ def test_a_comparison_says_which_lines_are_training(tmp_path, words):
 
 def test_the_warm_up_is_the_one_that_was_used(tmp_path):
     assert read_settings(run(tmp_path / "a", steps=500, optimizer={"warmup": 50}))["warm-up"] == "50 steps"
+    assert read_settings(run(tmp_path / "c", steps=10, optimizer={"warmup": 1}))["warm-up"] == "1 step"
     found = read_settings(run(tmp_path / "b" / "run", steps=500, optimizer={"warmup": 5000}))["warm-up"]
     assert found == "50 steps, not 5,000: at most a tenth of the run"
 

@@ -28,10 +28,12 @@ MAXIMUM_LABEL = 14
 """Characters of a caption after the pattern: the largest weight."""
 LABEL, CAPTION, LINE = 0.75, 0.2, 0.125
 """Inches, as all sizes here: left of a row of panels, above each panel, and of a line of text below it."""
-IMAGE_LEGEND = "White: where the head looks, channels together. Black: not generated yet. Cyan: the pixel that is predicted."
+IMAGE_LEGEND = (
+    "White: large attention weights, summed over channels. Black: not generated yet. Cyan: the pixel that is predicted."
+)
 MATRIX_LEGEND = (
-    "Rows as wide as the stride, the first position at the top left. White: where the head looks. Blue: what its pattern\n"
-    "lets it see; dark blue: what not. Black: not there yet. Cyan: the slot that predicts."
+    "One row per stride, position 0 at the top left. White: large attention weights. Blue: visible to the head; dark blue:\n"
+    "hidden by its pattern. Black: not generated yet. Cyan: the position that predicts."
 )
 
 
@@ -132,11 +134,11 @@ def _draw_panel(
     position = len(weights) - 1
     seen = np.asarray(pattern.sees(position, np.arange(position + 1)))
     axes = add_axes(figure, *box)
-    caption = pattern.text if seen.any() else f"{pattern.text}   sees nothing yet"
+    caption = pattern.text if seen.any() else f"{pattern.text}   sees no key yet"
     if example.item:
         axes.imshow(image_panel(weights, example.tokens, example.item), interpolation="nearest")
         mark_pixel(axes, example, position)
-        caption += f"   most: {pixel_weights(weights, example.item).max():.1%}" if seen.any() else ""
+        caption += f"   max {pixel_weights(weights, example.item).max():.1%}" if seen.any() else ""
     else:
         colours = matrix_panel(weights, seen, len(example.tokens), example.columns)
         axes.imshow(colours, interpolation="nearest", aspect="auto", extent=(0, example.columns, example.rows, 0))

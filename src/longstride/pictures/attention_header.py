@@ -36,15 +36,15 @@ def draw_header(figure: "Figure", example: Example, position: int, inspection: I
     guesses = ", ".join(
         f"{example.kind.byte_label(byte)} {percent(float(inspection.probabilities[byte]))}" for byte in likely
     )
-    truth = f"It is {example.kind.byte_label(true)}; the model gave that {percent(float(inspection.probabilities[true]))}"
+    truth = f"It is {example.kind.byte_label(true)}; the model gave it {percent(float(inspection.probabilities[true]))}"
     if example.item:
-        _draw_image(figure, example, position, [truth, f"Most likely to it: {guesses}"])
+        _draw_image(figure, example, position, [truth, f"Most likely: {guesses}"])
         return
     width = figure.get_figwidth() - 2 * EDGE
-    title = f"{example.name}: where its heads look while it predicts byte {position:,}"
+    title = f"{example.name}: attention weights for the prediction of byte {position:,}"
     add_text(figure, EDGE, EDGE + 0.15, title, 12, within=width)
     add_text(figure, EDGE, EDGE + 0.37, f"{example.data}.  {truth}.", 8, QUIET, within=width)
-    add_text(figure, EDGE, EDGE + 0.53, f"Most likely to it: {guesses}.", 8, QUIET, within=width)
+    add_text(figure, EDGE, EDGE + 0.53, f"Most likely: {guesses}.", 8, QUIET, within=width)
     signal = example.kind.signal(example.tokens)
     if signal is not None:
         _draw_wave(figure, signal, example.kind.rate or 1, position)
@@ -60,7 +60,7 @@ def mark_pixel(axes: "Axes", example: Example, position: int) -> None:
 def _draw_image(figure: "Figure", example: Example, position: int, guesses: list[str]) -> None:
     height, width, channels = example.item
     tall, wide = (PICTURE * size / max(height, width) for size in (height, width))
-    for number, (known, name) in enumerate(((position, "what is there so far"), (len(example.tokens), "the whole image"))):
+    for number, (known, name) in enumerate(((position, "generated so far"), (len(example.tokens), "the whole image"))):
         left = EDGE + number * (wide + GAP)
         axes = add_axes(figure, left, EDGE + 0.2, wide, tall)
         axes.imshow(pixels(example.tokens, example.item, known, UNKNOWN_GREY), interpolation="nearest")
@@ -69,7 +69,7 @@ def _draw_image(figure: "Figure", example: Example, position: int, guesses: list
     row, column = divmod(position // channels, width)
     lines = [
         (example.name, 12, INK),
-        ("where its heads look while it predicts", 9, INK),
+        ("attention weights for the prediction of", 9, INK),
         (f"row {row}, column {column}, channel {position % channels}", 9, INK),
         (f"byte {position:,} of {example.data}", 8, QUIET),
         *((line, 8, QUIET) for line in guesses),

@@ -2,7 +2,8 @@
 
 import textwrap
 import wave
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
@@ -163,10 +164,16 @@ def _table_height(lines: Settings) -> float:
 
 
 def _samples_height(paths: Sequence[Path]) -> float:
-    """Returns an upper bound of the height of all samples; two images share a row."""
+    """Returns the height of all samples, in inches; two images share a row."""
     if any(path.suffix == ".png" for path in paths):
-        return -(-len(paths) // 2) * (SHEET + 0.3)
-    return 0.1 + sum(SOUND if path.suffix == ".wav" else (TEXT_LINES + 2) * TEXT_LINE for path in paths)
+        return sum(_row_heights(paths))
+    return 0.1 + sum(SOUND if path.suffix == ".wav" else (len(_text_lines(path)) + 2) * TEXT_LINE for path in paths)
+
+
+def _row_heights(paths: Sequence[Path]) -> list[float]:
+    """Returns the heights of rows of two images with their names."""
+    heights = [_image_height(path) + 0.3 for path in paths]
+    return [max(heights[first : first + 2]) for first in range(0, len(heights), 2)]
 
 
 def _sample_file(folder: Path, stem: str) -> Path | None:
@@ -175,36 +182,50 @@ def _sample_file(folder: Path, stem: str) -> Path | None:
 
 def _draw_samples(figure: "Figure", files: Sequence[tuple[Path, str]], left: float, down: float) -> None:
     """Draws images two to a row, and text and sound below each other."""
-    for number, (path, name) in enumerate(files):
-        try:
-            if path.suffix == ".png":
-                _draw_image(figure, path, name, left + number % 2 * (SHEET + 0.15), down + number // 2 * (SHEET + 0.3))
-            elif path.suffix == ".wav":
-                down = _draw_sound(figure, path, name, left, down)
-            else:
-                down = _draw_text(figure, path, name, left, down)
-        except Exception as error:  # Any kind: the file is untrusted.
-            raise ValueError(
-                f"{OWNER}: {path} cannot be read: {error}; remove it, and the page is drawn without it"
-            ) from None
+    if any(path.suffix == ".png" for path, _ in files):
+        rows = _row_heights([path for path, _ in files])
+        for number, (path, name) in enumerate(files):
+            _draw_image(figure, path, name, left + number % 2 * (SHEET + 0.15), down + sum(rows[: number // 2]))
+        return
+    for path, name in files:
+        down = (_draw_sound if path.suffix == ".wav" else _draw_text)(figure, path, name, left, down)
+
+
+@contextmanager
+def _naming_file(path: Path) -> Iterator[None]:
+    """Context that names the sample in errors about its content, which is untrusted."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"{OWNER}: {path} cannot be read: {error}; remove it, and the page is drawn without it"
+        ) from None  # fmt: skip
+
+
+def _image_height(path: Path) -> float:
+    """Returns the height of an image that is drawn SHEET inches wide, or SHEET high if it is taller than wide."""
+    from PIL import Image
+
+    with _naming_file(path), catch_warnings(action="ignore"), Image.open(path) as opened:  # Reads the header only.
+        if opened.width * opened.height > PIXELS:
+            raise ValueError(f"it is {opened.width} x {opened.height} pixels; at most {PIXELS:,} are drawn")
+        return SHEET * min(1.0, opened.height / opened.width)
 
 
 def _draw_image(figure: "Figure", path: Path, name: str, left: float, down: float) -> None:
     from matplotlib.image import imread
-    from PIL import Image
 
-    with catch_warnings(action="ignore"), Image.open(path) as opened:  # Reads the header only.
-        if opened.width * opened.height > PIXELS:
-            raise ValueError(f"it is {opened.width} x {opened.height} pixels; at most {PIXELS:,} are drawn")
     add_text(figure, left, down, name.split(",")[0], 8, QUIET)
-    axes = add_axes(figure, left, down + 0.08, SHEET, SHEET)
-    axes.imshow(imread(path), interpolation="nearest", cmap="gray")
+    axes = add_axes(figure, left, down + 0.08, SHEET, _image_height(path))
+    with _naming_file(path):
+        axes.imshow(imread(path), interpolation="nearest", cmap="gray")
     axes.set_anchor("NW")  # At the top left, whatever its shape.
     axes.set_axis_off()
 
 
 def _draw_sound(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
-    samples, rate = read_wav(path)
+    with _naming_file(path):
+        samples, rate = read_wav(path)
     add_text(figure, left, down, name, 8, QUIET)
     axes = add_axes(figure, left + 0.3, down + 0.08, RIGHT - 0.3, 0.85, bare=False)
     axes.plot(np.arange(len(samples)) / rate, samples, color=INK, linewidth=0.5)
@@ -227,13 +248,19 @@ def read_wav(path: Path) -> tuple[NDArray[np.float64], int]:
 
 def _draw_text(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
     add_text(figure, left, down, name, 8, QUIET)
+    lines = _text_lines(path)
+    for number, line in enumerate(lines, 1):
+        add_text(figure, left, down + number * TEXT_LINE + 0.03, printable(line), TEXT_SIZE, family="monospace")
+    return down + (len(lines) + 2) * TEXT_LINE
+
+
+def _text_lines(path: Path) -> list[str]:
+    """Returns the first lines of a text, wrapped to the width of the column."""
     across = letters(RIGHT, TEXT_SIZE)
-    with path.open("rb") as file:
+    with _naming_file(path), path.open("rb") as file:
         text = file.read(TEXT_BYTES).decode("utf-8", "replace")
     lines = [line[start : start + across] for line in text.splitlines() for start in range(0, max(1, len(line)), across)]
-    for number, line in enumerate(lines[:TEXT_LINES], 1):
-        add_text(figure, left, down + number * TEXT_LINE + 0.03, printable(line), TEXT_SIZE, family="monospace")
-    return down + (min(len(lines), TEXT_LINES) + 2) * TEXT_LINE
+    return lines[:TEXT_LINES]
 
 
 def printable(text: str) -> str:
@@ -334,7 +361,7 @@ def _optimizer_settings(config: TrainConfig) -> Settings:
     values = {
         "steps": f"{config.steps:,} of batch {config.batch}{parts}",
         "optimizer": f"{optimizer.name}, learning rate {optimizer.learning_rate:g}",
-        "warm-up": f"{warmup:,} steps{shorter}",
+        "warm-up": f"{warmup:,} step{'' if warmup == 1 else 's'}{shorter}",
         "decay, clip": f"{optimizer.decay:g}, {optimizer.clip:g}",
         "seed": str(config.seed),
     }
