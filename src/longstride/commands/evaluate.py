@@ -3,7 +3,6 @@
 longstride eval RUN --split test --min-context 0 256 384
 """
 
-import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from rich.table import Table
 from longstride.common.checks import whole_number
 from longstride.common.console import Bar, StandardError, duration
 from longstride.common.device import machine
-from longstride.common.files import check_run_folder
+from longstride.common.files import check_run_folder, file_sha256
 from longstride.data.store import Store
 from longstride.evaluation.results import Results
 from longstride.evaluation.scoring import Bytes, Score, bits_per_byte, check_min_context
@@ -128,8 +127,7 @@ def _part(store: Store, split: str, most: int | None) -> Bytes:
 
 
 def _digest(path: Path, ranks: Ranks) -> str:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = file_sha256(path)
     # A run that goes on may have found better ones.
     if len(set(ranks.gather(torch.tensor(int(found[:15], 16))).tolist())) > 1:
         raise ValueError(f"eval: {path} changed while it was read; evaluate once more")

@@ -3,6 +3,7 @@
 Opening a FIFO may block for ever, reading a device may never end, and a link may lead out of the run's folder.
 """
 
+import hashlib
 import json
 import os
 import stat
@@ -41,6 +42,12 @@ def read_text(path: str | Path, most: int = LARGEST_JSON) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def file_sha256(path: str | Path) -> str:
+    """Returns the SHA-256 of a file's bytes, as hexadecimal digits."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: str | Path, finite: bool = True) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from longstride.common.checks import shown, whole_number
 from longstride.data.kind import DataKind, Prompt, name_prompt_in_errors
 from longstride.data.limits import Limit
 from longstride.data.plan import READ, Bytes, Plan, data_suffix, files_under, is_packed, named_splits, optional, split_sizes
-from longstride.data.streams import gather, measure, read_span
+from longstride.data.streams import gather, measure, name_file_in_errors, read_span
 
 RATE = 12_000
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
@@ -176,7 +176,7 @@ def read(path: Path, rate: int = RATE, limit: Limit | None = None) -> Iterator[B
         # Blocks of about READ bytes before and after resampling. Read to the end: the header's length may be wrong.
         size = max(1, READ // 8 // max(file.channels, math.ceil(rate / file.samplerate)))
         while True:
-            with _name_file_in_errors(path):
+            with name_file_in_errors(path, "sound"):
                 block = file.read(size, dtype="float32", always_2d=True)
             if not len(block):
                 break
@@ -195,21 +195,13 @@ def _open_sound(path: Path) -> Iterator[Any]:
     """Opens a sound file; ValueError if its rate or number of channels is not supported."""
     soundfile = optional("soundfile", f"{path}: reading sound")
     with ExitStack() as stack:
-        with _name_file_in_errors(path):
+        with name_file_in_errors(path, "sound"):
             file = stack.enter_context(soundfile.SoundFile(path))
         if file.samplerate not in RATES:
             raise ValueError(f"{path} has a rate of {file.samplerate:,} Hz; {RATES[0]:,} to {RATES[-1]:,} Hz can be read")
         if file.channels > CHANNELS:
             raise ValueError(f"{path} has {file.channels:,} channels; up to {CHANNELS} can be read")
         yield file
-
-
-@contextmanager
-def _name_file_in_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # A broken file may raise anything.
-        raise ValueError(f"{path} cannot be read as sound: {error}") from None
 
 
 def expected_bytes(path: Path, limit: Limit | None = None) -> int:

@@ -14,7 +14,7 @@ from uuid import uuid4
 import numpy as np
 
 from longstride.common.checks import shown, whole_number
-from longstride.common.files import read_json
+from longstride.common.files import file_sha256, read_json
 from longstride.data.hashes import sha256_of
 from longstride.data.kind import DataKind
 from longstride.data.kinds import KINDS, kind_class
@@ -84,8 +84,7 @@ def open_store(folder: str | Path) -> Store:
 def verify(store: Store, splits: Iterable[str] | None = None) -> None:
     """Compares the SHA-256 of the given splits, or all, with the manifest; ValueError if one differs."""
     for name in store.splits if splits is None else splits:
-        with store.path(name).open("rb") as file:
-            _compare(store, name, hashlib.file_digest(file, "sha256").hexdigest())
+        _compare(store, name, file_sha256(store.path(name)))
 
 
 def verify_once(

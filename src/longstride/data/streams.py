@@ -115,12 +115,16 @@ class Xz:
 
 
 @contextmanager
-def name_file_in_errors(name: Path | str) -> Iterator[None]:
-    """Turns any exception into a ValueError that names the file: decoders raise many kinds for broken files."""
+def name_file_in_errors(name: Path | str, format: str = "") -> Iterator[None]:
+    """Turns any exception into a ValueError that names the file: decoders raise many types for broken files.
+
+    `format`: what the file is read as, for the message.
+    """
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{name} cannot be read: {short_reason(error)}") from None
+        read_as = f" as {format}" if format else ""
+        raise ValueError(f"{name} cannot be read{read_as}: {short_reason(error)}") from None
 
 
 def detect_compression(path: Path) -> str | None:

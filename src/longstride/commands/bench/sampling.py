@@ -33,8 +33,7 @@ from longstride.common.atomic import atomic_path, check_writable
 from longstride.common.device import choose_device, machine
 from longstride.common.figures import picture_path
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.model.byte_cost import step_bytes, value_bytes
-from longstride.model.cache import cache_bytes
+from longstride.model.byte_cost import cache_bytes, step_bytes
 from longstride.model.presets import preset
 from longstride.sampling import generate
 from longstride.sampling.streams import PIECE
@@ -120,7 +119,7 @@ class Ours:
         return step_bytes(self.model.config, batch, first, steps)
 
     def cache_bytes(self, batch: int, length: int) -> int:
-        return batch * cache_bytes(self.model.config, value_bytes=value_bytes(self.model.config), length=length)
+        return batch * cache_bytes(self.model.config, length)
 
 
 def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
