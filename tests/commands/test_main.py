@@ -140,6 +140,32 @@ def test_bench_attention(capsys, tmp_path):
     assert [growth["name"] for growth in result["growth"]] == ["SDPA dense", "merged(strided(8))"]
 
 
+@pytest.mark.parametrize("flag", ["--json", "--picture"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bench attention --lengths 32 --peers none --repeats 1 --patterns local(8) --device cpu",
+        "bench sampling --preset text-small --batches 1 --positions 8 --bytes 2 --repeats 1 --peers none --device cpu",
+    ],
+)
+def test_benchmarks_replace_no_file_and_make_no_folder_unasked(capsys, tmp_path, words, flag):
+    verb, suffix = " ".join(words.split()[:2]), {"--json": ".json", "--picture": ".svg"}[flag]
+    path = tmp_path / f"result{suffix}"
+    path.write_text("precious")
+    code, out, err = run(capsys, *words.split(), flag, str(path))
+    says = f"longstride: {verb}: {path} is there already; add --force to replace it, or give another {flag}\n"
+    assert (code, out, err) == (2, "", says)
+    assert path.read_text() == "precious"
+    missing = tmp_path / "new" / path.name
+    code, _, err = run(capsys, *words.split(), flag, str(missing), "--force")
+    assert code == 2
+    assert f"cannot be written: there is no folder {missing.parent}; make it first" in err
+    code, _, _ = run(capsys, *words.split(), flag, str(path), "--force")
+    assert code == 0
+    assert "precious" not in path.read_text()
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
 def test_bench_sampling(capsys, tmp_path):
     words = "bench sampling --preset text-small --batches 1 2 --positions 8 --bytes 2 --repeats 1 --device cpu"
     files = {"--json": tmp_path / "result.json", "--picture": tmp_path / "rates.svg"}
@@ -173,7 +199,7 @@ def test_bench_sampling(capsys, tmp_path):
         ("bench attention --device meta", "device = 'meta' cannot be used"),
         ("bench attention --lenghts 4", "--lengths"),
         ("bench attention --json .", "json = '.' cannot be written"),
-        ("bench attention --picture times.gif", "picture = 'times.gif' must end in .png or .svg"),
+        ("bench attention --picture times.gif", "bench attention: times.gif must end in .png or .svg"),
         ("doctor enwik9", "doctor: there is no folder 'enwik9', and there is no preset 'enwik9'; did you mean 'enwik8'?"),
         ("doctor .", "doctor: . is no run and no saved model: it has no config.json"),
         ("bench sampling --preset text-smal", "there is no preset 'text-smal'; did you mean 'text-small'?"),
@@ -218,7 +244,7 @@ def test_train(capsys, tmp_path, text_file):
     assert code == 0
     assert f"{out}: step 4, all steps are done; " in said
     assert said.endswith(
-        " bits per byte, at step 4\nthere: model.safetensors, curve.png, sample-data.*, sample-model.*, metrics.jsonl, "
+        " bits per byte, at step 4\nwritten: model.safetensors, curve.png, sample-data.*, sample-model.*, metrics.jsonl, "
         "checkpoints\n"
     )
     assert err.startswith("step 4/4  ")
@@ -381,9 +407,10 @@ def test_data_prepare_of_a_kind(capsys, tmp_path, text_file):
 def test_data_fetch(capsys, tmp_path, monkeypatch):
     import longstride.data.fetch
 
-    monkeypatch.setattr(longstride.data.fetch, "fetch", lambda name, folder: folder / f"{name}.zip")
-    code, out, _ = run(capsys, "data", "fetch", "enwik8", "--folder", str(tmp_path))
-    assert (code, out) == (0, f"wrote {tmp_path / 'enwik8.zip'}\n")
+    monkeypatch.setattr(longstride.data.fetch, "fetch", lambda name, folder, force: folder / f"{name}{force}.zip")
+    for more, name in (((), "enwik8False.zip"), (("--force",), "enwik8True.zip")):
+        code, out, _ = run(capsys, "data", "fetch", "enwik8", "--folder", str(tmp_path), *more)
+        assert (code, out) == (0, f"wrote {tmp_path / name}\n")
 
 
 def test_plot_run(capsys, tmp_path):

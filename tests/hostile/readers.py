@@ -24,12 +24,12 @@ from longstride.evaluation.results import Results
 from longstride.model import SparseTransformer
 from longstride.patterns.notation import parse
 from longstride.pictures import benchmarks, patterns  # noqa: F401
-from longstride.pictures.run import plot_run, results, settings
+from longstride.pictures.run import plot_run, read_settings, summarize
 from longstride.sampling.data_kind import find_data_kind
 from longstride.training import train
 from longstride.training.curve import plot_curve, read_rows
 from longstride.training.run import read_metrics
-from longstride.training.source import is_the_runs, open_source
+from longstride.training.source import is_training_data, open_source
 from tests.hostile.seeds import ABOUT, CHECKPOINT, MODEL, PLAN, QUIET
 
 
@@ -51,7 +51,7 @@ def open_run() -> None:
     source = open_source("eval", Path("run"))
     if source.config is not None:
         find_data_kind(source, source.config.model, None)
-    is_the_runs("eval", source, open_store("data"), asked_for=False)
+    is_training_data("eval", source, open_store("data"), asked_for=False)
     SparseTransformer.from_pretrained(source.weights)
 
 
@@ -75,13 +75,13 @@ def begin() -> None:
 
 def describe_run() -> None:
     """As `longstride plot run`, but for the drawing."""
-    settings(Path("run"))
-    results(read_rows(Path("run")))
+    read_settings(Path("run"))
+    summarize(read_rows(Path("run")))
 
 
 def load_metrics() -> None:
     read_metrics("run")
-    results(read_rows(Path("run")))
+    summarize(read_rows(Path("run")))
 
 
 def draw_page() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from longstride.commands.doctor import show_sampling
-from longstride.commands.exits import told_in_one_line
+from longstride.commands.exits import exit_with_message
 from longstride.commands.main import main
 from longstride.common import limits
 from longstride.common.checks import shown
@@ -371,7 +371,7 @@ def _raise(error):
     ],
 )
 def test_too_little_memory_is_one_line(work, says, capsys):
-    with pytest.raises(SystemExit) as caught, told_in_one_line("train"):
+    with pytest.raises(SystemExit) as caught, exit_with_message("train"):
         work()
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -380,7 +380,7 @@ def test_too_little_memory_is_one_line(work, says, capsys):
 
 
 def test_other_errors_of_ours_are_not_hidden():
-    with pytest.raises(RuntimeError, match="a mistake"), told_in_one_line("train"):
+    with pytest.raises(RuntimeError, match="a mistake"), exit_with_message("train"):
         raise RuntimeError("a mistake")
 
 

@@ -9,7 +9,7 @@ from longstride.model import preset
 from longstride.training import train, train_preset
 from longstride.training.config import FITTED, fields_to_fit
 from longstride.training.fitting import fit_to_data
-from longstride.training.ranks import ALONE
+from longstride.training.ranks import SINGLE_RANK
 from longstride.training.run import Run
 from tests.training.small import TEXT, config
 
@@ -26,7 +26,7 @@ def digits(tmp_path):
 
 def fitted(made, fit=FITTED, resume=False):
     said = []
-    return fit_to_data(made, fit, resume, ALONE, said.append), said
+    return fit_to_data(made, fit, resume, SINGLE_RANK, said.append), said
 
 
 def test_a_preset_for_images_takes_the_size_of_the_datas(digits, tmp_path):

@@ -22,7 +22,7 @@ from longstride.model.cost import parameter_count
 from longstride.model.presets import DENSE, PRESETS, preset
 from longstride.model.pretrained import read_config, settings_path
 from longstride.patterns import Column, Local
-from longstride.sampling.streams import choose as choose_maker
+from longstride.sampling.streams import choose_implementation as choose_maker
 from longstride.version import __version__
 
 OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}

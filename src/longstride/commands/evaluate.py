@@ -6,16 +6,16 @@ longstride eval RUN --split test --min-context 0 256 384
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from math import log
 from pathlib import Path
-from time import perf_counter
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from longstride.common.checks import whole_number
-from longstride.common.console import Bar, StandardError, duration
+from longstride.common.console import Progress, StandardError, duration
 from longstride.common.device import machine
 from longstride.common.files import check_run_folder, file_sha256
 from longstride.data.store import Store
@@ -24,8 +24,8 @@ from longstride.evaluation.scoring import Bytes, Score, bits_per_byte, check_min
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.pretrained import read_config, settings_path
 from longstride.training.preflight import open_verified
-from longstride.training.ranks import Ranks, joined
-from longstride.training.source import WEIGHTS, Source, is_the_runs, open_source, run_data
+from longstride.training.ranks import Ranks, join_process_group
+from longstride.training.source import WEIGHTS, Source, is_training_data, open_source, run_data
 
 
 def evaluate(
@@ -46,7 +46,7 @@ def evaluate(
     Processes that torchrun has started share the windows; the first one prints and writes.
     """
     source = open_source("eval", folder, checkpoint)
-    with joined(device) as ranks:
+    with join_process_group(device) as ranks:
         place = ranks.device(device, "eval")
         read = run_data("eval", source) if data is None else data
         store = ranks.run_first_per_machine(lambda: open_verified(read, ranks, [split]))
@@ -58,7 +58,7 @@ def evaluate(
         if batch is not None:
             whole_number("eval", "batch", batch, 1)
         some = _part(store, split, most_bytes)
-        own = is_the_runs("eval", source, store, asked_for=data is not None)
+        own = is_training_data("eval", source, store, asked_for=data is not None)
         about = {
             "evaluated": str(source.weights),
             "weights_sha256": _digest(source.weights / WEIGHTS, ranks),
@@ -76,34 +76,24 @@ def evaluate(
             results = source.folder / f"eval-{split}{of}{part}{rounded}.json"
         file = None if results is None else ranks.run_on_first(lambda: Results(results, about, not given, force))
         model = model.to(place)
-        console = StandardError() if ranks.first else Console(file=io.StringIO())
+        console = StandardError() if ranks.is_main else Console(file=io.StringIO())
         rows: list[Score] = []
         for one in contexts:
-            with Meter(console, f"min context {one:,}", some.size, ranks.count) as meter:
-                rows.append(bits_per_byte(model, some, min_context=one, batch=batch, ranks=ranks, progress=meter))
+            with Progress(some.size, console, name=f"min context {one:,}") as progress:
+                report = partial(show_score, progress)
+                rows.append(bits_per_byte(model, some, min_context=one, batch=batch, ranks=ranks, progress=report))
             if file is not None:
                 file.add({**asdict(rows[-1]), **how})
-        if ranks.first:
+        if ranks.is_main:
             _show(source, store, split, rows)
             if file is not None:
                 print(f"wrote {file.path}")
     return rows
 
 
-class Meter(Bar):
-    """How far an evaluation is."""
-
-    def __init__(self, console: Console, name: str, total: int, processes: int) -> None:
-        super().__init__(console, line=name)
-        self.name, self.bytes, self.processes = name, total, processes
-        self.begun = perf_counter()
-
-    def __call__(self, share: float, scored: int, nats: float) -> None:
-        """Of this process. Others are about as far."""
-        left = (perf_counter() - self.begun) * (1 - share) / share
-        done = min(scored * self.processes, self.bytes)
-        bits = f"{nats / scored / log(2):.4f} bits/byte" if scored else ""
-        self.show(share, f"{self.name}  {done:,} of {self.bytes:,} bytes  {bits}  {duration(left)} left")
+def show_score(progress: Progress, share: float, scored: int, nats: float) -> None:
+    """Shows the bits per byte so far. `share`: of this process's work; others have done about as much."""
+    progress.update(share * progress.total, f"{nats / scored / log(2):.4f} bits/byte" if scored else "")
 
 
 def _fits(store: Store, config: ModelConfig) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from longstride.commands.exits import told_in_one_line
+from longstride.commands.exits import exit_with_message
 
 
 class Verb(NamedTuple):
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words[:1] == ["help"] and words[1:]:
         words = [*words[1:], "--help"]
     verb = next((name for name in VERBS if words[: len(name.split())] == name.split()), "")
-    with told_in_one_line(verb):
+    with exit_with_message(verb):
         _run(verb, words)
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longstride.common.atomic import atomic_path
-from longstride.common.console import byte_bar
+from longstride.common.console import Progress
 from longstride.common.files import real_path
 
 CACHE = "LONGSTRIDE_CACHE"
@@ -67,11 +67,11 @@ def _identity(paths: Sequence[Path]) -> tuple[str, int]:
 
 def _hash(paths: Sequence[Path], progress: bool) -> str:
     digest, total = hashlib.sha256(), sum(path.stat().st_size for path in paths)
-    with byte_bar(progress and total >= LARGE) as bar:
-        task = bar.add_task(f"checking {paths[0].name if len(paths) == 1 else paths[0].parent}", total=total)
+    name = f"checking {paths[0].name if len(paths) == 1 else paths[0].parent}"
+    with Progress(total, name=name, shown=progress and total >= LARGE, plain_lines=False) as bar:
         for path in paths:
             with path.open("rb", buffering=0) as file:
                 while piece := file.read(CHUNK):
                     digest.update(piece)
-                    bar.advance(task, len(piece))
+                    bar.advance(len(piece))
     return digest.hexdigest()

@@ -53,6 +53,8 @@ class DataKind:
     """Whether the data are items of one shape, such as images; False for a stream of bytes."""
     presets: ClassVar[tuple[str, ...]] = ("text-small", "enwik8")
     """Model presets made for it."""
+    takes_any_preset: ClassVar[bool] = False
+    """Whether presets that are made for other streams are accepted."""
 
     ending: ClassVar[str] = ".bin"
     """Suffix of a sample's file."""

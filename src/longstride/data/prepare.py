@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longstride.common.console import StandardError, byte_bar
+from longstride.common.console import Progress, StandardError
 from longstride.common.files import real_path
 from longstride.data.hashes import data_cache, sha256_of
 from longstride.data.kind import DataKind
@@ -51,17 +51,16 @@ def prepare(
     if source.is_dir() and real_path(out).is_relative_to(real_path(source)):
         raise ValueError(f"{out} lies in the source, {source}; give a folder outside of it")
     chosen_kind = _choose_kind(source, kind)
-    bar = byte_bar(progress)
+    console = StandardError()
     try:
-        with nullcontext() if bar.disable else bar.console.status(f"looking at {source}"):
+        with console.status(f"looking at {source}") if progress and console.is_terminal else nullcontext():
             plan = _report_unused(source, _plan(source, kind_class(chosen_kind), limit, join), chosen=kind is not None)
-        with bar:
-            task = bar.add_task(source.name, total=plan.total)
+        with Progress(plan.total, console, name=source.name, shown=progress, plain_lines=False) as bar:
 
             def with_progress(pieces: Iterable[Bytes] | Bytes) -> Iterator[Bytes]:
                 for piece in [pieces] if isinstance(pieces, np.ndarray) else pieces:
                     yield piece
-                    bar.advance(task, piece.size)
+                    bar.advance(piece.size)
 
             splits = {name: with_progress(pieces) for name, pieces in plan.splits.items()}
             return write_store(out, plan.kind, splits, plan.item, plan.rate, plan.source)

@@ -10,39 +10,40 @@ from longstride.sampling.request import OWNER, Request
 
 @dataclass(frozen=True)
 class Prompts:
-    each: list[bytes]
-    """One for each sample."""
+    prompts: list[bytes]
+    """One per sample."""
     length: int | None
-    """Bytes that are generated after each; None: up to the context."""
+    """Bytes to generate after each prompt; None: up to the context."""
     originals: list[bytes]
-    """The images that are completed, each as many times as there are samples of one."""
+    """The images to complete; each has the same number of samples."""
 
 
-def find_prompts(request: Request, kind: DataKind, context: int) -> Prompts:
-    _check(request, kind)
+def read_prompts(request: Request, kind: DataKind, context: int) -> Prompts:
+    """Returns the prompts of a request; ValueError if they do not fit the model."""
+    _check_request(request, kind)
     if request.prompt_file is None:
         # The bytes as they were typed, also if they are no UTF-8.
-        prompts = [Prompt((request.prompt or "").encode("utf-8", "surrogateescape"))]
+        given = [Prompt((request.prompt or "").encode("utf-8", "surrogateescape"))]
     else:
         options = {name: getattr(request, name) for name in kind.prompt_options}
-        prompts = kind.read_prompts(OWNER, request.prompt_file, context, options)
-    each = [prompt.data for prompt in prompts for _ in range(request.count)]
+        given = kind.read_prompts(OWNER, request.prompt_file, context, options)
+    prompts = [prompt.data for prompt in given for _ in range(request.count)]
     if kind.item:
-        return Prompts(each, prod(kind.item) - len(each[0]), [prompt.original for prompt in prompts if prompt.original])
-    for prompt in prompts:
+        return Prompts(prompts, prod(kind.item) - len(prompts[0]), [prompt.original for prompt in given if prompt.original])
+    for prompt in given:
         if len(prompt.data) >= context:
-            given = "prompt" if request.prompt_file is None else f"prompt_file = {str(request.prompt_file)!r}"
+            argument = "prompt" if request.prompt_file is None else f"prompt_file = {str(request.prompt_file)!r}"
             raise ValueError(
-                f"{OWNER}: {given} has {len(prompt.data):,} bytes, and the context is {context:,}; "
+                f"{OWNER}: {argument} has {len(prompt.data):,} bytes, and the context is {context:,}; "
                 f"give at most {context - 1:,}"
             )
     length = request.length
     if length is None and kind.default_length is not None:
-        length = max(1, min(kind.default_length, context - max(map(len, each))))
-    return Prompts(each, length, [])
+        length = max(1, min(kind.default_length, context - max(map(len, prompts))))
+    return Prompts(prompts, length, [])
 
 
-def _check(request: Request, kind: DataKind) -> None:
+def _check_request(request: Request, kind: DataKind) -> None:
     """Refuses options that are for other kinds of data."""
     if request.prompt is not None and kind.prompt_example is not None:
         raise ValueError(

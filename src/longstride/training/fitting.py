@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from longstride.data.image_files import shape_text
+from longstride.data.kinds import all_kinds
 from longstride.data.store import Store
+from longstride.model.presets import DENSE
 from longstride.training.config import FITTED, TrainConfig
 from longstride.training.preflight import check_settings, open_verified
 from longstride.training.ranks import Ranks
@@ -32,7 +34,7 @@ def fit_to_data(
         return config
     # Settings and folder come first: to prepare the data may take long.
     ranks.run_on_all(lambda: check_settings(config, ranks))
-    ranks.run_on_all(lambda: Run.is_there(config) if resume else Run.new(config))
+    ranks.run_on_all(lambda: Run.exists(config) if resume else Run.new(config))
     store = ranks.run_first_per_machine(lambda: open_verified(config.data, ranks))
     changes = {name: value for name, value in _derived(config, store).items() if name in fit}
     changes = {name: value for name, value in changes.items() if value != getattr(config.model, name)}
@@ -55,10 +57,19 @@ def _derived(config: TrainConfig, store: Store) -> dict[str, Any]:
     }
 
 
-def check_kind(store: Store, config: TrainConfig) -> None:
-    """Images need a model for images of their size, or at least a context of one image; other data needs one for streams."""
-    sizes, presets = config.model.positions.sizes, ", ".join(store.data_kind.presets)
+def check_kind(store: Store, config: TrainConfig, preset: str = "") -> None:
+    """Images need a model for images of their size, or at least a context of one image; other data needs one for streams.
+
+    `preset`: the preset that the model was made from; it must be one for this kind of data. Bytes may be anything.
+    """
+    kind, name = store.data_kind, preset.removesuffix(DENSE)
+    sizes, presets = config.model.positions.sizes, ", ".join(kind.presets)
     if not store.item:
+        other = next((other.name for other in all_kinds() if not other.has_items and name in other.presets), None)
+        if other is not None and name not in kind.presets and not kind.takes_any_preset:
+            raise ValueError(
+                f"train: {config.data} has {store.kind}, and {preset} is for {other}; presets for {store.kind}: {presets}"
+            )
         if len(sizes) == 3:
             raise ValueError(
                 f"train: {config.data} has {store.kind}, and the model is for images of {shape_text(sizes)}; presets for "

@@ -31,6 +31,6 @@ def open_verified(data: str | Path, ranks: Ranks, splits: Sequence[str] = ("trai
     store = open_data(data)
     for split in splits:
         store.path(split)
-    if ranks.local == 0:
-        verify_once(store, splits, progress=ranks.first)
+    if ranks.local_rank == 0:
+        verify_once(store, splits, progress=ranks.is_main)
     return store

@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def train_preset(name: str, **changes: Any) -> TrainConfig:
-    """The preset of that name, ready to be trained.
+    """Returns the complete training settings of a preset.
 
     `changes` are fields of TrainConfig; `model` and `optimizer` are a whole config, or a dict of the fields that change:
     train_preset("text-small", steps=2000, model={"layers": 2}, optimizer={"learning_rate": 0.01})
@@ -40,7 +40,7 @@ def train_preset(name: str, **changes: Any) -> TrainConfig:
 
 
 def _changed(owner: str, config: Config, changes: Mapping[str, Any]) -> Config:
-    """A copy of a config with some fields changed; a dict for one that is a config itself changes fields of that."""
+    """Returns a copy with some fields changed. A dict for a field that is a config changes fields of that config."""
     known = [field.name for field in fields(config)]
     for name in changes:
         if name not in known:

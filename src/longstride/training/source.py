@@ -10,9 +10,9 @@ from longstride.model import ModelConfig
 from longstride.model.pretrained import settings_path
 from longstride.training.checkpoint import check_owner
 from longstride.training.config import TrainConfig
+from longstride.training.manifest import check_manifest, has_manifest
 from longstride.training.run import WEIGHTS as WEIGHTS
 from longstride.training.run import Run, read_id
-from longstride.training.sealed import check_sealed, is_sealed
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
             )
         return Source(folder, folder, None)
     config = TrainConfig.from_json(text, str(path))
-    complete = (path for path in (folder / "checkpoints").glob("step-*") if is_sealed(path))
+    complete = (path for path in (folder / "checkpoints").glob("step-*") if has_manifest(path))
     names = [path.name for path in sorted(complete, key=_step)]
     if checkpoint is not None:
         if checkpoint not in names:
             known = suggest(checkpoint, names) if names else "it has none yet"
             raise ValueError(f"{owner}: {folder} has no checkpoint {checkpoint!r}; {known}")
-        check_sealed(folder / "checkpoints" / checkpoint)
+        check_manifest(folder / "checkpoints" / checkpoint)
         check_owner(folder / "checkpoints" / checkpoint, read_id(folder))
         return Source(folder, folder / "checkpoints" / checkpoint, config)
     if not (folder / WEIGHTS).is_file():
@@ -78,7 +78,7 @@ def run_data(owner: str, source: Source) -> Path:
     return data
 
 
-def is_the_runs(owner: str, source: Source, store: Store, asked_for: bool) -> bool:
+def is_training_data(owner: str, source: Source, store: Store, asked_for: bool) -> bool:
     """Whether the store has the bytes that the run was trained on. Other bytes are an error unless `asked_for`."""
     if source.config is None:
         return False

@@ -8,11 +8,11 @@ from torch import Tensor
 from longstride.data.loader import Places, Sequences
 from longstride.evaluation.scoring import Window, score
 from longstride.model import SparseTransformer
-from longstride.training.ranks import ALONE, Ranks
+from longstride.training.ranks import SINGLE_RANK, Ranks
 
 
 def validate(
-    model: SparseTransformer, sequences: Sequences, starts: Places, batch: int, ranks: Ranks = ALONE
+    model: SparseTransformer, sequences: Sequences, starts: Places, batch: int, ranks: Ranks = SINGLE_RANK
 ) -> float:  # fmt: skip
     """Returns the nats per byte of the sequences, each scored without context."""
     windows = [Window(start, start + sequences.context, start) for start in starts.tolist()]

@@ -4,10 +4,8 @@ longstride bench attention --lengths 4096 16384 --patterns 'merged(strided(128))
 longstride bench attention --shapes enwik8 cifar10 --json result.json
 """
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +19,8 @@ from longstride.attention import attend
 from longstride.attention.api import choose
 from longstride.commands.bench import peers
 from longstride.commands.bench.measure import Ceilings, ceilings, exponent, keep_freed_memory, peak_bytes, seconds_each
+from longstride.commands.bench.results import check_outputs, plain, save
 from longstride.commands.bench.settings import AttentionBenchmark
-from longstride.common.atomic import atomic_path, check_writable
 from longstride.common.device import choose_device, machine
 from longstride.patterns import Dense, Pattern
 from longstride.patterns.notation import parse
@@ -120,25 +118,19 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     keep_freed_memory()
     dtype = _dtype(settings.dtype, device)
     limits = ceilings(dtype, device)
-    result = Result(machine(device), _plain(settings), limits)
+    result = Result(machine(device), plain(settings), limits)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(shapes))
         for shape in shapes:
             progress.update(task, description=shape.name)
             result.rows.extend(_measure(settings, shape, dtype, device, limits))
-            _save(result, settings.json)  # Now, not at the end: the next shape may take too long, or too much memory.
+            save(result, settings.json)  # Now, not at the end: the next shape may take too long, or too much memory.
             progress.advance(task)
     if not settings.shapes and len(settings.lengths) >= 3:
         result.growth.extend(_growth(result.rows))
-        _save(result, settings.json)
+        save(result, settings.json)
     _print(result, console)
     return result
-
-
-def _save(result: Result, path: Path | None) -> None:
-    if path is not None:
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(_plain(result), indent=2) + "\n")
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
@@ -174,11 +166,7 @@ def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
         choose(settings.impl, device)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-    if settings.picture is not None and settings.picture.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"bench attention: picture = {str(settings.picture)!r} must end in .png or .svg")
-    for name, path in (("json", settings.json), ("picture", settings.picture)):
-        if path is not None:
-            check_writable("bench attention", name, path)
+    check_outputs("bench attention", settings)
     if settings.shapes:
         return [SHAPES[name] for name in settings.shapes]
     return [
@@ -327,8 +315,3 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 
 def _rounded(value: float | None, factor: float = 1) -> float | None:
     return None if value is None else round(value * factor, 4)
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses as dicts and paths as text, for JSON."""
-    return json.loads(json.dumps(asdict(value), default=str))

@@ -4,10 +4,8 @@ longstride bench sampling --preset enwik8 --batches 1 64 --positions 200 12000 -
 longstride bench sampling --preset music-65536 --batches 1 --positions 0 --bytes 65536 --peers none
 """
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -20,6 +18,7 @@ from rich.table import Table
 from torch import Tensor
 
 from longstride.commands.bench.measure import Ceilings, ceilings, keep_freed_memory
+from longstride.commands.bench.results import check_outputs, plain, save
 from longstride.commands.bench.sampling_peers import (
     Contender,
     Timing,
@@ -29,14 +28,12 @@ from longstride.commands.bench.sampling_peers import (
     transformers_version,
 )
 from longstride.commands.bench.settings import SamplingBenchmark
-from longstride.common.atomic import atomic_path, check_writable
 from longstride.common.device import choose_device, machine
-from longstride.common.figures import picture_path
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import cache_bytes, step_bytes
 from longstride.model.presets import preset
 from longstride.sampling import generate
-from longstride.sampling.streams import PIECE
+from longstride.sampling.streams import GPU_PIECE
 
 OURS, UNCACHED, TRANSFORMERS = "longstride", "no cache", "transformers"
 
@@ -102,7 +99,7 @@ class Ours:
     def time(self, prompts: Tensor, steps: int) -> Timing:
         """Prompts are computed all at once and not timed: the clock starts when the first bytes are there."""
         position, streams = prompts.shape[1], [bytes(row) for row in prompts.tolist()]
-        length = min(self.model.config.context - position, PIECE + steps)
+        length = min(self.model.config.context - position, GPU_PIECE + steps)
         pieces = generate(self.model, streams, length)
         first, timed = len(next(pieces)[0]), 0
         begun = ended = perf_counter()
@@ -129,7 +126,7 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
     console = console or Console()
     keep_freed_memory()
     limits = ceilings(getattr(torch, config.precision), device)
-    result = Result({**machine(device), **transformers_version()}, _plain(settings), config.context, limits)
+    result = Result({**machine(device), **transformers_version()}, plain(settings), config.context, limits)
     model = random_model(config, device)
     contenders: dict[str, Contender] = {OURS: Ours(model)}
     if settings.peers == "all":
@@ -152,7 +149,7 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
                 tasks += [Task(name, contender, prompts, steps) for name, contender in contenders.items()]
             take_turns(tasks, settings.repeats, lambda: progress.advance(bar))
             result.rows.extend(_row(task, limits) for task in tasks)
-            _save(result, settings.json)  # Now, not at the end: the next may take too long, or too much memory.
+            save(result, settings.json)  # Now, not at the end: the next may take too long, or too much memory.
     show(result, console)
     return result
 
@@ -230,11 +227,7 @@ def _check(settings: SamplingBenchmark) -> ModelConfig:
     for name, number in (("bytes", settings.bytes), ("repeats", settings.repeats)):
         if number is not None and number < 1:
             raise ValueError(f"bench sampling: {name} must be at least 1, got {number}")
-    if settings.picture is not None:
-        picture_path("bench sampling", settings.picture)
-    for name, path in (("json", settings.json), ("picture", settings.picture)):
-        if path is not None:
-            check_writable("bench sampling", name, path)
+    check_outputs("bench sampling", settings)
     return config
 
 
@@ -289,14 +282,3 @@ def _streams(batch: int) -> str:
 
 def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
-
-
-def _save(result: Result, path: Path | None) -> None:
-    if path is not None:
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(_plain(result), indent=2) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses as dicts and paths as text, for JSON."""
-    return json.loads(json.dumps(asdict(value), default=str))

@@ -43,6 +43,8 @@ class AttentionBenchmark:
     """Where to keep the results."""
     picture: Path | None = None
     """Where to draw time against n, a .png or .svg."""
+    force: bool = False
+    """Replace files that exist."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class SamplingBenchmark:
     """Where to keep the results."""
     picture: Path | None = None
     """Where to draw bytes per second, a .png or .svg."""
+    force: bool = False
+    """Replace files that exist."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,5 @@ class TuneBenchmark:
     """Where to save the settings; left out, the file that longstride reads (longstride doctor names it)."""
     json: Path | None = None
     """Where to keep the measurements."""
+    force: bool = False
+    """Replace the file of --json if it exists."""

@@ -32,7 +32,7 @@ from longstride.attention.kernels.launches import (
 from longstride.attention.kernels.settings import Gpu, shipped_lanes
 from longstride.commands.bench.settings import TuneBenchmark
 from longstride.commands.bench.workbench import Problem, Workbench
-from longstride.common.atomic import atomic_path, check_writable
+from longstride.common.atomic import atomic_path, check_output, check_writable
 from longstride.common.device import machine
 
 NOISE = 1.03
@@ -123,9 +123,12 @@ def _place(settings: TuneBenchmark) -> Path:
     path = settings.out or saved.place()
     if path is None:
         raise ValueError(f"bench tune: {saved.VARIABLE} is empty, which means no file; say with --out where to save")
-    for name, given in (("out", path), ("json", settings.json)):
-        if given is not None:
-            check_writable("bench tune", name, given)
+    if settings.out is None:
+        check_writable("bench tune", "out", path)  # Makes the folder of the user's own settings.
+    else:
+        check_output("bench tune", "out", path, may_replace=True)  # Settings for other kernels and GPUs stay in the file.
+    if settings.json is not None:
+        check_output("bench tune", "json", settings.json, may_replace=settings.force)
     return path
 
 

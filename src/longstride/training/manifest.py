@@ -1,4 +1,4 @@
-"""Sealed folders: manifest.json lists the size and the SHA-256 of every file, and is written last.
+"""Manifest of a checkpoint's folder: the size and the SHA-256 of every file. It is written last.
 
 An unfinished folder has no manifest. A changed bit in any file, also in the manifest, is detected.
 """
@@ -24,7 +24,7 @@ class DamagedError(ValueError):
     """A folder whose content differs from what was written."""
 
 
-def seal(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """Writes the manifest. Call it when all files are written; when it returns, they are flushed to the disk."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST):
@@ -37,12 +37,12 @@ def seal(folder: Path) -> None:
     sync(folder.parent)
 
 
-def is_sealed(folder: Path) -> bool:
+def has_manifest(folder: Path) -> bool:
     """Whether the folder was finished. Does not check its content."""
     return os.path.lexists(folder / MANIFEST)
 
 
-def check_sealed(folder: Path) -> None:
+def check_manifest(folder: Path) -> None:
     """Raises UnfinishedError or DamagedError if the folder does not match its manifest."""
     try:
         text = read_text(folder / MANIFEST)

@@ -1,4 +1,4 @@
-"""What is looked at: a model, and one sequence of the data that it reads."""
+"""The input of an attention picture: a model and one sequence of its data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +12,21 @@ from longstride.data.plan import Bytes
 from longstride.data.prepare import open_data
 from longstride.data.store import Store
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.training.source import is_the_runs, open_source, run_data
+from longstride.training.source import is_training_data, open_source, run_data
 
 OWNER = "plot attention"
 
 
 @dataclass(frozen=True)
-class Scene:
+class Example:
     name: str
-    """Of the run or the model."""
+    """Name of the run or the model."""
     model: SparseTransformer
     data: str
-    """Where the bytes come from, for a caption."""
+    """Caption: which data the bytes come from."""
     kind: DataKind
     tokens: Bytes
-    """One sequence, as long as the model's context."""
+    """One sequence of the context's length, uint8."""
 
     @property
     def item(self) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ class Scene:
 
     @property
     def columns(self) -> int:
-        """How wide the matrix is that positions are laid out in: patterns are periodic in the stride, and so is this."""
+        """Row length of the matrix that shows the positions: the stride, with which patterns are periodic."""
         sizes = self.model.config.positions.sizes
         return sizes[1] if len(sizes) == 2 else sizes[1] * sizes[2]
 
@@ -45,20 +45,20 @@ class Scene:
 
     @property
     def default_position(self) -> int:
-        """About two thirds down, in the middle across."""
+        """A position two thirds down and in the middle across."""
         if self.item:
             height, width, channels = self.item
             return (height * 2 // 3 * width + width // 2) * channels
         return min(len(self.tokens) - 1, self.rows * 2 // 3 * self.columns + self.columns // 2)
 
 
-def open_scene(folder: Path, data: Path | None, split: str, item: int, device: torch.device) -> Scene:
-    """A run has the path of its data, and a saved model needs to be told. `item`: which image or window of the split."""
+def open_example(folder: Path, data: Path | None, split: str, item: int, device: torch.device) -> Example:
+    """Opens a run or a saved model, and sequence number `item` of a split. data: None for the data of the run."""
     source = open_source(OWNER, folder)
     model = SparseTransformer.from_pretrained(source.weights, precision="float32", recompute="off").to(device)
     path = run_data(OWNER, source) if data is None else data
     store = open_data(path)
-    is_the_runs(OWNER, source, store, asked_for=data is not None)
+    is_training_data(OWNER, source, store, asked_for=data is not None)
     _fits(store, model.config)
     name = f"{path} ({split})"
     sequences = Sequences(store.split(split), model.config.context, store.item_bytes, name)
@@ -69,7 +69,7 @@ def open_scene(folder: Path, data: Path | None, split: str, item: int, device: t
     start = item * sequences.context
     tokens = sequences.data[start : start + sequences.context].copy()
     described = f"{path.name}, {split} {'image' if store.item else 'item'} {item:,}"
-    return Scene(real_path(folder).name, model, described, store.data_kind, tokens)
+    return Example(real_path(folder).name, model, described, store.data_kind, tokens)
 
 
 def _fits(store: Store, config: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""The weights that a run begins with, if --init-from names some."""
+"""Initial weights of a run from another run or a saved model (--init-from)."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -17,18 +17,18 @@ SHAPELESS = {*CHANGEABLE, "pattern", "init"}
 """Fields of ModelConfig that no weight's shape depends on."""
 
 
-class Initial:
-    """Weights that fit the model, or ValueError."""
+class InitialWeights:
+    """Weights from a path, checked against the model; ValueError if a name or shape differs."""
 
     def __init__(self, path: str, model: ModelConfig) -> None:
         source = open_source("train: init_from", Path(path).expanduser())
         config, self.weights = load(source.weights, {})
         self._check(path, config, model)
         self.record = {"path": str(source.weights.absolute()), "sha256": file_sha256(source.weights / WEIGHTS)}
-        """For run.json."""
+        """Path and SHA-256 of the weights, for run.json."""
 
     def fill(self, model: nn.Module) -> None:
-        """Copies them into the model, or this process's part of them."""
+        """Copies the weights into the model; for a sharded model, this process's shard."""
         for name, x in model.state_dict().items():
             copy_weight(x, self.weights[name], name)
 
@@ -51,4 +51,5 @@ class Initial:
 
 
 def _typed(value: Any) -> str:
+    """Formats a value as it is typed on the command line."""
     return f"'{value}'" if isinstance(value, str) else str(value)
