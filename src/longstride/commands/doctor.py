@@ -15,7 +15,7 @@ from rich.table import Table
 from longstride.attention import attend
 from longstride.attention.api import choose
 from longstride.attention.kernels import saved
-from longstride.common.device import choose_device, machine
+from longstride.common.device import choose_device, describe_machine
 from longstride.model.byte_cost import cache_bytes, dense_cache_bytes, kept, keys_seen, weight_bytes
 from longstride.model.config import ModelConfig
 from longstride.model.cost import parameter_count
@@ -143,7 +143,7 @@ def _describe(device: torch.device) -> str:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, compute {properties.major}.{properties.minor}"
-    about = machine(device)
+    about = describe_machine(device)
     return f"{about['device']}, {about['threads']} threads"
 
 

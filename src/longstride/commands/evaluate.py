@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from longstride.common.checks import whole_number
-from longstride.common.console import Progress, StandardError, duration
-from longstride.common.device import machine
+from longstride.common.console import Progress, StandardError, format_duration
+from longstride.common.device import describe_machine
 from longstride.common.files import check_run_folder, file_sha256
 from longstride.data.store import Store
 from longstride.evaluation.results import Results
@@ -66,7 +66,7 @@ def evaluate(
             "data": {"path": str(store.folder), "kind": store.kind, "split": split, "sha256": store.sha256[split]},
             "bytes": some.size,
         }
-        how = {"batch": batch, "processes": ranks.count, "machine": machine(place)}
+        how = {"batch": batch, "processes": ranks.count, "machine": describe_machine(place)}
         given = results is not None
         if results is None and own:
             of = f"-{source.checkpoint}" if source.checkpoint else ""
@@ -132,5 +132,5 @@ def _show(source: Source, store: Store, split: str, rows: Sequence[Score]) -> No
     for name in ("min context", "bits per dim = bits per byte" if store.item else "bits per byte", "windows", "time"):
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(f"{row.min_context:,}", f"{row.bits_per_byte:.4f}", f"{row.windows:,}", duration(row.seconds))
+        table.add_row(f"{row.min_context:,}", f"{row.bits_per_byte:.4f}", f"{row.windows:,}", format_duration(row.seconds))
     console.print(table)

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import short_reason, shown
+from longstride.common.checks import short_reason, short_repr
 from longstride.data.limits import HELD, Limit
 from longstride.data.plan import READ, Bytes, Plan, data_suffix, files_under, named_splits, split_sizes
 
@@ -142,7 +142,8 @@ def open_reader(path: Path, unpack: bool, limit: Limit | None = None) -> Iterato
         if compression == "zip":
             entries = [entry for entry in zip_entries(stack, path) if not entry[0].is_dir()]
             if len(entries) != 1:
-                names = ", ".join(shown(entry.filename) for entry, _ in entries[:3]) + (", ..." if len(entries) > 3 else "")
+                names = ", ".join(short_repr(entry.filename) for entry, _ in entries[:3])
+                names += ", ..." if len(entries) > 3 else ""
                 raise ValueError(f"{path} must hold one file, it holds {len(entries)} ({names}); unpack it first")
             file = open_entry(stack, path, *entries[0])
         else:

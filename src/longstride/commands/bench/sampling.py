@@ -28,7 +28,7 @@ from longstride.commands.bench.sampling_peers import (
     transformers_version,
 )
 from longstride.commands.bench.settings import SamplingBenchmark
-from longstride.common.device import choose_device, machine
+from longstride.common.device import choose_device, describe_machine
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import cache_bytes, step_bytes
 from longstride.model.presets import preset
@@ -126,7 +126,7 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
     console = console or Console()
     keep_freed_memory()
     limits = ceilings(getattr(torch, config.precision), device)
-    result = Result({**machine(device), **transformers_version()}, plain(settings), config.context, limits)
+    result = Result({**describe_machine(device), **transformers_version()}, plain(settings), config.context, limits)
     model = random_model(config, device)
     contenders: dict[str, Contender] = {OURS: Ours(model)}
     if settings.peers == "all":
