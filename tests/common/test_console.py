@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from longstride.common.console import Progress, count, duration
+from longstride.common.console import Progress, format_count, format_duration
 
 
 def console(terminal=False, width=200):
@@ -15,7 +15,7 @@ def console(terminal=False, width=200):
     [(0, "0 "), (999, "999 "), (1000, "1.0 k"), (12_345, "12.3 k"), (2.5e6, "2.5 M"), (1e9, "1.0 G"), (3e12, "3000.0 G")],
 )
 def test_count(x, text):
-    assert count(x) == text
+    assert format_count(x) == text
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_count(x, text):
     [(0, "0:00"), (9.4, "0:09"), (59.7, "1:00"), (61, "1:01"), (3599.9, "1:00:00"), (90_061, "25:01:01")],
 )
 def test_duration(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_bytes_are_a_live_line_on_a_terminal_and_lines_elsewhere():

@@ -25,7 +25,7 @@ FORMS = {"python": (python_2_batch, ""), "again": (python_3_batch, ""), "binary"
 @pytest.mark.parametrize("form", FORMS)
 def test_all_forms_give_the_same_bytes(tmp_path, form, monkeypatch):
     monkeypatch.setattr(cifar, "IMAGES", 50)
-    monkeypatch.setattr(cifar, "HELD", 2)
+    monkeypatch.setattr(cifar, "HELD_OUT", 2)
     np.save(tmp_path / "train.npy", TRAIN)
     array = contents(made(Images.plan(tmp_path / "train.npy"), tmp_path / "array"))
     write, ending = FORMS[form]
@@ -43,7 +43,7 @@ def test_all_forms_give_the_same_bytes(tmp_path, form, monkeypatch):
 
 
 def test_the_paper_s_split():
-    assert (cifar.IMAGES, cifar.HELD) == (50_000, 2_000)
+    assert (cifar.IMAGES, cifar.HELD_OUT) == (50_000, 2_000)
 
 
 def test_without_test_images(tmp_path):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from longstride.data.plan import data_suffix, files_under, named_splits, optional, split_of, split_sizes
+from longstride.data.plan import data_suffix, files_under, import_optional, named_splits, split_of, split_sizes
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_files_under(tmp_path):
 
 def test_what_is_missing_is_named():
     with pytest.raises(ValueError, match=r"reading stars needs nosuchmodule: pip install 'longstride\[data\]'"):
-        optional("nosuchmodule.sky", "reading stars")
+        import_optional("nosuchmodule.sky", "reading stars")

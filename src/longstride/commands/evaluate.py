@@ -3,7 +3,6 @@
 longstride eval RUN --split test --min-context 0 256 384
 """
 
-import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from longstride.common.checks import whole_number
-from longstride.common.console import Progress, StandardError, duration
-from longstride.common.device import machine
-from longstride.common.files import check_run_folder
+from longstride.common.console import Progress, StandardError, format_duration
+from longstride.common.device import describe_machine
+from longstride.common.files import check_run_folder, file_sha256
 from longstride.data.store import Store
 from longstride.evaluation.results import Results
 from longstride.evaluation.scoring import Bytes, Score, bits_per_byte, check_min_context
@@ -68,7 +67,7 @@ def evaluate(
             "data": {"path": str(store.folder), "kind": store.kind, "split": split, "sha256": store.sha256[split]},
             "bytes": some.size,
         }
-        how = {"batch": batch, "processes": ranks.count, "machine": machine(place)}
+        how = {"batch": batch, "processes": ranks.count, "machine": describe_machine(place)}
         given = results is not None
         if results is None and opened.is_training_data:
             of = f"-{source.checkpoint}" if source.checkpoint else ""
@@ -108,8 +107,7 @@ def _part(store: Store, split: str, most: int | None) -> Bytes:
 
 
 def _digest(path: Path, ranks: Ranks) -> str:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = file_sha256(path)
     # A run that goes on may have found better ones.
     if len(set(ranks.gather(torch.tensor(int(found[:15], 16))).tolist())) > 1:
         raise ValueError(f"eval: {path} changed while it was read; evaluate once more")
@@ -124,5 +122,5 @@ def _show(source: Source, store: Store, split: str, rows: Sequence[Score]) -> No
     for name in ("min context", "bits per dim = bits per byte" if store.item else "bits per byte", "windows", "time"):
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(f"{row.min_context:,}", f"{row.bits_per_byte:.4f}", f"{row.windows:,}", duration(row.seconds))
+        table.add_row(f"{row.min_context:,}", f"{row.bits_per_byte:.4f}", f"{row.windows:,}", format_duration(row.seconds))
     console.print(table)

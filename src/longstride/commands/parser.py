@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from longstride.common.checks import shown
+from longstride.common.checks import short_repr
 
 HELP = ("-h", "--help")
 WIDE, NARROW = 4000, 100
@@ -68,7 +68,7 @@ def whole_number_from(text: str) -> int:
     except InvalidOperation:
         number = Decimal("nan")
     if not number.is_finite() or number.adjusted() > DIGITS or number != number.to_integral_value():
-        raise ValueError(f"must be a whole number, got {shown(text)}")
+        raise ValueError(f"must be a whole number, got {short_repr(text)}")
     return int(number)
 
 
@@ -76,7 +76,7 @@ def number_from(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"must be a number, got {shown(text)}") from None
+        raise ValueError(f"must be a number, got {short_repr(text)}") from None
 
 
 def _unwrapped(docstring: str) -> str:
@@ -198,7 +198,7 @@ def _refusal(box: str) -> str:
     if lacking := re.match(r"Missing value for argument '(.*)'", text):
         return f"{lacking[1]} needs a value"
     if extra := re.match("Unrecognized options: (.*)", text):
-        return f"unexpected {shown(extra[1])}"
+        return f"unexpected {short_repr(extra[1])}"
     if value := re.match(r"Error parsing ([^:]*): (.*)", text):
         flag, why = value.groups()
         if ours := re.search(r"must be a (?:whole )?number, got .*", why):

@@ -107,13 +107,13 @@ class Progress:
     def line(self) -> str:
         if self.steps:
             return f"{self.done:.0f}/{self.total:.0f}  {self.note}"
-        left = f"{duration(max(0, self.total - self.done) / self.rate)} left" if self.rate > 0 else ""
+        left = f"{format_duration(max(0, self.total - self.done) / self.rate)} left" if self.rate > 0 else ""
         rate = self.note or f"{self.rate:,.0f} bytes/s"
         parts = (self.name, f"{self.done:,.0f} of {self.total:,.0f} bytes", rate, left)
         return "  ".join(part for part in parts if part)
 
     def summary(self) -> str:
-        return f"{self.done:,.0f} bytes in {duration(self.seconds)}, {self.rate:,.0f} bytes/s"
+        return f"{self.done:,.0f} bytes in {format_duration(self.seconds)}, {self.rate:,.0f} bytes/s"
 
 
 def print_line(console: Console, text: str) -> None:
@@ -121,7 +121,7 @@ def print_line(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def count(x: float) -> str:
+def format_count(x: float) -> str:
     """Formats a count with a metric prefix: 12,300 is "12.3 k"."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if x >= size:
@@ -129,7 +129,7 @@ def count(x: float) -> str:
     return f"{x:.0f} "
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Formats seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -30,17 +30,21 @@ def new_figure(owner: str, width: float, height: float, **options: Any) -> "Figu
 
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 150) -> None:
+    """Writes the figure atomically, in the format of the path's suffix."""
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=dpi)
 
 
 INK, QUIET = "#0b2545", "#66717d"
+"""Colours of text: important, and secondary."""
 EDGE, GAP = 0.2, 0.14
+"""Inches around a figure, and between panels."""
 MONO = 0.602
 """Width of a character of the monospaced font, as a fraction of the font size."""
 
 
 def add_axes(figure: "Figure", left: float, top: float, width: float, height: float, bare: bool = True) -> "Axes":
+    """Adds axes at this place, in inches from the top left. `bare`: without ticks."""
     figure_width, figure_height = figure.get_figwidth(), figure.get_figheight()
     axes = figure.add_axes(
         (left / figure_width, 1 - (top + height) / figure_height, width / figure_width, height / figure_height)
@@ -63,6 +67,6 @@ def add_text(
     )
 
 
-def letters(inches: float, size: float) -> int:
-    """How many monospaced characters of that size fit into this width."""
+def characters_that_fit(inches: float, size: float) -> int:
+    """Returns how many monospaced characters of this font size fit into this width."""
     return int(inches * 72 / (MONO * size))

@@ -13,11 +13,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import shown, whole_number
+from longstride.common.checks import short_repr, whole_number
 from longstride.data.kind import DataKind, Prompt, name_prompt_in_errors
 from longstride.data.limits import Limit
-from longstride.data.plan import READ, Bytes, Plan, data_suffix, files_under, is_packed, named_splits, optional, split_sizes
-from longstride.data.streams import gather, measure, read_span
+from longstride.data.plan import (
+    READ,
+    Bytes,
+    Plan,
+    data_suffix,
+    files_under,
+    import_optional,
+    is_compressed,
+    named_splits,
+    split_sizes,
+)
+from longstride.data.streams import gather, measure, name_file_in_errors, read_span
 
 RATE = 12_000
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
@@ -79,7 +89,7 @@ class Audio(DataKind):
     @classmethod
     def check_form(cls, owner: str, item: Sequence[Any], rate: object) -> None:
         if item:
-            raise ValueError(f"{owner}: item of {cls.name} must be empty, got {shown(list(item))}")
+            raise ValueError(f"{owner}: item of {cls.name} must be empty, got {short_repr(list(item))}")
         whole_number(owner, "rate", rate, 1)
 
     @classmethod
@@ -164,19 +174,19 @@ def read(path: Path, rate: int = RATE, limit: Limit | None = None) -> Iterator[B
     """Yields the codes of one file, piece by piece, resampled to `rate`. Files of codes are taken to be at `rate`."""
     limit = limit or Limit(path)
     if data_suffix(path) in ENCODED:
-        yield from read_span([measure(path, is_packed(path), limit)], is_packed(path), 0, sys.maxsize)
+        yield from read_span([measure(path, is_compressed(path), limit)], is_compressed(path), 0, sys.maxsize)
         return
     with _open_sound(path) as file:
         stream = None
         if file.samplerate != rate:
             if rate not in RATES:
                 raise ValueError(f"{path}: sound is resampled to {RATES[0]:,} to {RATES[-1]:,} Hz, not to {rate:,}")
-            soxr = optional("soxr", f"{path}: {file.samplerate} Hz to {rate} Hz")
+            soxr = import_optional("soxr", f"{path}: {file.samplerate} Hz to {rate} Hz")
             stream = soxr.ResampleStream(file.samplerate, rate, 1, dtype="float32")
         # Blocks of about READ bytes before and after resampling. Read to the end: the header's length may be wrong.
         size = max(1, READ // 8 // max(file.channels, math.ceil(rate / file.samplerate)))
         while True:
-            with _name_file_in_errors(path):
+            with name_file_in_errors(path, "sound"):
                 block = file.read(size, dtype="float32", always_2d=True)
             if not len(block):
                 break
@@ -193,9 +203,9 @@ def read(path: Path, rate: int = RATE, limit: Limit | None = None) -> Iterator[B
 @contextmanager
 def _open_sound(path: Path) -> Iterator[Any]:
     """Opens a sound file; ValueError if its rate or number of channels is not supported."""
-    soundfile = optional("soundfile", f"{path}: reading sound")
+    soundfile = import_optional("soundfile", f"{path}: reading sound")
     with ExitStack() as stack:
-        with _name_file_in_errors(path):
+        with name_file_in_errors(path, "sound"):
             file = stack.enter_context(soundfile.SoundFile(path))
         if file.samplerate not in RATES:
             raise ValueError(f"{path} has a rate of {file.samplerate:,} Hz; {RATES[0]:,} to {RATES[-1]:,} Hz can be read")
@@ -204,19 +214,11 @@ def _open_sound(path: Path) -> Iterator[Any]:
         yield file
 
 
-@contextmanager
-def _name_file_in_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # A broken file may raise anything.
-        raise ValueError(f"{path} cannot be read as sound: {error}") from None
-
-
 def expected_bytes(path: Path, limit: Limit | None = None) -> int:
     """Returns how many bytes `read` gives for a file, by its header; ValueError if it holds no sound."""
     limit = limit or Limit(path)
     if data_suffix(path) in ENCODED:
-        size = measure(path, is_packed(path), Limit(path, limit.most)).size
+        size = measure(path, is_compressed(path), Limit(path, limit.most)).size
     elif size := path.stat().st_size:
         with _open_sound(path) as file:
             frames, rate = file.frames, file.samplerate

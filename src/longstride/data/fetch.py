@@ -3,7 +3,6 @@
 longstride data fetch enwik8
 """
 
-import hashlib
 import http.client
 import os
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from urllib.request import Request, urlopen
 from longstride.common.atomic import check_output, check_writable
 from longstride.common.checks import suggest
 from longstride.common.console import Progress
+from longstride.common.files import file_sha256
 
 CHUNK = 2**18
 TIMEOUT = 60.0
@@ -63,14 +63,14 @@ def fetch(name: str, folder: str | Path, progress: bool = True, force: bool = Fa
         raise ValueError(f"fetch: there is no data set {name!r}; {suggest(name, SOURCES)}")
     source = SOURCES[name]
     path = Path(folder) / source.file
-    if path.is_file() and path.stat().st_size == source.size and _sha256(path) == source.sha256:
+    if path.is_file() and path.stat().st_size == source.size and file_sha256(path) == source.sha256:
         return path
     if path.parent.parent.is_dir() and not path.parent.exists():
         check_writable("fetch", "folder", path)  # Makes the folder that was asked for, but none above it.
     check_output("fetch", "folder", path, may_replace=force)
     part = path.with_name(path.name + ".part")
     _download(source, part, progress)
-    digest = _sha256(part)
+    digest = file_sha256(part)
     if digest != source.sha256:
         part.unlink()
         raise ValueError(
@@ -152,8 +152,3 @@ def _stopped(source: Source, why: str) -> str:
 
 def _reason(error: Exception) -> str:
     return f"the connection broke: {str(error) or type(error).__name__}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,8 +14,8 @@ from longstride.common.files import real_path
 
 CACHE = "LONGSTRIDE_CACHE"
 """Environment variable that replaces ~/.cache/longstride."""
-MEMORY = ".sha256"
-"""The folder in the data cache with one small file for each cached hash."""
+HASH_FOLDER = ".sha256"
+"""Folder in the data cache, with one small file per cached hash."""
 LARGE = 1 << 28
 """Bytes from which a progress bar is shown."""
 SETTLED = 2_000_000_000
@@ -29,7 +29,7 @@ def data_cache() -> Path:
     return Path(os.environ.get(CACHE) or "~/.cache/longstride").expanduser() / "data"
 
 
-def sha256_of(paths: Sequence[Path], cache: Path | None = None, progress: bool = True) -> str:
+def cached_sha256(paths: Sequence[Path], cache: Path | None = None, progress: bool = True) -> str:
     """Returns the SHA-256 of the concatenated files.
 
     The result is cached in `cache`, keyed by each file's path, size, inode, mtime and ctime. A program cannot set ctime
@@ -40,7 +40,7 @@ def sha256_of(paths: Sequence[Path], cache: Path | None = None, progress: bool =
 
 def _cached(paths: Sequence[Path], cache: Path | None, compute: Callable[[], str]) -> str:
     before, newest = _identity(paths)
-    cache_file = (data_cache() if cache is None else cache) / MEMORY / before
+    cache_file = (data_cache() if cache is None else cache) / HASH_FOLDER / before
     with suppress(OSError, ValueError):
         known = cache_file.read_text(encoding="ascii").strip()
         if re.fullmatch("[0-9a-f]{64}", known):

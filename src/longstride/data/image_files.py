@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longstride.common.checks import shown
+from longstride.common.checks import short_repr
 from longstride.data import cifar
 from longstride.data.arrays import open_npy, open_npz
 from longstride.data.limits import Limit
@@ -22,8 +22,8 @@ from longstride.data.plan import (
     Plan,
     data_suffix,
     files_under,
+    import_optional,
     named_splits,
-    optional,
     split_of,
     split_sizes,
 )
@@ -35,9 +35,9 @@ LOOKED_FOR = f"{', '.join(PICTURES + ARRAYS)} and CIFAR-10"
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 SEED = 0
 """Seed of the shuffle that selects the held-out images."""
-SCANS = 1 << 33
+MAX_SCANNED = 1 << 33
 """The most pixels that all scans of a JPEG may cover: a scan of a few bytes can cover the whole image."""
-INDEX = 32
+SHUFFLE_BYTES = 32
 """Bytes of memory per image that the shuffle needs."""
 
 Item = tuple[int, int, int]
@@ -90,7 +90,7 @@ def plan(kind: str, source: Path, limit: Limit | None = None, join: bool = False
         is_cifar = True
     item = next(iter(items))
     count = sum(images.count for images in groups.values())
-    limit.check(source, f"{count:,} images of {shape_text(item)}", count * max(math.prod(item), INDEX))
+    limit.check(source, f"{count:,} images of {shape_text(item)}", count * max(math.prod(item), SHUFFLE_BYTES))
     chosen, how = _select(source, groups, is_cifar)
     splits: dict[str, Iterable[Bytes] | Bytes] = {name: images.pieces(places) for name, (images, places) in chosen.items()}
     total = sum(len(places) for _, places in chosen.values()) * math.prod(item)
@@ -105,7 +105,7 @@ def _select(source: Path, groups: dict[str, ImageSet], is_cifar: bool) -> tuple[
         count = groups["train"].count
         if count < 2:
             raise ValueError(f"{groups['train'].owner} holds {count} image; at least 2 are needed, for train and valid")
-        held = max(1, count * cifar.HELD // cifar.IMAGES if is_cifar else count * 5 // 100)
+        held = max(1, count * cifar.HELD_OUT // cifar.IMAGES if is_cifar else count * 5 // 100)
         sizes, how = {"train": count - held, "valid": held}, "train and valid"
         groups = {"train": groups["train"], "valid": groups["train"]} | groups
     else:
@@ -123,9 +123,9 @@ def _select(source: Path, groups: dict[str, ImageSet], is_cifar: bool) -> tuple[
 
 def _open_source(source: Path, limit: Limit, join: bool = False) -> ImageSource:
     if source.is_dir():
-        place = cifar.find(source)
+        place = cifar.find_batches(source)
         if place:
-            used = [path for path in files_under(place) if path.name in cifar.WANTED | cifar.BESIDES]
+            used = [path for path in files_under(place) if path.name in cifar.WANTED | cifar.OTHER_FILES]
             return ImageSource(
                 {name: _from_array(x, str(place)) for name, x in cifar.from_folder(place, limit).items()}, used, True
             )
@@ -142,22 +142,27 @@ def _open_source(source: Path, limit: Limit, join: bool = False) -> ImageSource:
 
 def _from_file(source: Path, limit: Limit) -> dict[str, ImageSet] | None:
     """Returns the images of a file by split; None for a tar archive."""
-    kind = data_suffix(source)
-    if kind in PICTURES:
+    suffix = data_suffix(source)
+    if suffix in PICTURES:
         return {"": _from_pictures([source], limit)}
-    if kind == ".npz" or (kind != ".npy" and zipfile.is_zipfile(source)):
+    if suffix == ".npz" or (suffix != ".npy" and zipfile.is_zipfile(source)):
         return _from_npz(source, limit)
-    if kind == ".npy" or read_start(source, False, 6) == b"\x93NUMPY":
+    if suffix == ".npy" or read_start(source, False, 6) == b"\x93NUMPY":
         return {"": _from_array(open_npy(source, limit), str(source))}
-    if kind == ".bin":
+    if suffix == ".bin":
         records = cifar.records(np.memmap(source, np.uint8, mode="r"), str(source))
-        return {"": ImageSet(str(source), len(records), cifar.ITEM, lambda places: cifar.interleaved(records[places, 1:]))}
+        return {
+            "": ImageSet(
+                str(source), len(records), cifar.ITEM, lambda places: cifar.interleave_channels(records[places, 1:])
+            )
+        }
     if is_tar(source):
         return None
     raise ValueError(f"{source} is no file of images; looked for {LOOKED_FOR} (.tar.gz, .bin)")
 
 
 def is_tar(path: Path) -> bool:
+    """Whether a file, decompressed, begins as a tar archive."""
     return read_start(path, True, 262)[257:] == b"ustar"
 
 
@@ -201,13 +206,13 @@ def _from_npz(path: Path, limit: Limit) -> dict[str, ImageSet]:
     arrays: dict[str, ImageSet] = {}
     for name, array in open_npz(path, limit):
         if name in arrays:
-            raise ValueError(f"{path} holds the array {shown(name)} twice; save it again")
-        arrays[name] = _from_array(array, f"{path}: array {shown(name)}")
+            raise ValueError(f"{path} holds the array {short_repr(name)} twice; save it again")
+        arrays[name] = _from_array(array, f"{path}: array {short_repr(name)}")
     if len(arrays) == 1:
         return {"": next(iter(arrays.values()))}
     splits = [split_of(name) for name in arrays]
     if None in splits or "train" not in splits or len(set(splits)) < len(splits):
-        names = ", ".join(map(shown, list(arrays)[:5])) + (", ..." if len(arrays) > 5 else "") if arrays else "(none)"
+        names = ", ".join(map(short_repr, list(arrays)[:5])) + (", ..." if len(arrays) > 5 else "") if arrays else "(none)"
         raise ValueError(f"{path} holds the arrays {names}; keep one, or train, valid and test")
     return {str(name): images for name, images in zip(splits, arrays.values())}
 
@@ -241,7 +246,7 @@ def _from_pictures(paths: Sequence[Path], limit: Limit) -> ImageSet:
 @contextmanager
 def _open_picture(path: Path) -> Iterator[Any]:
     """Opens an image; reads its header, but no pixels."""
-    pillow = optional("PIL.Image", f"{path}: reading images")
+    pillow = import_optional("PIL.Image", f"{path}: reading images")
     # `Limit.held` replaces Pillow's own bound on pixels, which first warns and then raises.
     bound, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None
     try:
@@ -259,7 +264,7 @@ def _read_pixels(path: Path, mode: str, size: tuple[int, int]) -> Bytes:
     with _open_picture(path) as image:
         if (image.height, image.width) != size:
             raise ValueError(f"{path} changed while it was read")
-        if image.format != "PNG" and (scans := _count_scans(path)) * math.prod(size) > SCANS:
+        if image.format != "PNG" and (scans := _count_scans(path)) * math.prod(size) > MAX_SCANNED:
             raise ValueError(f"{path} has about {scans:,} scans of {shape_text(size)} pixels; save it again, as PNG")
         try:
             pixels = np.asarray(image if image.mode == mode else image.convert(mode), np.uint8)
@@ -288,4 +293,5 @@ def from_png(path: str | Path) -> tuple[bytes, Item]:
 
 
 def shape_text(item: Sequence[int]) -> str:
+    """Formats a shape: "32 x 32 x 3"."""
     return " x ".join(str(size) for size in item)

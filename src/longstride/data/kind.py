@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import shown
+from longstride.common.checks import short_repr
 from longstride.data.limits import Limit
 from longstride.data.plan import Bytes, Plan
 from longstride.data.streams import to_file
@@ -53,6 +53,8 @@ class DataKind:
     """Whether the data are items of one shape, such as images; False for a stream of bytes."""
     presets: ClassVar[tuple[str, ...]] = ("text-small", "enwik8")
     """Model presets made for it."""
+    takes_any_preset: ClassVar[bool] = False
+    """Whether presets that are made for other streams are accepted."""
 
     ending: ClassVar[str] = ".bin"
     """Suffix of a sample's file."""
@@ -117,9 +119,9 @@ class DataKind:
     def check_form(cls, owner: str, item: Sequence[Any], rate: object) -> None:
         """Raises ValueError if a store of this kind cannot have this item and rate."""
         if item:
-            raise ValueError(f"{owner}: item of {cls.name} must be empty, got {shown(list(item))}")
+            raise ValueError(f"{owner}: item of {cls.name} must be empty, got {short_repr(list(item))}")
         if rate is not None:
-            raise ValueError(f"{owner}: rate is for audio, got {shown(rate)} with {cls.name}")
+            raise ValueError(f"{owner}: rate is for audio, got {short_repr(rate)} with {cls.name}")
 
     @classmethod
     def item_of_model(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ SPLIT_WORDS = {
     "validation": "valid",
     "test": "test",
 }
-PACKED = (".gz", ".xz", ".bz2")
+COMPRESSED = (".gz", ".xz", ".bz2")
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ def _groups(paths: Sequence[Path], splits: Sequence[str | None]) -> dict[str, li
 
 
 def total_size(paths: Iterable[Path]) -> int:
+    """Returns the bytes of all files together."""
     return sum(path.stat().st_size for path in paths)
 
 
@@ -115,14 +116,14 @@ def list_names(folder: Path, paths: Sequence[Path]) -> str:
     return names if len(paths) <= 3 else f"{names} and {len(paths) - 3:,} more"
 
 
-def is_packed(path: Path) -> bool:
+def is_compressed(path: Path) -> bool:
     """Whether a file is compressed, by its suffix."""
-    return path.suffix.lower() in PACKED
+    return path.suffix.lower() in COMPRESSED
 
 
 def data_suffix(path: Path) -> str:
     """Returns the suffix in lower case, ignoring that of the compression: .u8 for 'piano.u8.xz'."""
-    return (Path(path.stem) if is_packed(path) else path).suffix.lower()
+    return (Path(path.stem) if is_compressed(path) else path).suffix.lower()
 
 
 def files_under(folder: Path, endings: Sequence[str] = ()) -> list[Path]:
@@ -135,7 +136,7 @@ def files_under(folder: Path, endings: Sequence[str] = ()) -> list[Path]:
     return sorted(paths)
 
 
-def optional(module: str, purpose: str) -> Any:
+def import_optional(module: str, purpose: str) -> Any:
     """Imports an optional dependency; ValueError with the pip command if it is missing. `purpose` is named in the error."""
     try:
         return importlib.import_module(module)

@@ -14,7 +14,7 @@ import numpy as np
 
 from longstride.common.console import Progress, StandardError
 from longstride.common.files import real_path
-from longstride.data.hashes import data_cache, sha256_of
+from longstride.data.hashes import cached_sha256, data_cache
 from longstride.data.kind import DataKind
 from longstride.data.kinds import KINDS, all_kinds, kind_class
 from longstride.data.limits import Limit
@@ -23,7 +23,7 @@ from longstride.data.store import MANIFEST, VERSION, Store, check_target, open_s
 from longstride.data.streams import read_start
 
 ANYTHING = "bytes"
-"""The kind that any file has, and that no folder is taken for unless told."""
+"""The kind that every file fits. A folder is read as this kind only if the user says so."""
 START = 12
 """Bytes at the start of a file that tell its format."""
 
@@ -132,7 +132,7 @@ def _guess_file(path: Path) -> str:
 
 def _guess_folder(folder: Path) -> str:
     paths, kinds = files_under(folder), all_kinds()
-    # Text is last, as in "images, sound and text": any file may be text, whatever its suffix.
+    # Kinds without suffixes last: "images (.png), sound (.wav) and text".
     *first, last = sorted((kind.looked_for() for kind in kinds if kind.name != ANYTHING), key=lambda text: "(" not in text)
     looked = f"looked for {', '.join(first)} and {last}"
     if not paths:
@@ -177,6 +177,6 @@ def _fingerprint(path: Path, kind: str | None, cache: Path, progress: bool) -> s
     """Returns a hash of the files' location, names and content, and of the store's format version."""
     members = files_under(path) if path.is_dir() else [path]
     Limit(path).check(path, "what is in its files", total_size(members))  # Otherwise hashing a sparse file could take hours.
-    lines = [f"{VERSION} {kind} {real_path(path)} {sha256_of(members, cache, progress) if members else ''}"]
+    lines = [f"{VERSION} {kind} {real_path(path)} {cached_sha256(members, cache, progress) if members else ''}"]
     lines += [f"{member.relative_to(path)} {member.stat().st_size}" for member in members]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]

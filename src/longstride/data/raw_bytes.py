@@ -12,6 +12,7 @@ from longstride.data.streams import detect_compression, stream_plan
 class RawBytes(DataKind):
     name = "bytes"
     label = "bytes"
+    takes_any_preset = True
 
     @classmethod
     def plan(

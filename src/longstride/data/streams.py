@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import short_reason, shown
+from longstride.common.checks import short_reason, short_repr
 from longstride.data.limits import HELD, Limit
 from longstride.data.plan import READ, Bytes, Plan, data_suffix, files_under, named_splits, split_sizes
 
@@ -115,12 +115,16 @@ class Xz:
 
 
 @contextmanager
-def name_file_in_errors(name: Path | str) -> Iterator[None]:
-    """Turns any exception into a ValueError that names the file: decoders raise many kinds for broken files."""
+def name_file_in_errors(name: Path | str, format: str = "") -> Iterator[None]:
+    """Turns any exception into a ValueError that names the file: decoders raise many types for broken files.
+
+    `format`: what the file is read as, for the message.
+    """
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{name} cannot be read: {short_reason(error)}") from None
+        read_as = f" as {format}" if format else ""
+        raise ValueError(f"{name} cannot be read{read_as}: {short_reason(error)}") from None
 
 
 def detect_compression(path: Path) -> str | None:
@@ -138,7 +142,8 @@ def open_reader(path: Path, unpack: bool, limit: Limit | None = None) -> Iterato
         if compression == "zip":
             entries = [entry for entry in zip_entries(stack, path) if not entry[0].is_dir()]
             if len(entries) != 1:
-                names = ", ".join(shown(entry.filename) for entry, _ in entries[:3]) + (", ..." if len(entries) > 3 else "")
+                names = ", ".join(short_repr(entry.filename) for entry, _ in entries[:3])
+                names += ", ..." if len(entries) > 3 else ""
                 raise ValueError(f"{path} must hold one file, it holds {len(entries)} ({names}); unpack it first")
             file = open_entry(stack, path, *entries[0])
         else:

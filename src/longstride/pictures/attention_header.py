@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from longstride.common.figures import EDGE, GAP, INK, MONO, QUIET, add_axes, add_text, letters
+from longstride.common.figures import EDGE, GAP, INK, MONO, QUIET, add_axes, add_text, characters_that_fit
 from longstride.model.inspection import Inspection
 from longstride.pictures.attention_example import Example
 from longstride.pictures.attention_panels import MARK, UNKNOWN_GREY, has_glyph, percent, pixels
@@ -106,7 +106,7 @@ def _draw_text(figure: "Figure", example: Example, position: int) -> None:
 
 def _text_before(example: Example, position: int, width: float) -> list[str]:
     """Returns the last lines before the byte: characters of text, or bytes in hexadecimal."""
-    across = letters(width - 2 * EDGE, SIZE)
+    across = characters_that_fit(width - 2 * EDGE, SIZE)
     across -= across % example.kind.letters_per_byte
     first = max(0, position - LINES * across // example.kind.letters_per_byte)
     shown = example.kind.spell(example.tokens, first, position, has_glyph)

@@ -12,7 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstride.common.atomic import check_output
-from longstride.common.figures import EDGE, INK, QUIET, add_axes, add_text, letters, new_figure, picture_path, write_figure
+from longstride.common.figures import (
+    EDGE,
+    INK,
+    QUIET,
+    add_axes,
+    add_text,
+    characters_that_fit,
+    new_figure,
+    picture_path,
+    write_figure,
+)
 from longstride.common.files import check_run_folder, read_json, read_text, real_path
 from longstride.model.cost import parameter_count
 from longstride.training.config import TrainConfig
@@ -156,7 +166,7 @@ def _draw_table(figure: "Figure", left: float, down: float, lines: Settings) -> 
 
 
 def _wrap(value: str) -> list[str]:
-    return textwrap.wrap(value, letters(RIGHT, SIZE) - KEY) or [""]
+    return textwrap.wrap(value, characters_that_fit(RIGHT, SIZE) - KEY) or [""]
 
 
 def _table_height(lines: Settings) -> float:
@@ -256,7 +266,7 @@ def _draw_text(figure: "Figure", path: Path, name: str, left: float, down: float
 
 def _text_lines(path: Path) -> list[str]:
     """Returns the first lines of a text, wrapped to the width of the column."""
-    across = letters(RIGHT, TEXT_SIZE)
+    across = characters_that_fit(RIGHT, TEXT_SIZE)
     with _naming_file(path), path.open("rb") as file:
         text = file.read(TEXT_BYTES).decode("utf-8", "replace")
     lines = [line[start : start + across] for line in text.splitlines() for start in range(0, max(1, len(line)), across)]

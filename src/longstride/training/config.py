@@ -14,9 +14,9 @@ from longstride.common.checks import (
     Rule,
     Text,
     Whole,
+    check_field_names,
     check_fields,
-    known_fields,
-    shown,
+    short_repr,
 )
 from longstride.common.files import parse_object
 from longstride.model.config import ModelConfig
@@ -119,13 +119,13 @@ class TrainConfig:
     @classmethod
     def from_json(cls, text: str, owner: str = "config") -> "TrainConfig":
         """`owner` names the file in errors."""
-        given = known_fields(parse_object(text, owner, finite=False), owner, cls)
+        given = check_field_names(parse_object(text, owner, finite=False), owner, cls)
         optimizer = given.get("optimizer", {})
         for name, value in (("model", given["model"]), ("optimizer", optimizer)):
             if not isinstance(value, dict):
-                raise ValueError(f"{owner}: {name} must be an object, got {shown(value)}")
+                raise ValueError(f"{owner}: {name} must be an object, got {short_repr(value)}")
         model = ModelConfig.from_fields(given["model"], f"{owner}: model")
-        optimizer = known_fields(optimizer, f"{owner}: optimizer", OptimizerConfig)
+        optimizer = check_field_names(optimizer, f"{owner}: optimizer", OptimizerConfig)
         try:
             return cls(**{**given, "model": model, "optimizer": OptimizerConfig(**optimizer)})
         except ValueError as error:

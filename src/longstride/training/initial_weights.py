@@ -1,6 +1,5 @@
 """Initial weights of a run from another run or a saved model (--init-from)."""
 
-import hashlib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from longstride.common.files import file_sha256
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.pretrained import CHANGEABLE, load
 from longstride.training.distributed import copy_weight
@@ -24,9 +24,7 @@ class InitialWeights:
         source = open_source("train: init_from", Path(path).expanduser())
         config, self.weights = load(source.weights, {})
         self._check(path, config, model)
-        with (source.weights / WEIGHTS).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self.record = {"path": str(source.weights.absolute()), "sha256": digest}
+        self.record = {"path": str(source.weights.absolute()), "sha256": file_sha256(source.weights / WEIGHTS)}
         """Path and SHA-256 of the weights, for run.json."""
 
     def fill(self, model: nn.Module) -> None:

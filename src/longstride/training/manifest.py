@@ -3,7 +3,6 @@
 An unfinished folder has no manifest. A changed bit in any file, also in the manifest, is detected.
 """
 
-import hashlib
 import json
 import os
 import stat
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longstride.common.atomic import atomic_path, sync
-from longstride.common.files import parse_object, read_text
+from longstride.common.files import file_sha256, parse_object, read_text
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -99,5 +98,4 @@ def _render(files: dict[str, Any]) -> str:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}

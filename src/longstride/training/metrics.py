@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from longstride.common.atomic import atomic_path, naming
+from longstride.common.atomic import add_path_to_errors, atomic_path
 from longstride.common.checks import whole_number
 from longstride.common.files import open_inside, open_regular, parse_object
 
@@ -49,7 +49,7 @@ class Metrics:
         """Appends a line and flushes it to the disk. NaN and infinity are no JSON and become null."""
         row = {name: value if not isinstance(value, float) or isfinite(value) else None for name, value in row.items()}
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        with naming(self.path), os.fdopen(open_inside(self.path, flags), "a") as file:
+        with add_path_to_errors(self.path), os.fdopen(open_inside(self.path, flags), "a") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -9,7 +9,7 @@ from typing import Any
 
 from longstride.common.files import real_path
 from longstride.data.image_files import shape_text
-from longstride.data.kinds import kind_class
+from longstride.data.kinds import all_kinds
 from longstride.data.prepare import open_data
 from longstride.data.store import Store, verify_once
 from longstride.model import ModelConfig
@@ -67,10 +67,11 @@ def check_training_data(store: Store, config: TrainConfig, preset: str = "") -> 
 
     `preset`: the preset that the model was made from; it must be one for this kind of data. Bytes may be anything.
     """
-    presets = f"presets for {store.kind}: {', '.join(store.data_kind.presets)}"
-    other = {"text": "audio", "audio": "text"}.get(store.kind)
-    if other is not None and preset.removesuffix(DENSE) in kind_class(other).presets:
-        raise ValueError(f"train: {config.data} has {store.kind}, and {preset} is for {other}; {presets}")
+    kind, name = store.data_kind, preset.removesuffix(DENSE)
+    presets = f"presets for {kind.name}: {', '.join(kind.presets)}"
+    other = next((other.name for other in all_kinds() if not other.has_items and name in other.presets), None)
+    if not store.item and other is not None and name not in kind.presets and not kind.takes_any_preset:
+        raise ValueError(f"train: {config.data} has {kind.name}, and {preset} is for {other}; {presets}")
     changes = _fields_for_images(config, store) if len(config.model.positions.sizes) == 3 else {}
     flags = " ".join(f"--model.{name} {shlex.quote(str(value))}" for name, value in changes.items())
     check_fits("train", store, config.model, config.data, f"give {flags}" if flags else presets)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from longstride.common.checks import shown, suggest
+from longstride.common.checks import short_repr, suggest
 from longstride.model import ModelConfig, preset
 from longstride.training.config import OptimizerConfig, TrainConfig
 
@@ -44,7 +44,7 @@ def _changed(owner: str, config: Config, changes: Mapping[str, Any]) -> Config:
     known = [field.name for field in fields(config)]
     for name in changes:
         if name not in known:
-            raise ValueError(f"{owner}: there is no field {shown(name)}; {suggest(str(name), known)}")
+            raise ValueError(f"{owner}: there is no field {short_repr(name)}; {suggest(str(name), known)}")
     nested = {
         name: _changed(f"{owner}: {name}", getattr(config, name), value)
         for name, value in changes.items()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from longstride.common.console import count, duration
+from longstride.common.console import format_count, format_duration
 
 DONE, INTERRUPTED = "all steps are done", "interrupted"
 """Reasons why a run ended."""
@@ -52,8 +52,8 @@ def describe(row: dict[str, Any]) -> str:
 SHOWN: dict[str, Callable[[float], str]] = {
     "bits_per_byte": lambda x: f"{x:.3f} bits/byte",
     "valid_bits_per_byte": lambda x: f"validation {x:.3f}",
-    "seconds_left": lambda x: f"{duration(x)} left",
-    "bytes_per_second": lambda x: f"{count(x)}B/s",
+    "seconds_left": lambda x: f"{format_duration(x)} left",
+    "bytes_per_second": lambda x: f"{format_count(x)}B/s",
     "matrix_share": lambda x: f"{100 * x:.0f} % matrix",
     "memory_gib": lambda x: f"{x:.1f} GiB",
     "gradient_norm": lambda x: f"gradient {x:.2f}",

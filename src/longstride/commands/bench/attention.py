@@ -21,7 +21,7 @@ from longstride.commands.bench import peers
 from longstride.commands.bench.measure import Ceilings, ceilings, exponent, keep_freed_memory, peak_bytes, seconds_each
 from longstride.commands.bench.results import check_outputs, plain, save
 from longstride.commands.bench.settings import AttentionBenchmark
-from longstride.common.device import choose_device, machine
+from longstride.common.device import choose_device, describe_machine
 from longstride.patterns import Dense, Pattern
 from longstride.patterns.notation import parse
 
@@ -118,7 +118,7 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     keep_freed_memory()
     dtype = _dtype(settings.dtype, device)
     limits = ceilings(dtype, device)
-    result = Result(machine(device), plain(settings), limits)
+    result = Result(describe_machine(device), plain(settings), limits)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(shapes))
         for shape in shapes:

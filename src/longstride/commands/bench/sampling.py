@@ -28,10 +28,9 @@ from longstride.commands.bench.sampling_peers import (
     transformers_version,
 )
 from longstride.commands.bench.settings import SamplingBenchmark
-from longstride.common.device import choose_device, machine
+from longstride.common.device import choose_device, describe_machine
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.model.byte_cost import step_bytes, value_bytes
-from longstride.model.cache import cache_bytes
+from longstride.model.byte_cost import cache_bytes, step_bytes
 from longstride.model.presets import preset
 from longstride.sampling import generate
 from longstride.sampling.streams import GPU_PIECE
@@ -117,7 +116,7 @@ class Ours:
         return step_bytes(self.model.config, batch, first, steps)
 
     def cache_bytes(self, batch: int, length: int) -> int:
-        return batch * cache_bytes(self.model.config, value_bytes=value_bytes(self.model.config), length=length)
+        return batch * cache_bytes(self.model.config, length)
 
 
 def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
@@ -127,7 +126,7 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
     console = console or Console()
     keep_freed_memory()
     limits = ceilings(getattr(torch, config.precision), device)
-    result = Result({**machine(device), **transformers_version()}, plain(settings), config.context, limits)
+    result = Result({**describe_machine(device), **transformers_version()}, plain(settings), config.context, limits)
     model = random_model(config, device)
     contenders: dict[str, Contender] = {OURS: Ours(model)}
     if settings.peers == "all":
