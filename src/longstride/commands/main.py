@@ -47,6 +47,7 @@ VERBS: dict[str, Verb] = {
     "plot run": Verb("plot", "plot_run", "Draw a run on one page: curves, settings, samples; or compare several."),
     "plot attention": Verb("plot", "plot_attention", "Draw what each layer and head looks at: the paper's figure 2."),
     "plot patterns": Verb("plot", "plot_patterns", "Draw the paper's figure 3 for any patterns and image size."),
+    "completion": Verb("completion", "completion", "Print a script for completion by Tab in bash, zsh or fish."),
     "bench attention": Verb("bench", "bench_attention", "Measure our patterns beside SDPA dense and FlexAttention."),
     "bench sampling": Verb("bench", "bench_sampling", "Measure the time of a byte beside transformers and its floor."),
     "bench tune": Verb("bench", "bench_tune", "Find the kernels' settings anew for this GPU, and save the faster ones."),

@@ -32,16 +32,10 @@ def parse(function: Callable[..., None], prog: str, words: Sequence[str], verb: 
     --help prints the help and raises SystemExit.
     """
 
-    @wraps(function)
-    def bind(*arguments: Any, **named: Any) -> Callable[[], None]:
-        return partial(function, *arguments, **named)
-
-    bind.__doc__ = _unwrapped(function.__doc__ or "")
-    bind.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    del bind.__wrapped__  # tyro would read the docstring of that function.
+    bind = with_unwrapped_help(function)
 
     def read(typed: Sequence[str]) -> Any:
-        return tyro.cli(bind, prog=prog, args=typed, registry=_registry())
+        return tyro.cli(bind, prog=prog, args=typed, registry=number_registry())
 
     if any(word in HELP for word in words):
         _print_help(read, words)
@@ -79,6 +73,19 @@ def number_from(text: str) -> float:
         raise ValueError(f"must be a number, got {shown(text)}") from None
 
 
+def with_unwrapped_help(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """A function with the same parameters that returns the call, and whose docstring has no line breaks inside sentences."""
+
+    @wraps(function)
+    def bind(*arguments: Any, **named: Any) -> Callable[[], None]:
+        return partial(function, *arguments, **named)
+
+    bind.__doc__ = _unwrapped(function.__doc__ or "")
+    bind.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    del bind.__wrapped__  # tyro would read the docstring of that function.
+    return bind
+
+
 def _unwrapped(docstring: str) -> str:
     """The docstring with each paragraph, and what it says of each argument, on one line: tyro keeps the ends of lines."""
     lines: list[str] = []
@@ -88,7 +95,8 @@ def _unwrapped(docstring: str) -> str:
     return "\n".join(lines)
 
 
-def _registry() -> ConstructorRegistry:
+def number_registry() -> ConstructorRegistry:
+    """How tyro reads numbers: whole ones also as 1e3."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule

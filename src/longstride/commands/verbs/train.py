@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -78,6 +78,20 @@ def train(words: Sequence[str]) -> None:
     new = resumed is None and file is None
     fit = fields_to_fit(words) if new else []
 
+    def run(config: Flags, resume: Resume, until: int | None, settings: Path | None) -> None:
+        _train(words[0], config.checked(), resume, until, fit, new)
+
+    verb = make_verb(default, run)
+    verb.__doc__ = (verb.__doc__ or "").replace(
+        "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
+    )
+    typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
+    parse(verb, prog, typed, "train")()
+
+
+def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | None], None]) -> Callable[..., None]:
+    """The function whose parameters are the flags after `longstride train PRESET`, with the preset's values as defaults."""
+
     def verb(
         config: Annotated[Flags, tyro.conf.arg(name="")] = default,
         resume: Annotated[Resume, RESUME] = False,
@@ -98,13 +112,9 @@ def train(words: Sequence[str]) -> None:
             settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
                 file with a whole model needs no preset. The file's out is not read.
         """
-        _train(words[0], config.checked(), resume, until, fit, new)
+        run(config, resume, until, settings)
 
-    verb.__doc__ = (verb.__doc__ or "").replace(
-        "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
-    )
-    typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
-    parse(verb, prog, typed, "train")()
+    return verb
 
 
 def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
