@@ -93,7 +93,10 @@ def _run(verb: str, words: Sequence[str]) -> None:
 
 
 def _help(verbs: Mapping[str, Verb]) -> str:
-    lines = [f"  longstride {name:<18}{verb.summary}" for name, verb in verbs.items()]
+    from longstride.commands.help import format_entry, terminal_width
+
+    width = terminal_width()
+    lines = [line for name, verb in verbs.items() for line in format_entry(f"longstride {name}", verb.summary, width, 31)]
     return "\n".join(["usage: longstride VERB [options]", "", *lines, "", "Every verb has --help, with an example."])
 
 
