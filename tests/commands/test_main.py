@@ -182,7 +182,10 @@ def test_bench_sampling(capsys, tmp_path):
     ("words", "says"),
     [
         ("polt patterns", "there is no verb 'polt patterns'; did you mean 'plot patterns'?"),
-        ("plot", "did you mean 'plot run' or 'plot attention' or 'plot patterns'?"),
+        ("plot", "plot needs one of run, attention, patterns after it; longstride plot --help describes them"),
+        ("plot xyzzy", "there is no verb 'plot xyzzy'; did you mean 'plot run' or 'plot attention' or 'plot patterns'?"),
+        ("--steps 3", "a verb comes before '--steps', as in: longstride train text-small --data FILE --out RUN;"),
+        ("TRAIN text-small", "there is no verb 'TRAIN text-small'; did you mean 'train'?"),
         ("doctro", "did you mean 'doctor'?"),
         ("xyz", "longstride --help lists the verbs"),
         ("plot patterns --patterns lokal(3)", "there is no pattern 'lokal'; did you mean 'local'?"),
@@ -310,10 +313,15 @@ def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("train", "train: which preset comes first, as in: longstride train text-small --data FILE --out RUN"),
+        ("train", "train: a preset comes first, as in: longstride train text-small --data FILE --out RUN"),
         (
             "train --data x --out y",
-            "train: which preset comes first, as in: longstride train text-small --data FILE --out RUN",
+            "train: a preset comes first, as in: longstride train text-small --data FILE --out RUN",
+        ),
+        (
+            "train empty.txt --out run",
+            "train: 'empty.txt' is no preset; if it is the data: longstride train text-small --data empty.txt --out RUN; "
+            "longstride presets lists the presets",
         ),
         ("train text-smal --data x", "there is no preset 'text-smal'; did you mean 'text-small'?"),
         ("train text-small --out run", "train: --data must be given: a prepared store, or files to make one of"),
@@ -355,7 +363,8 @@ def test_mistakes_are_one_line_and_leave_nothing(capsys, monkeypatch, tmp_path, 
         ("train text-small --optimizer.name sgd", "adamw"),
         ("data prepare", "SOURCE"),
         ("data prepare a b --kind sounds", "audio"),
-        ("data prepear", "did you mean 'data prepare' or 'data fetch'?"),
+        ("data prepear", "did you mean 'data prepare'?"),
+        ("train text-small book.txt", "unexpected 'book.txt'; data comes after its flag: --data book.txt"),
     ],
 )
 def test_wrong_options_name_the_right_ones(capsys, words, says):
@@ -597,7 +606,7 @@ def test_the_list_has_the_first_sentence_of_each_verb(verb):
 
 
 def test_help_has_several_names(capsys):
-    assert run(capsys, "-v") == run(capsys, "--version")
+    assert run(capsys, "-v") == run(capsys, "--version") == run(capsys, "version")
     assert run(capsys, "help", "plot") == run(capsys, "plot", "--help")
 
 

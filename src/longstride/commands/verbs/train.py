@@ -1,6 +1,8 @@
 """longstride train"""
 
 import json
+import os
+import shlex
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +15,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from longstride.commands.ending import describe_ending, exit_if_interrupted
 from longstride.commands.exits import is_main_process
 from longstride.commands.parser import HELP, parse
+from longstride.common.checks import shown
 from longstride.common.files import parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
@@ -68,7 +71,8 @@ def train(words: Sequence[str]) -> None:
     if file is not None and words[0].startswith("-"):
         prog, words = "longstride train", ["", *words]
     if not words or words[0].startswith("-"):
-        raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
+        raise ValueError("train: a preset comes first, as in: longstride train text-small --data FILE --out RUN")
+    _check_places(words)
     resumed = _resumed(words)
     start = resumed or (train_preset(words[0]) if words[0] else None)
     if file is not None:
@@ -146,6 +150,17 @@ def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None, 
     if is_main_process():
         print("\n".join(describe_ending(preset or SHOWN, summary)))
     exit_if_interrupted(summary)
+
+
+def _check_places(words: Sequence[str]) -> None:
+    """Refuses data in the place of the preset, or behind it without its flag."""
+    if words[0].removesuffix(DENSE) not in ("", *PRESETS) and os.path.exists(words[0]):
+        raise ValueError(
+            f"train: {shown(words[0])} is no preset; if it is the data: longstride train text-small --data "
+            f"{shlex.quote(words[0])} --out RUN; longstride presets lists the presets"
+        )
+    if words[1:] and not words[1].startswith("-"):
+        raise ValueError(f"train: unexpected {shown(words[1])}; data comes after its flag: --data {shlex.quote(words[1])}")
 
 
 def _value(flag: str, words: Sequence[str]) -> str | None:
