@@ -1,8 +1,10 @@
 """longstride train"""
 
 import json
+import os
+import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +15,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from longstride.commands.ending import describe_ending, exit_if_interrupted
 from longstride.commands.exits import is_main_process
 from longstride.commands.parser import HELP, parse
+from longstride.common.checks import short_repr
 from longstride.common.files import parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
@@ -68,7 +71,8 @@ def train(words: Sequence[str]) -> None:
     if file is not None and words[0].startswith("-"):
         prog, words = "longstride train", ["", *words]
     if not words or words[0].startswith("-"):
-        raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
+        raise ValueError("train: a preset comes first, as in: longstride train text-small --data FILE --out RUN")
+    _check_places(words)
     resumed = _resumed(words)
     start = resumed or (train_preset(words[0]) if words[0] else None)
     if file is not None:
@@ -77,6 +81,20 @@ def train(words: Sequence[str]) -> None:
     default = Flags.of(start)
     new = resumed is None and file is None
     fit = fields_to_fit(words) if new else []
+
+    def run(config: Flags, resume: Resume, until: int | None, settings: Path | None) -> None:
+        _train(words[0], config.checked(), resume, until, fit, new)
+
+    verb = make_verb(default, run)
+    verb.__doc__ = (verb.__doc__ or "").replace(
+        "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
+    )
+    typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
+    parse(verb, prog, typed, "train")()
+
+
+def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | None], None]) -> Callable[..., None]:
+    """The function whose parameters are the flags after `longstride train PRESET`, with the preset's values as defaults."""
 
     def verb(
         config: Annotated[Flags, tyro.conf.arg(name="")] = default,
@@ -98,13 +116,9 @@ def train(words: Sequence[str]) -> None:
             settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
                 file with a whole model needs no preset. The file's out is not read.
         """
-        _train(words[0], config.checked(), resume, until, fit, new)
+        run(config, resume, until, settings)
 
-    verb.__doc__ = (verb.__doc__ or "").replace(
-        "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
-    )
-    typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
-    parse(verb, prog, typed, "train")()
+    return verb
 
 
 def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
@@ -136,6 +150,19 @@ def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None, 
     if is_main_process():
         print("\n".join(describe_ending(preset or SHOWN, summary)))
     exit_if_interrupted(summary)
+
+
+def _check_places(words: Sequence[str]) -> None:
+    """Refuses data in the place of the preset, or behind it without its flag."""
+    if words[0].removesuffix(DENSE) not in ("", *PRESETS) and os.path.exists(words[0]):
+        raise ValueError(
+            f"train: {short_repr(words[0])} is no preset; if it is the data: longstride train text-small --data "
+            f"{shlex.quote(words[0])} --out RUN; longstride presets lists the presets"
+        )
+    if words[1:] and not words[1].startswith("-"):
+        raise ValueError(
+            f"train: unexpected {short_repr(words[1])}; data comes after its flag: --data {shlex.quote(words[1])}"
+        )
 
 
 def _value(flag: str, words: Sequence[str]) -> str | None:
