@@ -9,7 +9,7 @@ from PIL import Image
 
 from longstride.data.audio import to_wav
 from longstride.data.images import sheet
-from longstride.pictures.run import in_words, plain, plot_run, read_wav, results, settings
+from longstride.pictures.run import duration_text, plot_run, printable, read_settings, read_wav, summarize
 from longstride.training.curve import draw_bits
 from longstride.training.run import Run
 from tests.training.small import config
@@ -71,6 +71,20 @@ def test_a_page_in_the_run(tmp_path):
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
+def wide_samples(folder):
+    for name in ("sample-data", "sample-model", "sample"):
+        sheet(np.arange(4 * 12, dtype=np.uint8), (2, 2, 3), 4, folder / f"{name}.png")
+
+
+@pytest.mark.parametrize("samples", [text_samples, image_samples, wide_samples, sound_samples])
+def test_a_page_ends_with_its_content(samples, tmp_path):
+    folder = run(tmp_path / "run", seed=7)
+    samples(folder)
+    with Image.open(plot_run([folder])) as picture:
+        drawn = np.flatnonzero((np.asarray(picture.convert("L")) < 250).any(1))
+        assert picture.height - drawn[-1] < 0.5 * 150
+
+
 @pytest.mark.parametrize("samples", [text_samples, image_samples, sound_samples])
 def test_everything_that_there_is_stands_on_it(samples, tmp_path, words):
     folder = run(tmp_path / "run", seed=7, model={"dropout": 0.25}, optimizer={"learning_rate": 0.0125})
@@ -115,8 +129,9 @@ def test_a_comparison_says_which_lines_are_training(tmp_path, words):
 
 
 def test_the_warm_up_is_the_one_that_was_used(tmp_path):
-    assert settings(run(tmp_path / "a", steps=500, optimizer={"warmup": 50}))["warm-up"] == "50 steps"
-    found = settings(run(tmp_path / "b" / "run", steps=500, optimizer={"warmup": 5000}))["warm-up"]
+    assert read_settings(run(tmp_path / "a", steps=500, optimizer={"warmup": 50}))["warm-up"] == "50 steps"
+    assert read_settings(run(tmp_path / "c", steps=10, optimizer={"warmup": 1}))["warm-up"] == "1 step"
+    found = read_settings(run(tmp_path / "b" / "run", steps=500, optimizer={"warmup": 5000}))["warm-up"]
     assert found == "50 steps, not 5,000: at most a tenth of the run"
 
 
@@ -146,7 +161,7 @@ def test_several_runs_go_where_one_is(tmp_path, monkeypatch):
 
 
 def test_results():
-    found = results([{**row, "bits_per_byte": None if row["step"] == 25 else row["bits_per_byte"]} for row in ROWS])
+    found = summarize([{**row, "bits_per_byte": None if row["step"] == 25 else row["bits_per_byte"]} for row in ROWS])
     assert found == {
         "best validation": "6.1234 bits per byte, at step 20",
         "training": "6.0000 bits per byte, at step 20",
@@ -154,18 +169,18 @@ def test_results():
         "speed": "2,000 bytes/s",
         "memory": "1.5 GiB",
     }
-    assert results([{"step": 1}]) == {}
+    assert summarize([{"step": 1}]) == {}
 
 
 def test_in_words():
-    assert [in_words(seconds) for seconds in (0.25, 59.6, 3600, 7325)] == ["0.2 s", "1 min", "1 h", "2 h 2 min"]
+    assert [duration_text(seconds) for seconds in (0.25, 59.6, 3600, 7325)] == ["0.2 s", "1 min", "1 h", "2 h 2 min"]
 
 
 def test_settings_of_data(tmp_path):
     folder = run(tmp_path / "run")
-    assert settings(folder) == {}
+    assert read_settings(folder) == {}
     (folder / "data.json").write_text('{"kind": "text", "splits": {"train": {"bytes": 1234}}}')
-    assert settings(folder) == {"kind": "text", "bytes": "train 1,234"}
+    assert read_settings(folder) == {"kind": "text", "bytes": "train 1,234"}
 
 
 def test_sounds_come_back(tmp_path):
@@ -177,7 +192,7 @@ def test_sounds_come_back(tmp_path):
 
 
 def test_letters_that_the_font_lacks_get_a_sign():
-    assert plain("a\u00e9\u0416\u4e2d\x00\x7f") == "a\u00e9\u0416\u00b7\u00b7\u00b7"
+    assert printable("a\u00e9\u0416\u4e2d\x00\x7f") == "a\u00e9\u0416\u00b7\u00b7\u00b7"
 
 
 @pytest.mark.parametrize(

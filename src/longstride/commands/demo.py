@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from longstride.commands.ending import describe_ending, exit_if_interrupted
 from longstride.common.checks import whole_number
 from longstride.data import samples
 from longstride.data.store import Store, open_store, write_store
@@ -28,11 +29,10 @@ def demo(folder: Path, steps: int, console: Console | None = None) -> float:
     console.print(f"Training text-small on {store.splits['train']:,} bytes of Wikipedia, {steps} steps.")
     config = train_preset("text-small", data=str(store.folder), out=str(run), steps=steps, validate_every=steps // 4 or 1)
     found = train(config, console=console)
-    if found.step < steps:
-        raise ValueError(
-            f"demo: {found.reason} at step {found.step}; to go on: longstride train text-small --data {store.folder} "
-            f"--out {run} --steps {steps} --resume"
-        )
+    if not found.done:
+        for line in describe_ending("text-small", found):
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+        exit_if_interrupted(found)
     bits = held_out_bits(SparseTransformer.from_pretrained(run), store)
 
     console.print(f"The last {HELD_OUT:,} bytes of the text, which no step has seen:")

@@ -15,15 +15,14 @@ from rich.table import Table
 from longstride.attention import attend
 from longstride.attention.api import choose
 from longstride.attention.kernels import saved
-from longstride.common.device import choose_device, machine
-from longstride.model.byte_cost import dense_cache_bytes, kept, keys_seen, value_bytes, weight_bytes
-from longstride.model.cache import cache_bytes
+from longstride.common.device import choose_device, describe_machine
+from longstride.model.byte_cost import cache_bytes, dense_cache_bytes, kept, keys_seen, weight_bytes
 from longstride.model.config import ModelConfig
 from longstride.model.cost import parameter_count
 from longstride.model.presets import DENSE, PRESETS, preset
 from longstride.model.pretrained import read_config, settings_path
 from longstride.patterns import Column, Local
-from longstride.sampling.streams import choose as choose_maker
+from longstride.sampling.streams import choose_implementation as choose_maker
 from longstride.version import __version__
 
 OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}
@@ -83,7 +82,7 @@ def sampling_report(name: str, config: ModelConfig) -> Iterator[tuple[str, str]]
     for streams in (1, 64):
         made_by, why = choose_maker(config, streams, device)
         yield f"{streams} stream{'s' if streams > 1 else ''}", f"{made_by}: {why}"
-    cache, dense = cache_bytes(config, value_bytes=value_bytes(config)), dense_cache_bytes(config)
+    cache, dense = cache_bytes(config), dense_cache_bytes(config)
     yield "cache", f"{_mib(cache)} a stream, {cache / dense:.1%} of the {_mib(dense)} that dense attention would keep"
     seen, all_keys = keys_seen(config, config.context - 1), config.layers * config.heads * config.context
     yield "keys", f"{seen:,.0f} read for the last byte of {config.context:,}, {seen / all_keys:.1%} of what dense would read"
@@ -144,7 +143,7 @@ def _describe(device: torch.device) -> str:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, compute {properties.major}.{properties.minor}"
-    about = machine(device)
+    about = describe_machine(device)
     return f"{about['device']}, {about['threads']} threads"
 
 

@@ -5,19 +5,18 @@ import inspect
 import io
 import os
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from decimal import Decimal, InvalidOperation
 from functools import partial, wraps
-from typing import Any, NoReturn
+from typing import Any
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from longstride.common.checks import shown
+from longstride.commands.help import box_lines, format_help, sections, terminal_width
+from longstride.common.checks import short_repr
 
 HELP = ("-h", "--help")
 WIDE, NARROW = 4000, 100
@@ -32,19 +31,14 @@ def parse(function: Callable[..., None], prog: str, words: Sequence[str], verb: 
     --help prints the help and raises SystemExit.
     """
 
-    @wraps(function)
-    def bind(*arguments: Any, **named: Any) -> Callable[[], None]:
-        return partial(function, *arguments, **named)
-
-    bind.__doc__ = _unwrapped(function.__doc__ or "")
-    bind.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    del bind.__wrapped__  # tyro would read the docstring of that function.
+    bind = with_unwrapped_help(function)
 
     def read(typed: Sequence[str]) -> Any:
-        return tyro.cli(bind, prog=prog, args=typed, registry=_registry())
+        return tyro.cli(bind, prog=prog, args=typed, registry=number_registry())
 
     if any(word in HELP for word in words):
-        _print_help(read, words)
+        print(format_help(_help(read), terminal_width()))
+        sys.exit(0)
     box = _Captured()
     try:
         with redirect_stdout(box), redirect_stderr(box), _columns(WIDE):
@@ -52,7 +46,7 @@ def parse(function: Callable[..., None], prog: str, words: Sequence[str], verb: 
             return call
     except SystemExit:
         owner = verb or prog.removeprefix("longstride ")
-        wrong = _unknown_flag(words, _flags(read)) or _refusal(box.getvalue())
+        wrong = _unknown_flag(words, _flags(_help(read))) or _refusal(box.getvalue())
         see = "" if wrong.endswith("?") else f"; longstride {owner} --help lists the flags"
         raise ValueError(f"{owner}: {wrong}{see}") from None
 
@@ -68,7 +62,7 @@ def whole_number_from(text: str) -> int:
     except InvalidOperation:
         number = Decimal("nan")
     if not number.is_finite() or number.adjusted() > DIGITS or number != number.to_integral_value():
-        raise ValueError(f"must be a whole number, got {shown(text)}")
+        raise ValueError(f"must be a whole number, got {short_repr(text)}")
     return int(number)
 
 
@@ -76,7 +70,20 @@ def number_from(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"must be a number, got {shown(text)}") from None
+        raise ValueError(f"must be a number, got {short_repr(text)}") from None
+
+
+def with_unwrapped_help(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """A function with the same parameters that returns the call, and whose docstring has no line breaks inside sentences."""
+
+    @wraps(function)
+    def bind(*arguments: Any, **named: Any) -> Callable[[], None]:
+        return partial(function, *arguments, **named)
+
+    bind.__doc__ = _unwrapped(function.__doc__ or "")
+    bind.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    del bind.__wrapped__  # tyro would read the docstring of that function.
+    return bind
 
 
 def _unwrapped(docstring: str) -> str:
@@ -88,7 +95,8 @@ def _unwrapped(docstring: str) -> str:
     return "\n".join(lines)
 
 
-def _registry() -> ConstructorRegistry:
+def number_registry() -> ConstructorRegistry:
+    """How tyro reads numbers: whole ones also as 1e3."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
@@ -108,30 +116,17 @@ def _registry() -> ConstructorRegistry:
 
 
 class _Captured(io.StringIO):
-    """Text that is printed, with boxes as for UTF-8; `like`: boxes and colours as that stream has them."""
+    """Text that tyro prints, in boxes of Unicode characters and without colours."""
 
-    def __init__(self, like: Any = None) -> None:
-        super().__init__()
-        self.like = like
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8" if self.like is None else str(self.like.encoding)
-
-    def isatty(self) -> bool:
-        return self.like is not None and bool(self.like.isatty())
+    encoding = "utf-8"
 
 
-def _print_help(read: Callable[[Sequence[str]], Any], words: Sequence[str]) -> NoReturn:
-    """Prints the help with lines no longer than the terminal's. tyro wraps what is in its boxes only."""
-    text = _Captured(sys.stdout) if sys.stdout is not None else _Captured()
-    with redirect_stdout(text), suppress(SystemExit):
-        read(words)
-    width = shutil.get_terminal_size().columns
-    for line in text.getvalue().replace(" Example: ", "\nExample: ", 1).splitlines():
-        long = len(line) > width and line[:1].isalpha()
-        print(textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False) if long else line)
-    sys.exit(0)
+def _help(read: Callable[[Sequence[str]], Any]) -> str:
+    """The help as tyro prints it."""
+    text = _Captured()
+    with redirect_stdout(text), _columns(NARROW), suppress(SystemExit):
+        read(["--help"])
+    return text.getvalue()
 
 
 @contextmanager
@@ -147,16 +142,10 @@ def _columns(width: int) -> Iterator[None]:
             os.environ["COLUMNS"] = before
 
 
-def _flags(read: Callable[[Sequence[str]], Any]) -> list[str]:
-    """The flags that the help lists."""
-    text = _Captured()
-    try:
-        with redirect_stdout(text), _columns(NARROW):
-            read(["--help"])
-    except SystemExit:
-        pass
-    lines = (re.match(r"(?:-{1,2}[\w.-]+(?:, )?)+", line) for line in _content(text.getvalue()))
-    return [flag for line in lines if line for flag in line[0].split(", ")]
+def _flags(text: str) -> list[str]:
+    """The flags that a help lists."""
+    entries = (flags for section in sections(text) for flags, _ in section.entries)
+    return [flag for flags in entries for flag in re.findall(r"(?:^|, )(-{1,2}[\w.-]+)", flags)]
 
 
 def _unknown_flag(words: Sequence[str], flags: Sequence[str]) -> str | None:
@@ -185,7 +174,7 @@ def _nearest(name: str, flags: Sequence[str]) -> str | None:
 
 def _refusal(box: str) -> str:
     """The first part of what tyro prints, as a line."""
-    lines = _content(box)
+    lines = box_lines(box)
     rule = next((number for number, line in enumerate(lines) if set(line.strip()) == {"─"}), len(lines))
     lines = lines[:rule]
     text = " ".join(" ".join(lines).split())
@@ -198,7 +187,7 @@ def _refusal(box: str) -> str:
     if lacking := re.match(r"Missing value for argument '(.*)'", text):
         return f"{lacking[1]} needs a value"
     if extra := re.match("Unrecognized options: (.*)", text):
-        return f"unexpected {shown(extra[1])}"
+        return f"unexpected {short_repr(extra[1])}"
     if value := re.match(r"Error parsing ([^:]*): (.*)", text):
         flag, why = value.groups()
         if ours := re.search(r"must be a (?:whole )?number, got .*", why):
@@ -207,9 +196,3 @@ def _refusal(box: str) -> str:
             return f"{flag} cannot be {typed[1]}"
         return why if why.startswith(flag) else f"{flag}: {why}"
     return text or "these words cannot be read"
-
-
-def _content(box: str) -> list[str]:
-    """The lines inside a box, without its sides and colours."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    return [line[2:-1].rstrip() for line in plain.splitlines() if line.startswith("│")]

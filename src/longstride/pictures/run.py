@@ -2,7 +2,8 @@
 
 import textwrap
 import wave
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
@@ -11,7 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstride.common.atomic import check_output
-from longstride.common.figures import EDGE, INK, QUIET, add_axes, add_text, letters, new_figure, picture_path, write_figure
+from longstride.common.figures import (
+    EDGE,
+    INK,
+    QUIET,
+    add_axes,
+    add_text,
+    characters_that_fit,
+    new_figure,
+    picture_path,
+    write_figure,
+)
 from longstride.common.files import check_run_folder, read_json, read_text, real_path
 from longstride.model.cost import parameter_count
 from longstride.training.config import TrainConfig
@@ -23,22 +34,22 @@ if TYPE_CHECKING:
 
 Settings = dict[str, str]
 COLOURS = ("#2f6fb7", "#d9822b", "#4c9a62", "#9a5fb0", "#c0504d", "#6b7a89")
-"""Of several runs."""
+"""One for each of several runs."""
 PANELS = (("learning_rate", "learning rate"), ("gradient_norm", "gradient norm"), ("bytes_per_second", "bytes/s"))
 # Inches.
 TOP, CURVES, RIGHT = 0.75, 6.4, 5.0
 BITS, SMALL, SKIP = 3.1, 0.95, 0.2
 SHORTEST = 7.75
-"""What the curves take."""
-OFF = 8
-"""How many times the middle one a gradient's norm is shown."""
+"""The least height of a page: that of the curves."""
+NORM_LIMIT = 8
+"""The gradient norm's axis ends at this many times the median."""
 SIZE, LINE, KEY = 7.5, 0.155, 17
-"""Of the settings: letters, lines, and the names' column in letters."""
+"""Tables: font size, line height, and the width of the column of names in characters."""
 SHEET, SOUND = (RIGHT - 0.15) / 2, 1.45
-"""A sheet of images, and a wave with its axis."""
+"""Width of a sheet of images; height of a waveform with its axis."""
 TEXT_SIZE, TEXT_LINE, TEXT_LINES = 6.5, 0.13, 11
 TEXT_BYTES, FRAMES, PIXELS = 2**16, 2**24, 2**24
-"""The most that is read of a sample."""
+"""The most that is read of a sample: bytes of text, audio frames, pixels."""
 SAMPLES = (
     ("sample-data", "held-out data"), ("sample-model", "what the model thinks most likely, byte for byte"),
     ("sample", "made by longstride sample"),
@@ -46,8 +57,10 @@ SAMPLES = (
 
 
 def plot_run(runs: Sequence[str | Path], path: str | Path | None = None, force: bool = False) -> Path:
-    """page.png in the run, or runs.png here for several; unless told. `force`: a file that is there may be replaced, as
-    page.png always may."""
+    """Draws one run, or compares several. Default path: page.png in the run, or runs.png here for several.
+
+    `force`: replace an existing file; page.png is always replaced.
+    """
     folders = [Path(run) for run in runs]
     if not folders:
         raise ValueError(f"{OWNER}: which run comes next, as in: longstride plot run RUN")
@@ -60,7 +73,7 @@ def plot_run(runs: Sequence[str | Path], path: str | Path | None = None, force: 
         check_run_folder(OWNER, folders[0])
         path = folders[0] / "page.png"
     path = picture_path(OWNER, path or "runs.png")
-    new_figure(OWNER, 1, 1)  # Without matplotlib it ends here.
+    new_figure(OWNER, 1, 1)  # Fails early if matplotlib is missing.
     rows = [read_rows(folder) for folder in folders]
     check_output(OWNER, "out", path, may_replace=own or force)
     write_figure(_page(folders[0], rows[0]) if len(folders) == 1 else _comparison(folders, rows), path)
@@ -69,15 +82,15 @@ def plot_run(runs: Sequence[str | Path], path: str | Path | None = None, force: 
 
 def _page(folder: Path, rows: Rows) -> "Figure":
     left, below = EDGE + CURVES + 0.35, TOP
-    blocks = [block for block in (results(rows), settings(folder)) if block]
-    files = [(found, name) for stem, name in SAMPLES for found in [_sample(folder, stem)] if found]
-    ends = TOP + sum(_height(block) + 0.12 for block in blocks) + _samples_height([path for path, _ in files])
+    blocks = [block for block in (summarize(rows), read_settings(folder)) if block]
+    files = [(path, name) for stem, name in SAMPLES if (path := _sample_file(folder, stem))]
+    ends = TOP + sum(_table_height(block) + 0.12 for block in blocks) + _samples_height([path for path, _ in files])
     figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
     add_text(figure, EDGE, EDGE + 0.2, real_path(folder).name, 14, within=CURVES)
     _curves(figure, [rows], [(LIGHT, DARK)], [("training", "validation")])
     for block in blocks:
-        below = _block(figure, left, below, block) + 0.12
-    _samples(figure, files, left, below + 0.1)
+        below = _draw_table(figure, left, below, block) + 0.12
+    _draw_samples(figure, files, left, below + 0.1)
     return figure
 
 
@@ -86,28 +99,28 @@ def _comparison(folders: Sequence[Path], rows: Sequence[Rows]) -> "Figure":
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
     left, below = EDGE + CURVES + 0.35, TOP
-    given = [settings(folder) for folder in folders]
+    given = [read_settings(folder) for folder in folders]
     blocks = [
-        results(lines) | {key: value for key, value in known.items() if any(value != other.get(key) for other in given)}
+        summarize(lines) | {key: value for key, value in known.items() if any(value != other.get(key) for other in given)}
         for lines, known in zip(rows, given)
     ]
-    ends = TOP + sum(_height(block) + 0.43 for block in blocks)
+    ends = TOP + sum(_table_height(block) + 0.43 for block in blocks)
     figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
     add_text(figure, EDGE, EDGE + 0.2, " and ".join(names), 14, within=CURVES)
     colours = [(f"{colour}60", colour) for colour in COLOURS]
-    # Names of the lines: that of validation, if there is one. What begins with _ gets none.
+    # A run's name labels its validation line, or the training line without one. Labels that begin with _ are not shown.
     validated = [any(row.get("valid_bits_per_byte") is not None for row in lines) for lines in rows]
     _curves(figure, rows, colours, [("_" if known else name, name) for name, known in zip(names, validated)])
     for name, block, (_, colour) in zip(names, blocks, colours):
         add_text(figure, left, below, name, 10, colour, within=RIGHT, weight="bold")
-        below = _block(figure, left, below + 0.18, block) + 0.25
+        below = _draw_table(figure, left, below + 0.18, block) + 0.25
     return figure
 
 
 def _curves(
     figure: "Figure", runs: Sequence[Rows], colours: Sequence[tuple[str, str]], labels: Sequence[tuple[str, str]]
 ) -> None:  # fmt: skip
-    """Bits per byte, and below it what else the metrics have, all over the same steps."""
+    """Draws bits per byte and, below, the other metrics of the runs over the same steps."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter
 
@@ -117,7 +130,7 @@ def _curves(
     for rows, (light, dark), label in zip(runs, colours, labels):
         draw_bits(column[0], rows, light, dark, label)
     handles = column[0].get_legend_handles_labels()[0]
-    if len(runs) > 1:  # Colours tell the runs apart, and these two the lines of each.
+    if len(runs) > 1:  # Colours tell the runs apart; these two entries tell the lines of a run apart.
         handles.append(Line2D([], [], color=f"{QUIET}60", label="training"))
         handles.append(Line2D([], [], color=QUIET, marker="o", markersize=4, label="validation"))
     column[0].legend(handles=handles, frameon=False, fontsize=9)
@@ -131,9 +144,9 @@ def _curves(
         if name == "bytes_per_second":
             axes.yaxis.set_major_formatter(EngFormatter(sep=""))
             axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
-        if name == "gradient_norm":  # One that is far off would make a flat line of all others.
+        if name == "gradient_norm":  # Otherwise an outlier would flatten the rest of the line.
             values = sorted(row[name] for rows in runs for row in rows if row.get(name) is not None)
-            axes.set_ylim(0, max(1e-9, min(values[-1], OFF * values[len(values) // 2])) * 1.1)
+            axes.set_ylim(0, max(1e-9, min(values[-1], NORM_LIMIT * values[len(values) // 2])) * 1.1)
         column.append(axes)
         down += SMALL + SKIP
     for axes in column:
@@ -142,67 +155,87 @@ def _curves(
     finish(column)
 
 
-def _block(figure: "Figure", left: float, down: float, lines: Settings) -> float:
-    """Names and what they are, below each other; returns where it ends."""
+def _draw_table(figure: "Figure", left: float, down: float, lines: Settings) -> float:
+    """Draws names and values in two columns; returns where the table ends."""
     for name, value in lines.items():
         add_text(figure, left, down, name, SIZE, QUIET)
-        for part in _wrapped(value):
+        for part in _wrap(value):
             add_text(figure, left + KEY * SIZE * 0.6 / 72, down, part, SIZE, INK, family="monospace")
             down += LINE
     return down
 
 
-def _wrapped(value: str) -> list[str]:
-    return textwrap.wrap(value, letters(RIGHT, SIZE) - KEY) or [""]
+def _wrap(value: str) -> list[str]:
+    return textwrap.wrap(value, characters_that_fit(RIGHT, SIZE) - KEY) or [""]
 
 
-def _height(lines: Settings) -> float:
-    return LINE * sum(len(_wrapped(value)) for value in lines.values())
+def _table_height(lines: Settings) -> float:
+    return LINE * sum(len(_wrap(value)) for value in lines.values())
 
 
 def _samples_height(paths: Sequence[Path]) -> float:
-    """Enough for any: two images stand beside each other."""
+    """Returns the height of all samples, in inches; two images share a row."""
     if any(path.suffix == ".png" for path in paths):
-        return -(-len(paths) // 2) * (SHEET + 0.3)
-    return 0.1 + sum(SOUND if path.suffix == ".wav" else (TEXT_LINES + 2) * TEXT_LINE for path in paths)
+        return sum(_row_heights(paths))
+    return 0.1 + sum(SOUND if path.suffix == ".wav" else (len(_text_lines(path)) + 2) * TEXT_LINE for path in paths)
 
 
-def _sample(folder: Path, stem: str) -> Path | None:
+def _row_heights(paths: Sequence[Path]) -> list[float]:
+    """Returns the heights of rows of two images with their names."""
+    heights = [_image_height(path) + 0.3 for path in paths]
+    return [max(heights[first : first + 2]) for first in range(0, len(heights), 2)]
+
+
+def _sample_file(folder: Path, stem: str) -> Path | None:
     return next((path for path in (folder / f"{stem}{end}" for end in (".png", ".txt", ".wav")) if path.is_file()), None)
 
 
-def _samples(figure: "Figure", files: Sequence[tuple[Path, str]], left: float, down: float) -> None:
-    """Two images beside each other, text and sound below each other."""
-    for number, (path, name) in enumerate(files):
-        try:
-            if path.suffix == ".png":
-                _image(figure, path, name, left + number % 2 * (SHEET + 0.15), down + number // 2 * (SHEET + 0.3))
-            elif path.suffix == ".wav":
-                down = _sound(figure, path, name, left, down)
-            else:
-                down = _text(figure, path, name, left, down)
-        except Exception as error:  # Of any kind: who wrote the file may have meant harm.
-            raise ValueError(
-                f"{OWNER}: {path} cannot be read: {error}; remove it, and the page is drawn without it"
-            ) from None
+def _draw_samples(figure: "Figure", files: Sequence[tuple[Path, str]], left: float, down: float) -> None:
+    """Draws images two to a row, and text and sound below each other."""
+    if any(path.suffix == ".png" for path, _ in files):
+        rows = _row_heights([path for path, _ in files])
+        for number, (path, name) in enumerate(files):
+            _draw_image(figure, path, name, left + number % 2 * (SHEET + 0.15), down + sum(rows[: number // 2]))
+        return
+    for path, name in files:
+        down = (_draw_sound if path.suffix == ".wav" else _draw_text)(figure, path, name, left, down)
 
 
-def _image(figure: "Figure", path: Path, name: str, left: float, down: float) -> None:
-    from matplotlib.image import imread
+@contextmanager
+def _naming_file(path: Path) -> Iterator[None]:
+    """Context that names the sample in errors about its content, which is untrusted."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"{OWNER}: {path} cannot be read: {error}; remove it, and the page is drawn without it"
+        ) from None  # fmt: skip
+
+
+def _image_height(path: Path) -> float:
+    """Returns the height of an image that is drawn SHEET inches wide, or SHEET high if it is taller than wide."""
     from PIL import Image
 
-    with catch_warnings(action="ignore"), Image.open(path) as opened:  # Reads the header only.
+    with _naming_file(path), catch_warnings(action="ignore"), Image.open(path) as opened:  # Reads the header only.
         if opened.width * opened.height > PIXELS:
             raise ValueError(f"it is {opened.width} x {opened.height} pixels; at most {PIXELS:,} are drawn")
+        return SHEET * min(1.0, opened.height / opened.width)
+
+
+def _draw_image(figure: "Figure", path: Path, name: str, left: float, down: float) -> None:
+    from matplotlib.image import imread
+
     add_text(figure, left, down, name.split(",")[0], 8, QUIET)
-    axes = add_axes(figure, left, down + 0.08, SHEET, SHEET)
-    axes.imshow(imread(path), interpolation="nearest", cmap="gray")
-    axes.set_anchor("NW")  # Below its name, whatever its shape.
+    axes = add_axes(figure, left, down + 0.08, SHEET, _image_height(path))
+    with _naming_file(path):
+        axes.imshow(imread(path), interpolation="nearest", cmap="gray")
+    axes.set_anchor("NW")  # At the top left, whatever its shape.
     axes.set_axis_off()
 
 
-def _sound(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
-    samples, rate = read_wav(path)
+def _draw_sound(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
+    with _naming_file(path):
+        samples, rate = read_wav(path)
     add_text(figure, left, down, name, 8, QUIET)
     axes = add_axes(figure, left + 0.3, down + 0.08, RIGHT - 0.3, 0.85, bare=False)
     axes.plot(np.arange(len(samples)) / rate, samples, color=INK, linewidth=0.5)
@@ -213,7 +246,7 @@ def _sound(figure: "Figure", path: Path, name: str, left: float, down: float) ->
 
 
 def read_wav(path: Path) -> tuple[NDArray[np.float64], int]:
-    """A sound as training leaves it: one channel of 16 bits."""
+    """Reads a WAV file as training writes it: one channel of 16 bits. Returns samples from -1 to 1, and the rate."""
     with wave.open(str(path)) as file:
         if (file.getnchannels(), file.getsampwidth()) != (1, 2):
             raise ValueError("it is not one channel of 16 bits")
@@ -223,69 +256,77 @@ def read_wav(path: Path) -> tuple[NDArray[np.float64], int]:
         return np.frombuffer(file.readframes(frames), "<i2") / 32768, rate
 
 
-def _text(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
+def _draw_text(figure: "Figure", path: Path, name: str, left: float, down: float) -> float:
     add_text(figure, left, down, name, 8, QUIET)
-    across = letters(RIGHT, TEXT_SIZE)
-    with path.open("rb") as file:
+    lines = _text_lines(path)
+    for number, line in enumerate(lines, 1):
+        add_text(figure, left, down + number * TEXT_LINE + 0.03, printable(line), TEXT_SIZE, family="monospace")
+    return down + (len(lines) + 2) * TEXT_LINE
+
+
+def _text_lines(path: Path) -> list[str]:
+    """Returns the first lines of a text, wrapped to the width of the column."""
+    across = characters_that_fit(RIGHT, TEXT_SIZE)
+    with _naming_file(path), path.open("rb") as file:
         text = file.read(TEXT_BYTES).decode("utf-8", "replace")
     lines = [line[start : start + across] for line in text.splitlines() for start in range(0, max(1, len(line)), across)]
-    for number, line in enumerate(lines[:TEXT_LINES], 1):
-        add_text(figure, left, down + number * TEXT_LINE + 0.03, plain(line), TEXT_SIZE, family="monospace")
-    return down + (min(len(lines), TEXT_LINES) + 2) * TEXT_LINE
+    return lines[:TEXT_LINES]
 
 
-def plain(text: str) -> str:
-    """Letters that the picture's font has."""
+def printable(text: str) -> str:
+    """Replaces characters that the figure's font may not have by a dot."""
     return "".join(letter if " " <= letter < "\u0530" and letter != "\x7f" else "·" for letter in text)
 
 
 LONGEST = 1000
-"""Characters of a line, before it is wrapped."""
+"""The most characters of a value, before it is wrapped."""
 
 
-def settings(folder: Path) -> Settings:
-    """From config.json and data.json, each if it is there."""
-    found: Settings = {}
+def read_settings(folder: Path) -> Settings:
+    """Returns a run's settings for the table, from config.json and data.json, if they exist."""
+    values: Settings = {}
     path = folder / "config.json"
     if path.is_file():
         config = TrainConfig.from_json(read_text(path), str(path))
-        found |= _model(config) | {"data": Path(config.data).name}
-    found |= _data(folder / "data.json")
+        values |= _model_settings(config) | {"data": Path(config.data).name}
+    values |= _data_settings(folder / "data.json")
     if path.is_file():
-        found |= _training(config)
-    return {name: _short(value) for name, value in found.items()}
+        values |= _optimizer_settings(config)
+    return {name: _shorten(value) for name, value in values.items()}
 
 
-def results(rows: Rows) -> Settings:
-    """From the metrics."""
-    found: Settings = {}
+def summarize(rows: Rows) -> Settings:
+    """Returns a run's results for the table, from its metrics."""
+    values: Settings = {}
     validated = [row for row in rows if row.get("valid_bits_per_byte") is not None]
     if validated:
         best = min(validated, key=lambda row: float(row["valid_bits_per_byte"]))
-        found["best validation"] = f"{best['valid_bits_per_byte']:.4f} bits per byte, at step {best['step']:,}"
+        values["best validation"] = f"{best['valid_bits_per_byte']:.4f} bits per byte, at step {best['step']:,}"
     trained = [row for row in rows if row.get("bits_per_byte") is not None]
     if trained:
-        found["training"] = f"{trained[-1]['bits_per_byte']:.4f} bits per byte, at step {trained[-1]['step']:,}"
-    seconds = _seconds(rows)
+        values["training"] = f"{trained[-1]['bits_per_byte']:.4f} bits per byte, at step {trained[-1]['step']:,}"
+    seconds = _training_seconds(rows)
     if seconds:
-        found["time in steps"] = in_words(seconds)
+        values["time in steps"] = duration_text(seconds)
     speeds = [row["bytes_per_second"] for row in rows if row.get("bytes_per_second")]
     if speeds:
-        found["speed"] = f"{sorted(speeds)[len(speeds) // 2]:,.0f} bytes/s"
+        values["speed"] = f"{sorted(speeds)[len(speeds) // 2]:,.0f} bytes/s"
     memory = [row["memory_gib"] for row in rows if row.get("memory_gib")]
     if memory:
-        found["memory"] = f"{max(memory):.1f} GiB"
-    return found
+        values["memory"] = f"{max(memory):.1f} GiB"
+    return values
 
 
-def in_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Formats seconds with their two largest units: "1 h 5 min"."""
     whole = round(seconds)
     parts = [(whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
     shown = [f"{count} {unit}" for count, unit in parts if count][:2]
     return " ".join(shown) or f"{seconds:.1f} s"
 
 
-def _seconds(rows: Rows) -> float:
+def _training_seconds(rows: Rows) -> float:
+    """Returns the seconds of all steps, without validations and checkpoints."""
     total, before = 0.0, 0
     for row in rows:
         total += (row["step"] - before) * (row.get("seconds_per_step") or 0.0)
@@ -293,9 +334,9 @@ def _seconds(rows: Rows) -> float:
     return total
 
 
-def _model(config: TrainConfig) -> Settings:
+def _model_settings(config: TrainConfig) -> Settings:
     model = config.model
-    found = {
+    values = {
         "parameters": f"{parameter_count(model):,}",
         "layers": f"{model.layers} of width {model.width}, {model.heads} heads",
         "context": f"{model.context:,} bytes",
@@ -303,13 +344,13 @@ def _model(config: TrainConfig) -> Settings:
         "embedding": model.embedding,
         "precision": model.precision,
     }
-    for name, plain in (("dropout", 0.0), ("qk_ratio", 1.0), ("ff_ratio", 4.0), ("recompute", "off")):
-        if getattr(model, name) != plain:
-            found[name.replace("_", " ")] = f"{getattr(model, name)}"
-    return found
+    for name, default in (("dropout", 0.0), ("qk_ratio", 1.0), ("ff_ratio", 4.0), ("recompute", "off")):
+        if getattr(model, name) != default:
+            values[name.replace("_", " ")] = f"{getattr(model, name)}"
+    return values
 
 
-def _data(path: Path) -> Settings:
+def _data_settings(path: Path) -> Settings:
     try:
         given: Any = read_json(path) if path.is_file() else {}
         sizes = ", ".join(f"{name} {entry['bytes']:,}" for name, entry in given.get("splits", {}).items())
@@ -318,20 +359,20 @@ def _data(path: Path) -> Settings:
         raise ValueError(f"plot run: {path} is damaged: {error}; remove it, and the page is drawn without it") from None
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def _training(config: TrainConfig) -> Settings:
+def _optimizer_settings(config: TrainConfig) -> Settings:
     optimizer = config.optimizer
     warmup = warmup_steps(optimizer, config.steps)
     shorter = f", not {optimizer.warmup:,}: at most a tenth of the run" if warmup < optimizer.warmup else ""
     parts = f" in {config.accumulate} parts" if config.accumulate > 1 else ""
-    found = {
+    values = {
         "steps": f"{config.steps:,} of batch {config.batch}{parts}",
         "optimizer": f"{optimizer.name}, learning rate {optimizer.learning_rate:g}",
-        "warm-up": f"{warmup:,} steps{shorter}",
+        "warm-up": f"{warmup:,} step{'' if warmup == 1 else 's'}{shorter}",
         "decay, clip": f"{optimizer.decay:g}, {optimizer.clip:g}",
         "seed": str(config.seed),
     }
-    return found | ({"average": f"{config.ema:g}"} if config.ema else {})
+    return values | ({"average": f"{config.ema:g}"} if config.ema else {})

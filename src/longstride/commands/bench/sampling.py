@@ -36,13 +36,12 @@ from longstride.commands.bench.sampling_peers import (
 )
 from longstride.commands.bench.settings import SamplingBenchmark
 from longstride.common.checks import whole_number
-from longstride.common.device import choose_device, machine
+from longstride.common.device import choose_device, describe_machine
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.model.byte_cost import step_bytes, value_bytes
-from longstride.model.cache import cache_bytes
+from longstride.model.byte_cost import cache_bytes, step_bytes
 from longstride.model.presets import preset
 from longstride.sampling import generate
-from longstride.sampling.streams import PIECE
+from longstride.sampling.streams import GPU_PIECE
 
 OURS, UNCACHED, TRANSFORMERS = "longstride", "no cache", "transformers"
 
@@ -108,7 +107,7 @@ class Ours:
     def time(self, prompts: Tensor, steps: int) -> Timing:
         """Times the steps after the first bytes: the pass over the prompt is not timed."""
         position, streams = prompts.shape[1], [bytes(row) for row in prompts.tolist()]
-        length = min(self.model.config.context - position, PIECE + steps)
+        length = min(self.model.config.context - position, GPU_PIECE + steps)
         pieces = generate(self.model, streams, length)
         first, timed = len(next(pieces)[0]), 0
         begun = ended = perf_counter()
@@ -125,7 +124,7 @@ class Ours:
         return step_bytes(self.model.config, batch, first, steps)
 
     def cache_bytes(self, batch: int, length: int) -> int:
-        return batch * cache_bytes(self.model.config, value_bytes=value_bytes(self.model.config), length=length)
+        return batch * cache_bytes(self.model.config, length)
 
 
 def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
@@ -135,7 +134,7 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
     console = console or Console()
     keep_freed_memory()
     limits = ceilings(getattr(torch, config.precision), device)
-    result = Result({**machine(device), **transformers_version()}, plain(settings), config.context, limits)
+    result = Result({**describe_machine(device), **transformers_version()}, plain(settings), config.context, limits)
     model = random_model(config, device)
     contenders: dict[str, Contender] = {OURS: Ours(model)}
     if settings.peers == "all":
@@ -234,7 +233,7 @@ def _check(settings: SamplingBenchmark) -> ModelConfig:
     for name, number in (("bytes", settings.bytes), ("repeats", settings.repeats)):
         if number is not None:
             whole_number("bench sampling", name, number, least=1)
-    check_files("bench sampling", settings.json, settings.picture)
+    check_files("bench sampling", settings)
     return config
 
 

@@ -32,8 +32,8 @@ from longstride.attention.kernels.launches import (
 from longstride.attention.kernels.settings import Gpu, shipped_lanes
 from longstride.commands.bench.settings import TuneBenchmark
 from longstride.commands.bench.workbench import Problem, Workbench
-from longstride.common.atomic import atomic_path, check_writable
-from longstride.common.device import machine
+from longstride.common.atomic import atomic_path, check_output, check_writable
+from longstride.common.device import describe_machine
 
 NOISE = 1.03
 """A setting is kept if it is faster than the shipped one by more than this factor."""
@@ -92,7 +92,7 @@ def run(settings: TuneBenchmark, console: Console | None = None) -> list[Finding
             "bench tune: the GPU has too little free memory; nothing is saved; end what else runs on it, or leave out the "
             "larger ones of --widths"
         ) from None
-    about = machine(device)
+    about = describe_machine(device)
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
     show(findings, console)
     keep(path, bench.gpu.name, before, findings, console)
@@ -123,9 +123,12 @@ def _place(settings: TuneBenchmark) -> Path:
     path = settings.out or saved.place()
     if path is None:
         raise ValueError(f"bench tune: {saved.VARIABLE} is empty, which means no file; say with --out where to save")
-    for name, given in (("out", path), ("json", settings.json)):
-        if given is not None:
-            check_writable("bench tune", name, given)
+    if settings.out is None:
+        check_writable("bench tune", "out", path)  # Makes the folder of the user's own settings.
+    else:
+        check_output("bench tune", "out", path, may_replace=True)  # Settings for other kernels and GPUs stay in the file.
+    if settings.json is not None:
+        check_output("bench tune", "json", settings.json, may_replace=settings.force)
     return path
 
 

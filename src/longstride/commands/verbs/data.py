@@ -1,17 +1,17 @@
 """longstride data prepare, data fetch"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-Kind = Literal["text", "images", "audio", "bytes"]
+from longstride.data.kinds import KindName
 
 
 def data_prepare(
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
-    kind: Kind | None = None,
+    kind: KindName | None = None,
     join: bool = False,
     max_bytes: int | None = None,
 ) -> None:
@@ -31,13 +31,18 @@ def data_prepare(
     print(f"{out}: {store.kind}, {sizes}")
 
 
-def data_fetch(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")], folder: Path = Path(".")) -> None:
+def data_fetch(
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
+    folder: Path = Path("."),
+    force: bool = False,
+) -> None:
     """Download a data set, checked; run again, it goes on where it stopped. Example: longstride data fetch enwik8
 
     Args:
         name: enwik8 or cifar10.
         folder: Where to put it.
+        force: Replace a file of that name that has other content.
     """
     from longstride.data.fetch import fetch
 
-    print(f"wrote {fetch(name, folder)}")
+    print(f"wrote {fetch(name, folder, force=force)}")
