@@ -117,7 +117,7 @@ def test_plot_patterns_is_the_papers_figure_by_default(capsys, tmp_path, monkeyp
 
 
 def test_without_matplotlib_it_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "longstride.pictures.patterns", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = run(capsys, "plot", "patterns")
     assert code == 2
     assert "pip install 'longstride[plot]'" in err
@@ -304,7 +304,7 @@ def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
     code, said, err = run(capsys, *train_words(text_file, tmp_path / "run"))
     assert code == 0
     assert "best validation" in said
-    assert "the run is whole, but for its pictures and samples: plot run needs matplotlib.figure" in err
+    assert "the run is whole, but for its pictures and samples: plot run needs matplotlib: pip install" in err
     code, _, err = run(capsys, "plot", "run", str(tmp_path / "run"))
     assert code == 2
     assert "pip install 'longstride[plot]'" in err

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longstride.common.atomic import atomic_path
+from longstride.common.lazy import import_optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,11 +23,8 @@ def picture_path(owner: str, path: str | Path) -> Path:
 
 def new_figure(owner: str, width: float, height: float, **options: Any) -> "Figure":
     """Returns an empty figure of this size in inches; ValueError with the pip command if matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{owner} needs {error.name}, which is not installed: pip install 'longstride[plot]'") from None
-    return Figure(figsize=(width, height), **options)
+    figure: Figure = import_optional("matplotlib.figure", owner, "plot").Figure(figsize=(width, height), **options)
+    return figure
 
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 150) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from longstride.common.atomic import atomic_path
 from longstride.common.checks import short_repr, whole_number
+from longstride.common.lazy import import_optional
 from longstride.data.kind import DataKind, Prompt, name_prompt_in_errors
 from longstride.data.limits import Limit
 from longstride.data.plan import (
@@ -22,7 +23,6 @@ from longstride.data.plan import (
     Plan,
     data_suffix,
     files_under,
-    import_optional,
     is_compressed,
     named_splits,
     split_sizes,
@@ -181,7 +181,7 @@ def read(path: Path, rate: int = RATE, limit: Limit | None = None) -> Iterator[B
         if file.samplerate != rate:
             if rate not in RATES:
                 raise ValueError(f"{path}: sound is resampled to {RATES[0]:,} to {RATES[-1]:,} Hz, not to {rate:,}")
-            soxr = import_optional("soxr", f"{path}: {file.samplerate} Hz to {rate} Hz")
+            soxr = import_optional("soxr", f"{path}: {file.samplerate} Hz to {rate} Hz", "data")
             stream = soxr.ResampleStream(file.samplerate, rate, 1, dtype="float32")
         # Blocks of about READ bytes before and after resampling. Read to the end: the header's length may be wrong.
         size = max(1, READ // 8 // max(file.channels, math.ceil(rate / file.samplerate)))
@@ -203,7 +203,7 @@ def read(path: Path, rate: int = RATE, limit: Limit | None = None) -> Iterator[B
 @contextmanager
 def _open_sound(path: Path) -> Iterator[Any]:
     """Opens a sound file; ValueError if its rate or number of channels is not supported."""
-    soundfile = import_optional("soundfile", f"{path}: reading sound")
+    soundfile = import_optional("soundfile", f"{path}: reading sound", "data")
     with ExitStack() as stack:
         with name_file_in_errors(path, "sound"):
             file = stack.enter_context(soundfile.SoundFile(path))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstride.common.checks import short_repr
+from longstride.common.lazy import import_optional
 from longstride.data import cifar
 from longstride.data.arrays import open_npy, open_npz
 from longstride.data.limits import Limit
@@ -22,7 +23,6 @@ from longstride.data.plan import (
     Plan,
     data_suffix,
     files_under,
-    import_optional,
     named_splits,
     split_of,
     split_sizes,
@@ -246,7 +246,7 @@ def _from_pictures(paths: Sequence[Path], limit: Limit) -> ImageSet:
 @contextmanager
 def _open_picture(path: Path) -> Iterator[Any]:
     """Opens an image; reads its header, but no pixels."""
-    pillow = import_optional("PIL.Image", f"{path}: reading images")
+    pillow = import_optional("PIL.Image", f"{path}: reading images", "data")
     # `Limit.held` replaces Pillow's own bound on pixels, which first warns and then raises.
     bound, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None
     try:

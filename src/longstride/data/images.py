@@ -9,11 +9,12 @@ import numpy as np
 
 from longstride.common.atomic import atomic_path
 from longstride.common.checks import short_repr, whole_number
+from longstride.common.lazy import import_optional
 from longstride.data import cifar, image_files
 from longstride.data.image_files import ARRAYS, LOOKED_FOR, MODES, PICTURES, open_images, shape_text
 from longstride.data.kind import DataKind, Prompt, name_prompt_in_errors
 from longstride.data.limits import Limit
-from longstride.data.plan import Bytes, Plan, data_suffix, import_optional
+from longstride.data.plan import Bytes, Plan, data_suffix
 from longstride.data.streams import detect_compression
 
 ACROSS = 8
@@ -95,7 +96,7 @@ class Images(DataKind):
         return f"images of {shape_text(self.item)}"
 
     def check_writer(self, owner: str) -> None:
-        import_optional("PIL.Image", f"{owner}: writing images")
+        import_optional("PIL.Image", f"{owner}: writing images", "data")
 
     def write_sample(self, data: bytes, path: Path, scale: int = 1) -> None:
         to_png(data, self.item, path, scale)
@@ -154,7 +155,7 @@ def sheet(
     data: bytes | Bytes, item: tuple[int, ...], columns: int, path: str | Path, gap: int = 2, scale: int = 1
 ) -> None:  # fmt: skip
     """Writes the bytes of images as one PNG file: a grid, row by row, on white. `scale` as for `to_png`."""
-    pillow = import_optional("PIL.Image", f"{path}: writing images")
+    pillow = import_optional("PIL.Image", f"{path}: writing images", "data")
     columns = whole_number("sheet", "columns", columns, 1)
     if len(item) != 3 or item[2] not in MODES:
         raise ValueError(f"sheet: item must be (height, width, channels) with 1, 3 or 4 channels, got {tuple(item)}")

@@ -1,12 +1,10 @@
 """Plan of a store before it is written: the kind of data and the source of each split. Splits by file names."""
 
-import importlib
 import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,11 +132,3 @@ def files_under(folder: Path, endings: Sequence[str] = ()) -> list[Path]:
         if not hidden and path.is_file() and (not endings or data_suffix(path) in endings):
             paths.append(path)
     return sorted(paths)
-
-
-def import_optional(module: str, purpose: str) -> Any:
-    """Imports an optional dependency; ValueError with the pip command if it is missing. `purpose` is named in the error."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"{purpose} needs {module.split('.')[0]}: pip install 'longstride[data]' ({error})") from None

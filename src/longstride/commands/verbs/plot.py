@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from longstride.common.lazy import import_optional
 from longstride.patterns.notation import parse
 
 
@@ -79,12 +80,9 @@ def plot_patterns(
         out: The picture to write, PNG or SVG by its ending.
         force: A file that is there may be replaced.
     """
-    try:
-        from longstride.pictures.patterns import Scheme, plot_patterns
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"plot patterns needs {error.name}, which is not installed: pip install 'longstride[plot]'"
-        ) from None
+    import_optional("matplotlib", "plot patterns", "plot")
+    from longstride.pictures.patterns import Scheme, plot_patterns
+
     texts = {text: text for text in patterns} or {
         "Transformer": "dense()",
         "Sparse Transformer (strided)": f"strided({width})",
