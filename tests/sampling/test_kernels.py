@@ -249,7 +249,7 @@ def test_far_into_a_text_in_half_precision_on_a_gpu(maker, batch):
 def test_heads_that_take_turns_on_a_gpu():
     """Of five streams' heads, each of a group of four programs has some."""
     made = model(width=320, heads=20, layers=2, context=300, pattern="dense()")
-    assert resident._shares(made.config, 5, 128)[:2] == (4, 1)
+    assert resident._partition(made.config, 5, 128)[:2] == (4, 1)
     compare(made, "resident", 250, 20, batch=5)
 
 
@@ -281,7 +281,7 @@ def test_the_same_bits_with_programs_that_only_look():
     known, state = torch.zeros(1, dtype=torch.int32, device=DEVICE), random_state(1, torch.arange(1, device=DEVICE))
     streams = ResidentStreams(made, 1, 12_288)
     each = streams.tables.most_between(12_050, 12_069) // streams.splits
-    assert resident._look(made.config, streams.workers, streams.warps, each)["LOOKERS"]
+    assert resident._attention_settings(made.config, streams.workers, streams.warps, each)["LOOKERS"]
     streams.prefill(some_bytes(1, 12_050).to(torch.uint8).to(DEVICE))
     chosen, found = streams.chosen.clone(), set()
     for _ in range(100):
@@ -294,14 +294,14 @@ def test_the_same_bits_with_programs_that_only_look():
 
 def test_how_programs_share_the_work():
     """enwik8: 8 heads of 64, W = 512, F = 2048."""
-    group, splits, rows, held = resident._shares(preset("enwik8"), 1, 128)
+    group, splits, rows, held = resident._partition(preset("enwik8"), 1, 128)
     assert (group, splits, held) == (16, 16, 16 * 512)
     wanted = {"QKV_ROWS": 16, "PROJECT_ROWS": 32, "INNER_ROWS": 16, "WIDTH_ROWS": 4, "LOGIT_ROWS": 2}
     assert rows == wanted
     # Eight streams: two programs look at a head of each, and project it.
-    assert resident._shares(preset("enwik8"), 8, 128)[:2] == (16, 2)
+    assert resident._partition(preset("enwik8"), 8, 128)[:2] == (16, 2)
     # Three heads: a group of the largest power of two, and each head has one.
-    assert resident._shares(config(width=12, heads=3), 1, 8)[:2] == (2, 2)
+    assert resident._partition(config(width=12, heads=3), 1, 8)[:2] == (2, 2)
 
 
 def test_how_programs_look():
@@ -309,7 +309,7 @@ def test_how_programs_look():
     enwik8 = preset("enwik8")
 
     def looks(each, workers=128, warps=4, config=enwik8):
-        shape = resident._look(config, workers, warps, each)
+        shape = resident._attention_settings(config, workers, warps, each)
         return shape["CHUNKS"], shape["CHUNK"], shape["LOOKERS"], shape["REST"]
 
     assert looks(7) == (1, 16, False, False)

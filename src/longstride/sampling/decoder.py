@@ -52,7 +52,7 @@ class Decoder:
         self._lists: list[tuple[Tensor, Tensor]] = []
 
     def prefill(self, tokens: Tensor) -> None:
-        """Computes keys and values for the first n bytes; n may be 0. The next `step` is given the last of them."""
+        """Computes keys and values of the first n positions, tokens [batch, n]. The last token is the next step's input."""
         assert self.position == 0
         if tokens.shape[1]:
             prefill(self.model, self.cache, tokens)
@@ -98,10 +98,10 @@ def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
     batch, n = tokens.shape
     rows = max(1, PREFILL_POSITIONS // n)
     for first in range(0, batch, rows):
-        some = slice(first, first + rows)
-        h = model.embedding(tokens[some])
+        streams = slice(first, first + rows)
+        h = model.embedding(tokens[streams])
         for number, block in enumerate(model.blocks):
-            h = h + block(h, partial(_attend_and_cache, block, cache, number, some))
+            h = h + block(h, partial(_attend_and_cache, block, cache, number, streams))
 
 
 def _attend_and_cache(block: Any, cache: Cache, number: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

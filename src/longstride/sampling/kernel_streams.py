@@ -39,7 +39,7 @@ class KernelStreams:
         self.chosen = torch.full((readers, batch), START.value, dtype=torch.int32, device=self.device)
 
     def prefill(self, tokens: Tensor) -> None:
-        """Computes keys and values of the first n bytes, tokens [batch, n]."""
+        """Computes keys and values of the first n positions, tokens [batch, n]; n may be 0."""
         n = tokens.shape[1]
         if n:
             prefill(self.model, self.cache, tokens)
@@ -48,7 +48,7 @@ class KernelStreams:
         self.position = n
 
     def list_seen(self, first: Tensor, positions: int, lists: dict[str, Tensor]) -> None:
-        """Fills `lists` for so many positions from `first` on: the visible slots (seen), their counts, and the own slot."""
+        """Fills `lists` for `positions` positions from `first` on: visible slots (seen), their counts, and the own slot."""
         tables = self.tables
         list_seen[(positions * len(tables.heads), -(-tables.most // LIST_BLOCK))](
             tables.table, first, **lists, most=tables.most, HEADS=len(tables.heads), LEAVES=tables.leaves,

@@ -119,8 +119,8 @@ class StandardOutput:
         same = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
         return self.unfinished and (same or (sys.stderr.isatty() and not self.file))
 
-    def write(self, some: bytes, final: bool = False) -> None:
-        text = self._decoder.decode(some, final)
+    def write(self, data: bytes, final: bool = False) -> None:
+        text = self._decoder.decode(data, final)
         if self.terminal:  # Control characters from the model must not reach the terminal.
             text = self._held + text
             self._held = "\r" if text.endswith("\r") and not final else ""  # Perhaps the first half of "\r\n".

@@ -49,16 +49,16 @@ class Streams(Protocol):
 def choose_implementation(config: ModelConfig, batch: int, device: torch.device) -> tuple[str, str]:
     """Returns the name of the implementation, and the reason."""
     if device.type != "cuda":
-        return "pytorch", "PyTorch, on a CPU"
+        return "pytorch", "on a CPU"
     if not HAS_TRITON:
-        return "pytorch", "PyTorch, since Triton is not installed"
+        return "pytorch", "since Triton is not installed"
     if batch > MOST_RESIDENT:
-        return "batched", f"a graph of products, for more than {MOST_RESIDENT} streams"
+        return "batched", f"a CUDA graph of products, for more than {MOST_RESIDENT} streams"
     from longstride.sampling.resident import fits
 
     if not fits(config, batch, device):
-        return "batched", "a graph of products, since a matrix is too large for one kernel"
-    return "resident", "one kernel, for few streams"
+        return "batched", "a CUDA graph of products, since a matrix is too large for one kernel"
+    return "resident", "one persistent kernel, for few streams"
 
 
 def piece_size(device: torch.device) -> int:

@@ -104,7 +104,7 @@ def fit_to_data(
 
 
 def _fields_for_images(config: TrainConfig, store: Store) -> dict[str, Any]:
-    """Returns the model's fields for the data's images; empty if they have its own size, or there are none."""
+    """Returns the model's fields for the data's images; empty if there are no images, or of the model's own size."""
     if not store.item or tuple(store.item) == tuple(config.model.positions.sizes):
         return {}
     height, width, channels = store.item

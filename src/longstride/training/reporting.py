@@ -1,4 +1,4 @@
-"""What is shown of a run: the line for a row of metrics, TensorBoard, and the Summary that `train` returns."""
+"""Reports of a run: the line for a row of metrics, TensorBoard, and the Summary that `train` returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -76,7 +76,7 @@ class SourceData:
     """Data for a run or a saved model."""
 
     path: Path
-    """As it was given, or as the run has it."""
+    """The path that was given, or that of the run's config."""
     store: Store
     is_training_data: bool
     """Whether it has the bytes that the run was trained on."""
