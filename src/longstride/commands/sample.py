@@ -1,4 +1,4 @@
-"""Text, images or sound from a run or a saved model, from nothing or from a beginning that is given.
+"""Samples text, images or sound from a run or a saved model, with or without a prompt.
 
 longstride sample RUN --prompt 'The history of ' --temperature 0.8
 longstride sample RUN --count 16
@@ -23,13 +23,13 @@ from longstride.sampling.subject import find_subject
 from longstride.training.source import open_source
 
 TOGETHER = 65_536
-"""Bytes of the samples that are made together, if nothing else is said."""
+"""Bytes of the samples in a batch, unless --batch is given."""
 
 
 def sample(folder: Path, request: Request) -> list[bytes]:
-    """Makes the samples, and prints or writes them; returns them with their prompts. `longstride sample --help` has more.
+    """Generates samples, prints or writes them, and returns them with their prompts. `longstride sample --help` has more.
 
-    An interruption leaves what there is by then: texts and sounds as far as they have come, and whole images.
+    Ctrl-C writes what is complete so far: partial texts and sounds, and whole images.
     """
     request.check()
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
@@ -73,29 +73,29 @@ def sample(folder: Path, request: Request) -> list[bytes]:
         if stream.in_front_of_errors:
             console.print()
         console.print(meter.summary(), highlight=False, soft_wrap=True)
-    there = [bytes(one) for one in made]
+    samples = [bytes(sample) for sample in made]
     if interrupted:
-        begun = [len(one) > len(prompt) for one, prompt in zip(there, prompts.each)]
-        whole = [len(one) == end for one, end in zip(there, ends)]
-        there = [one for one, keep in zip(there, whole if subject.kind == "images" else begun) if keep]
-    if output is not None and there:
-        output.write(there, prompts.each, prompts.originals)
-        of = f" of {len(made):,}" if len(there) < len(made) else ""
-        print(f"wrote {output.place}: {len(there):,}{of} {_noun(subject.kind, len(made))}, {meter.summary()}")
+        begun = [len(sample) > len(prompt) for sample, prompt in zip(samples, prompts.each)]
+        whole = [len(sample) == end for sample, end in zip(samples, ends)]
+        samples = [sample for sample, keep in zip(samples, whole if subject.kind == "images" else begun) if keep]
+    if output is not None and samples:
+        output.write(samples, prompts.each, prompts.originals)
+        of = f" of {len(made):,}" if len(samples) < len(made) else ""
+        print(f"wrote {output.place}: {len(samples):,}{of} {_noun(subject.kind, len(made))}, {meter.summary()}")
     if interrupted:
         raise KeyboardInterrupt
     if stream is not None and stream.unread:
         raise BrokenPipeError
-    return there
+    return samples
 
 
 def _batches(model: SparseTransformer, prompts: Prompts, request: Request) -> Iterator[tuple[int, list[bytes]]]:
-    """The number of the first sample of those that are made now, and what is new in each."""
+    """Yields the number of the batch's first sample, and the new bytes of each sample in the batch."""
     longest = max(map(len, prompts.each)) + prompts.length if prompts.length else model.config.context
     longest = min(longest, model.config.context)
     size = request.batch or max(1, TOGETHER // longest)
     for first in range(0, len(prompts.each), size):
-        with _in_our_name():
+        with _errors_of_sample():
             for new in _generate(model, prompts.each[first : first + size], prompts.length, request, first):
                 yield first, new
 
@@ -110,13 +110,14 @@ def _generate(
 
 
 def _check(model: SparseTransformer, prompts: Prompts, request: Request) -> None:
-    """What `generate` refuses, before anything is made or printed."""
-    with _in_our_name():
+    """Raises the errors of `generate` before anything is sampled or printed."""
+    with _errors_of_sample():
         _generate(model, prompts.each[:1], prompts.length, request, 0)
 
 
 @contextmanager
-def _in_our_name() -> Iterator[None]:
+def _errors_of_sample() -> Iterator[None]:
+    """Errors of `generate` name the command instead."""
     try:
         yield
     except ValueError as error:
