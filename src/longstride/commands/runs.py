@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from longstride.common.files import open_inside, read_text
+from longstride.common.checks import whole_number
+from longstride.common.files import open_inside, read_json, read_text
 from longstride.training.config import TrainConfig
 from longstride.training.lock import NAME as LOCK
 from longstride.training.metrics import NAME as METRICS
@@ -19,6 +20,8 @@ LEVELS = 2
 """Levels of folders that are searched for runs."""
 MOST_FOLDERS = 10_000
 """The most folders that are searched."""
+LONGEST_STEP = 20
+"""The most digits of a step in the name of a checkpoint."""
 SHOWN = 60
 """The most characters of a problem in a line."""
 
@@ -65,6 +68,8 @@ def read_state(folder: Path) -> RunState:
         config = TrainConfig.from_json(read_text(folder / "config.json"), "config.json")
         step, best, without_better = _read_metrics(folder / METRICS)
         running = _is_locked(folder / LOCK)
+        if not running:
+            without_better = _without_better(folder / "checkpoints", without_better)
     except (ValueError, OSError) as error:
         return RunState(folder, changed, "damaged", problem=str(error))
     done = step >= config.steps or 0 < config.patience <= without_better
@@ -107,6 +112,18 @@ def _read_metrics(path: Path) -> tuple[int, float | None, int]:
             if best is None or bits < best:
                 best, without_better = float(bits), 0
     return step, best, without_better
+
+
+def _without_better(checkpoints: Path, counted: int) -> int:
+    """The number of validations since the best in the newest checkpoint, from which a run goes on; else `counted`. They
+    differ after an extension, which counts anew."""
+    # A checkpoint without state.json is unfinished.
+    names = (path.parent.name.removeprefix("step-") for path in checkpoints.glob("step-*/state.json"))
+    steps = [int(name) for name in names if name.isascii() and name.isdigit() and len(name) < LONGEST_STEP]
+    if not steps:
+        return counted
+    state = read_json(checkpoints / f"step-{max(steps)}" / "state.json")
+    return whole_number("state.json", "without_better", state.get("without_better"), 0)
 
 
 def _is_locked(path: Path) -> bool:
