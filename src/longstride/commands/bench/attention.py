@@ -45,7 +45,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Shape:
-    """What is measured together. `name` is a data set of the paper, or the length."""
+    """Sizes and patterns that are measured together. `name` is a data set of the paper, or the length."""
 
     name: str
     batch: int
@@ -124,8 +124,8 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:

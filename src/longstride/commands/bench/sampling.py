@@ -112,7 +112,7 @@ class Ours:
         first, timed = len(next(pieces)[0]), 0
         begun = ended = perf_counter()
         for piece in pieces:
-            ended = perf_counter()  # Not after the last one, when a generator's end lets go of a whole network.
+            ended = perf_counter()  # Before the generator ends, which frees a whole network.
             timed += len(piece[0])
             if timed >= steps:
                 break
@@ -157,7 +157,7 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
                 tasks += [Task(name, contender, prompts, steps) for name, contender in contenders.items()]
             take_turns(tasks, settings.repeats, lambda: progress.advance(bar))
             result.rows.extend(_row(task, limits) for task in tasks)
-            save(result, settings.json)  # Now, not at the end: the next may take too long, or too much memory.
+            save(result, settings.json)  # Not only at the end: the next batch may take too long or too much memory.
     show(result, console)
     return result
 
@@ -171,24 +171,24 @@ def random_model(config: ModelConfig, device: torch.device) -> SparseTransformer
     return model.eval()
 
 
-def take_turns(tasks: Sequence[Task], repeats: int, tell: Callable[[], object]) -> None:
-    """Runs all tasks of a batch in turn, round after round, so that a machine's slow minutes affect all of them alike."""
+def take_turns(tasks: Sequence[Task], repeats: int, report: Callable[[], object]) -> None:
+    """Times all tasks in turns, so that slow phases of the machine affect all of them. `report` is called before each."""
     for number in range(repeats + 1):
         for task in tasks:
-            tell()
+            report()
             if task.failure is not None:
                 continue
             try:
                 timing = task.contender.time(task.prompts, task.steps)
             except Exception as error:
-                # Ours may have too little memory or too few bytes. All else of ours is a fault, and no peer's business.
+                # Our sampling may lack memory or bytes; other errors are our mistakes. A peer may fail in any way.
                 if task.name == OURS and not isinstance(error, torch.OutOfMemoryError | NothingTimedError):
                     raise
                 task.failure = reason_of(error)
                 if task.prompts.device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
-                if number:  # In the first one kernels are compiled.
+                if number:  # The first round compiles kernels.
                     task.timings.append(timing)
 
 
