@@ -15,7 +15,7 @@ from longstride.common.tensor_file import save_file
 from longstride.data.store import open_store, write_store
 from longstride.model import SparseTransformer
 from longstride.training import train
-from longstride.training.sealed import check_sealed, seal
+from longstride.training.manifest import check_manifest, write_manifest
 from tests.training.saved import keeper, made, part, save
 from tests.training.small import MODEL, config, store
 
@@ -99,8 +99,8 @@ NUMBERS = {
 
 def refused(folder):
     """Sealed, as if it were ours; the manifest is no proof of who wrote it."""
-    seal(folder)
-    check_sealed(folder)
+    write_manifest(folder)
+    check_manifest(folder)
     with pytest.raises(ValueError, match=r"step-1 (cannot be read|is not of this run's model and optimizer): [^\n]+$"):
         keeper(folder.parent).load(1, *made())
 
@@ -132,7 +132,7 @@ def test_a_checkpoint_is_not_unpickled(write, tmp_path):
     (folder / "state/.metadata").write_bytes(write(marker))
     (folder / "state/__0_0.distcp").write_bytes(write(marker))
     (folder / "state.pt").write_bytes(write(marker))
-    seal(folder)
+    write_manifest(folder)
     keeper(tmp_path).load(1, *made())
     assert not marker.exists()
 
@@ -169,7 +169,7 @@ def test_a_run_stops_at_one(tmp_path):
     train(planned, until=2)
     folder = tmp_path / "run/checkpoints/step-2"
     part(folder).write_bytes(pickled(marker))
-    seal(folder)
+    write_manifest(folder)
     with pytest.raises(ValueError, match="step-2 cannot be read"):
         train(planned, resume=True)
     assert not marker.exists()
@@ -220,6 +220,6 @@ def test_an_optimizer_that_counts_wrongly_is_refused(name, count, tmp_path):
     with safe_open(path, framework="pt") as file:
         about, found = file.metadata(), {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     save_file({key: torch.full_like(x, count) if key.endswith(".step") else x for key, x in found.items()}, path, about)
-    seal(folder)
+    write_manifest(folder)
     with pytest.raises(ValueError, match="an optimizer's step must be from 0 to 1, got "):
         keeper(tmp_path).load(1, *made(name))

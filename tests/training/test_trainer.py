@@ -12,8 +12,8 @@ from longstride.data import samples
 from longstride.data.store import write_store
 from longstride.model import SparseTransformer
 from longstride.training import train, train_preset, trainer
+from longstride.training.manifest import write_manifest
 from longstride.training.run import read_metrics
-from longstride.training.sealed import seal
 from tests.training.small import TEXT, config, same, store, weights
 
 
@@ -322,11 +322,11 @@ def test_a_refused_resumption_lets_go_of_the_folder(tmp_path):
     path = tmp_path / "run/checkpoints/step-5/state.json"
     kept = path.read_text()
     path.write_text(json.dumps({**json.loads(kept), "losses": None}))
-    seal(path.parent)
+    write_manifest(path.parent)
     with pytest.raises(ValueError, match=r"step-5/state.json: losses must be a list, got NoneType") as refused:
         train(made, resume=True)
     path.write_text(kept)
-    seal(path.parent)
+    write_manifest(path.parent)
     assert refused.value  # Still there, with all that its frames hold.
     assert train(made, resume=True).step == 6
 

@@ -1,6 +1,6 @@
-"""Benchmarks as pictures: times against length, and rates of sampling.
+"""Plots of benchmarks: time against sequence length, and sampling rate.
 
-They need matplotlib (`pip install 'longstride[plot]'`).
+Needs matplotlib (`pip install 'longstride[plot]'`).
 """
 
 from collections.abc import Sequence
@@ -130,8 +130,8 @@ def _plot_kind(axes: Axes, rows: Sequence[Timed], time: str, direction: str, cro
 
 
 def plot_rates(rows: Sequence[Rated], path: str | Path) -> None:
-    """Draws bytes per second of each contender against the position, a panel for each batch; of one position against the
-    batch. Rates are logarithmic."""
+    """Draws bytes per second of each contender on a logarithmic axis: against the position, with a panel per batch; or
+    against the batch, if there is only one position."""
     by_batch = len({row.position for row in rows}) == 1
     batches = [None] if by_batch else list(dict.fromkeys(row.batch for row in rows))
     names = list(dict.fromkeys(row.name for row in rows))

@@ -32,7 +32,7 @@ from longstride.commands.bench.report import check_distinct, check_files, plain,
 from longstride.commands.bench.results import CallerTimes, Result, Row, conclude, read_result, shape_name
 from longstride.commands.bench.settings import AttentionBenchmark
 from longstride.common.checks import whole_number
-from longstride.common.device import choose_device, machine
+from longstride.common.device import choose_device, describe_machine
 from longstride.patterns import Pattern
 from longstride.patterns.notation import parse
 
@@ -45,7 +45,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Shape:
-    """What is measured together. `name` is a data set of the paper, or the length."""
+    """Sizes and patterns that are measured together. `name` is a data set of the paper, or the length."""
 
     name: str
     batch: int
@@ -88,7 +88,7 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     """Measures, prints tables, and writes JSON if asked to."""
     console = console or Console()
     if settings.read is not None:
-        check_files("bench attention", settings.json, settings.picture)
+        check_files("bench attention", settings)
         result = read_result(settings.read)
         save(result, settings.json)
         show(result, console)
@@ -98,7 +98,7 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     keep_freed_memory()
     dtype = _dtype(settings.dtype, device)
     limits = ceilings(dtype, device)
-    result = Result(machine(device), plain(settings), limits, left_out=_left_out(settings, device))
+    result = Result(describe_machine(device), plain(settings), limits, left_out=_left_out(settings, device))
     compiled_shapes = [shape for shape in shapes if {ALL, shape.name, str(shape.n)}.intersection(settings.compile)]
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(shapes) + len(compiled_shapes))
@@ -124,8 +124,8 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
@@ -156,7 +156,7 @@ def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
         choose(settings.impl, device)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-    check_files("bench attention", settings.json, settings.picture)
+    check_files("bench attention", settings)
     if settings.shapes:
         return [SHAPES[name] for name in settings.shapes]
     return [

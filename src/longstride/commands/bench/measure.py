@@ -36,16 +36,16 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 
 def keep_freed_memory() -> None:
-    """Asks the C library not to hand freed memory back to the system, as a GPU's allocator and jemalloc do by themselves.
+    """Makes the C library keep freed memory, as a GPU's allocator and jemalloc do.
 
-    Without this a call on a CPU is timed together with the page faults of its results, all contenders alike.
+    Otherwise the times of all contenders on a CPU include the page faults of their results.
     """
     try:
         library = ctypes.CDLL("libc.so.6")
         for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             library.mallopt(parameter, 2**31 - 1)
     except (OSError, AttributeError):
-        pass  # Another C library: the page faults stay in.
+        pass  # Another C library: times include page faults.
 
 
 def seconds_each(
@@ -142,7 +142,7 @@ def peak_bytes(call: Call, device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         call()
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # The profiler would report its own start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Otherwise the profiler logs its own start and stop.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         call()
     held = peak = 0

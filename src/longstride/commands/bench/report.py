@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from longstride.common.atomic import atomic_path, check_writable
+from longstride.commands.bench.settings import AttentionBenchmark, SamplingBenchmark
+from longstride.common.atomic import atomic_path, check_output
 from longstride.common.checks import short_reason
-from longstride.common.figures import FORMATS
+from longstride.common.figures import picture_path
 
 
 def check_distinct(owner: str, name: str, values: Sequence[Any]) -> None:
@@ -22,13 +23,13 @@ def check_distinct(owner: str, name: str, values: Sequence[Any]) -> None:
         raise ValueError(f"{owner}: {name} must be one or more different ones, got {list(values)}")
 
 
-def check_files(owner: str, json: str | Path | None, picture: str | Path | None) -> None:
-    """Refuses paths that cannot be written, before the time of a measurement is spent."""
-    if picture is not None and Path(picture).suffix.lower() not in FORMATS:
-        raise ValueError(f"{owner}: picture = {str(picture)!r} must end in {' or '.join(FORMATS)}")
-    for name, path in (("json", json), ("picture", picture)):
+def check_files(owner: str, settings: AttentionBenchmark | SamplingBenchmark) -> None:
+    """Refuses files that exist, unless `force` is set, and those that cannot be written, before any time is spent."""
+    if settings.picture is not None:
+        picture_path(owner, settings.picture)
+    for name, path in (("json", settings.json), ("picture", settings.picture)):
         if path is not None:
-            check_writable(owner, name, Path(path))
+            check_output(owner, name, Path(path), may_replace=settings.force)
 
 
 def save(result: Any, path: Path | None) -> None:

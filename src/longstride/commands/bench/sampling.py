@@ -36,13 +36,12 @@ from longstride.commands.bench.sampling_peers import (
 )
 from longstride.commands.bench.settings import SamplingBenchmark
 from longstride.common.checks import whole_number
-from longstride.common.device import choose_device, machine
+from longstride.common.device import choose_device, describe_machine
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.model.byte_cost import step_bytes, value_bytes
-from longstride.model.cache import cache_bytes
+from longstride.model.byte_cost import cache_bytes, step_bytes
 from longstride.model.presets import preset
 from longstride.sampling import generate
-from longstride.sampling.streams import PIECE
+from longstride.sampling.streams import GPU_PIECE
 
 OURS, UNCACHED, TRANSFORMERS = "longstride", "no cache", "transformers"
 
@@ -108,12 +107,12 @@ class Ours:
     def time(self, prompts: Tensor, steps: int) -> Timing:
         """Times the steps after the first bytes: the pass over the prompt is not timed."""
         position, streams = prompts.shape[1], [bytes(row) for row in prompts.tolist()]
-        length = min(self.model.config.context - position, PIECE + steps)
+        length = min(self.model.config.context - position, GPU_PIECE + steps)
         pieces = generate(self.model, streams, length)
         first, timed = len(next(pieces)[0]), 0
         begun = ended = perf_counter()
         for piece in pieces:
-            ended = perf_counter()  # Not after the last one, when a generator's end lets go of a whole network.
+            ended = perf_counter()  # Before the generator ends, which frees a whole network.
             timed += len(piece[0])
             if timed >= steps:
                 break
@@ -125,7 +124,7 @@ class Ours:
         return step_bytes(self.model.config, batch, first, steps)
 
     def cache_bytes(self, batch: int, length: int) -> int:
-        return batch * cache_bytes(self.model.config, value_bytes=value_bytes(self.model.config), length=length)
+        return batch * cache_bytes(self.model.config, length)
 
 
 def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
@@ -135,7 +134,7 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
     console = console or Console()
     keep_freed_memory()
     limits = ceilings(getattr(torch, config.precision), device)
-    result = Result({**machine(device), **transformers_version()}, plain(settings), config.context, limits)
+    result = Result({**describe_machine(device), **transformers_version()}, plain(settings), config.context, limits)
     model = random_model(config, device)
     contenders: dict[str, Contender] = {OURS: Ours(model)}
     if settings.peers == "all":
@@ -158,7 +157,7 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
                 tasks += [Task(name, contender, prompts, steps) for name, contender in contenders.items()]
             take_turns(tasks, settings.repeats, lambda: progress.advance(bar))
             result.rows.extend(_row(task, limits) for task in tasks)
-            save(result, settings.json)  # Now, not at the end: the next may take too long, or too much memory.
+            save(result, settings.json)  # Not only at the end: the next batch may take too long or too much memory.
     show(result, console)
     return result
 
@@ -172,24 +171,24 @@ def random_model(config: ModelConfig, device: torch.device) -> SparseTransformer
     return model.eval()
 
 
-def take_turns(tasks: Sequence[Task], repeats: int, tell: Callable[[], object]) -> None:
-    """Runs all tasks of a batch in turn, round after round, so that a machine's slow minutes affect all of them alike."""
+def take_turns(tasks: Sequence[Task], repeats: int, report: Callable[[], object]) -> None:
+    """Times all tasks in turns, so that slow phases of the machine affect all of them. `report` is called before each."""
     for number in range(repeats + 1):
         for task in tasks:
-            tell()
+            report()
             if task.failure is not None:
                 continue
             try:
                 timing = task.contender.time(task.prompts, task.steps)
             except Exception as error:
-                # Ours may have too little memory or too few bytes. All else of ours is a fault, and no peer's business.
+                # Our sampling may lack memory or bytes; other errors are our mistakes. A peer may fail in any way.
                 if task.name == OURS and not isinstance(error, torch.OutOfMemoryError | NothingTimedError):
                     raise
                 task.failure = reason_of(error)
                 if task.prompts.device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
-                if number:  # In the first one kernels are compiled.
+                if number:  # The first round compiles kernels.
                     task.timings.append(timing)
 
 
@@ -234,7 +233,7 @@ def _check(settings: SamplingBenchmark) -> ModelConfig:
     for name, number in (("bytes", settings.bytes), ("repeats", settings.repeats)):
         if number is not None:
             whole_number("bench sampling", name, number, least=1)
-    check_files("bench sampling", settings.json, settings.picture)
+    check_files("bench sampling", settings)
     return config
 
 

@@ -51,7 +51,7 @@ class Uncached:
         for step in range(steps + 1):
             if step == 1:
                 begun = _now(prompts.device)
-            # A slot carries the byte before it: the last one's is in the slot after it, whatever that is filled with.
+            # Slot j reads the bytes before j: the next byte is predicted by one more slot, whose own byte does not matter.
             h = self.model.hidden(torch.cat([tokens, tokens.new_zeros(batch, 1)], 1))
             logits = self.model.logits(h[:, -1:])[:, 0]
             new = torch.multinomial(logits.softmax(-1), 1)
@@ -100,7 +100,7 @@ class Transformers:
         return Timing((stamps[-1] - stamps[0]) / steps, position + 1, steps)
 
     def floor_bytes(self, batch: int, first: int, steps: int) -> float:
-        tables = (self.model.transformer.wte, self.model.transformer.wpe)  # Some rows of them are read.
+        tables = (self.model.transformer.wte, self.model.transformer.wpe)  # Only some rows are read.
         weights: int = sum(x.numel() for x in self.model.parameters()) - sum(table.weight.numel() for table in tables)
         seen = first + (steps - 1) / 2 + 1
         return self.number_bytes * (weights + batch * seen * self._numbers())
@@ -125,15 +125,15 @@ def transformers_version() -> dict[str, str]:
 def _gpt2(config: ModelConfig) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    made: Any = GPT2LMHeadModel(
+    network: Any = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=256, n_positions=config.context, n_embd=config.width, n_layer=config.layers, n_head=config.heads,
             n_inner=config.ff_width, activation_function="quick_gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
             layer_norm_epsilon=1e-5, tie_word_embeddings=False, bos_token_id=0, eos_token_id=None, pad_token_id=0,
         )
     )  # fmt: skip
-    made.generation_config.eos_token_id = None  # Any byte may come, and none ends a stream.
-    return made
+    network.generation_config.eos_token_id = None  # No byte ends a stream.
+    return network
 
 
 @torch.no_grad()

@@ -50,6 +50,8 @@ class AttentionBenchmark:
     """File for a plot of time against n, a .png or .svg."""
     read: Path | None = None
     """Show the results in this file, of an earlier --json, instead of measuring."""
+    force: bool = False
+    """Replace files that exist."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class SamplingBenchmark:
     """File for the results."""
     picture: Path | None = None
     """File for a plot of bytes per second, a .png or .svg."""
+    force: bool = False
+    """Replace files that exist."""
 
 
 @dataclass(frozen=True)
@@ -99,3 +103,5 @@ class TuneBenchmark:
     """File for the settings; left out, the one that longstride reads (`longstride doctor` names it)."""
     json: Path | None = None
     """File for the measurements."""
+    force: bool = False
+    """Replace the file of --json if it exists."""

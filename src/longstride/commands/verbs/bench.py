@@ -10,7 +10,7 @@ from longstride.commands.bench.settings import AttentionBenchmark, SamplingBench
 
 
 def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="")]) -> None:
-    """Measure our patterns beside SDPA dense and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
+    """Measure our patterns, dense SDPA and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
     from longstride.commands.bench.attention import run
 
     draw = _drawing(settings, "plot_times")
@@ -19,7 +19,7 @@ def bench_attention(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="
 
 
 def bench_sampling(settings: Annotated[SamplingBenchmark, tyro.conf.arg(name="")]) -> None:
-    """Measure the time of a byte beside transformers and its floor. Example: longstride bench sampling --preset enwik8"""
+    """Measure the time per byte, ours and that of transformers. Example: longstride bench sampling --preset enwik8"""
     from longstride.commands.bench.sampling import run
 
     draw = _drawing(settings, "plot_rates")
@@ -27,21 +27,24 @@ def bench_sampling(settings: Annotated[SamplingBenchmark, tyro.conf.arg(name="")
 
 
 def bench_tune(settings: Annotated[TuneBenchmark, tyro.conf.arg(name="")]) -> None:
-    """Find the kernels' settings anew for this GPU, and save the faster ones. Example: longstride bench tune --widths 64"""
+    """Search faster kernel settings for this GPU, and save them. Example: longstride bench tune --widths 64"""
     from longstride.commands.bench.tune import run
 
     run(settings)
 
 
 def _drawing(settings: AttentionBenchmark | SamplingBenchmark, plot: str) -> Callable[..., None]:
-    """The function that draws results, or one that does nothing if no picture is asked for. Called before the measurement,
-    which would be lost if matplotlib is not installed."""
-    if settings.picture is None:
-        return lambda *_: None
-    write = getattr(import_module("longstride.pictures.benchmarks"), plot)
+    """Returns a function that draws the results, if a picture is asked for, and names the files that were written.
+
+    Called before the measurement, which would be lost if matplotlib is not installed.
+    """
+    write = None if settings.picture is None else getattr(import_module("longstride.pictures.benchmarks"), plot)
 
     def draw(*results: Any) -> None:
-        write(*results)
-        print(f"wrote {settings.picture}")
+        if settings.json is not None and getattr(settings, "read", None) is None:
+            print(f"wrote {settings.json}")
+        if write is not None:
+            write(*results)
+            print(f"wrote {settings.picture}")
 
     return draw

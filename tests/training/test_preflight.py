@@ -8,8 +8,8 @@ from longstride.data.store import write_store
 from longstride.model import preset
 from longstride.training import train, train_preset
 from longstride.training.config import FITTED, fields_to_fit
-from longstride.training.fitting import fit_to_data
-from longstride.training.ranks import ALONE
+from longstride.training.preflight import fit_to_data
+from longstride.training.ranks import SINGLE_RANK
 from longstride.training.run import Run
 from tests.training.small import TEXT, config
 
@@ -26,7 +26,7 @@ def digits(tmp_path):
 
 def fitted(made, fit=FITTED, resume=False):
     said = []
-    return fit_to_data(made, fit, resume, ALONE, said.append), said
+    return fit_to_data(made, fit, resume, SINGLE_RANK, said.append), said
 
 
 def test_a_preset_for_images_takes_the_size_of_the_datas(digits, tmp_path):
@@ -88,12 +88,12 @@ def test_a_run_of_such_images_goes_on(digits, tmp_path):
         ),
         (
             "text-small", "digits",
-            "has images of 28 x 28 x 1, and the model reads 512 bytes that are no image; presets for images: image-small, "
-            "cifar10, imagenet64",
+            "has images of 28 x 28 x 1, and the model's context of 512 bytes is not one image; presets for images: "
+            "image-small, cifar10, imagenet64",
         ),
         (
             "image-small", "digits",
-            "has images of 28 x 28 x 1, and the model's embedding is for 32 x 32 x 3; give --model.context 784 "
+            "has images of 28 x 28 x 1, and the model is for images of 32 x 32 x 3; give --model.context 784 "
             "--model.embedding 'image(28, 28, 1)' --model.pattern 'column(28) + 3*local(28)'",
         ),
     ],

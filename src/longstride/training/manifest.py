@@ -1,9 +1,8 @@
-"""Sealed folders: manifest.json lists the size and the SHA-256 of every file, and is written last.
+"""Manifest of a checkpoint's folder: the size and the SHA-256 of every file. It is written last.
 
 An unfinished folder has no manifest. A changed bit in any file, also in the manifest, is detected.
 """
 
-import hashlib
 import json
 import os
 import stat
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longstride.common.atomic import atomic_path, sync
-from longstride.common.files import parse_object, read_text
+from longstride.common.files import file_sha256, parse_object, read_text
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -25,7 +24,7 @@ class DamagedError(ValueError):
     """A folder whose content differs from what was written."""
 
 
-def seal(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """Writes the manifest. Call it when all files are written; when it returns, they are flushed to the disk."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST):
@@ -38,12 +37,12 @@ def seal(folder: Path) -> None:
     sync(folder.parent)
 
 
-def is_sealed(folder: Path) -> bool:
+def has_manifest(folder: Path) -> bool:
     """Whether the folder was finished. Does not check its content."""
     return os.path.lexists(folder / MANIFEST)
 
 
-def check_sealed(folder: Path) -> None:
+def check_manifest(folder: Path) -> None:
     """Raises UnfinishedError or DamagedError if the folder does not match its manifest."""
     try:
         text = read_text(folder / MANIFEST)
@@ -99,5 +98,4 @@ def _render(files: dict[str, Any]) -> str:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}

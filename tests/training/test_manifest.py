@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from longstride.training.sealed import DamagedError, UnfinishedError, check_sealed, seal
+from longstride.training.manifest import DamagedError, UnfinishedError, check_manifest, write_manifest
 from tests.training.saved import bits, equal, keeper, made, part, save
 
 
@@ -15,12 +15,12 @@ def folder(tmp_path):
     (folder / "deep").mkdir(parents=True)
     (folder / "a.txt").write_text("some words")
     (folder / "deep/b.bin").write_bytes(bytes(range(256)))
-    seal(folder)
+    write_manifest(folder)
     return folder
 
 
 def test_what_was_sealed_is_whole(folder):
-    check_sealed(folder)
+    check_manifest(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "deep", "manifest.json"]
     assert list(json.loads((folder / "manifest.json").read_text())["files"]) == ["a.txt", "deep/b.bin"]
 
@@ -28,17 +28,17 @@ def test_what_was_sealed_is_whole(folder):
 def test_it_can_be_sealed_anew(folder):
     (folder / "a.txt").write_text("other words")
     with pytest.raises(DamagedError):
-        check_sealed(folder)
-    seal(folder)
-    check_sealed(folder)
+        check_manifest(folder)
+    write_manifest(folder)
+    check_manifest(folder)
 
 
 def test_without_a_manifest_it_is_unfinished(folder, tmp_path):
     (folder / "manifest.json").unlink()
     with pytest.raises(UnfinishedError, match=f"{folder} is unfinished: it has no manifest.json"):
-        check_sealed(folder)
+        check_manifest(folder)
     with pytest.raises(UnfinishedError, match="missing is unfinished"):
-        check_sealed(tmp_path / "missing")
+        check_manifest(tmp_path / "missing")
 
 
 def test_a_failure_while_it_is_sealed_leaves_no_manifest(folder, monkeypatch):
@@ -50,7 +50,7 @@ def test_a_failure_while_it_is_sealed_leaves_no_manifest(folder, monkeypatch):
 
     monkeypatch.setattr("longstride.common.atomic.os.replace", fails)
     with pytest.raises(OSError, match="No space"):
-        seal(folder)
+        write_manifest(folder)
     assert sorted(folder.rglob("*")) == before
 
 
@@ -74,7 +74,7 @@ DAMAGES = {
 def test_what_is_wrong_is_named(damage, says, folder):
     damage(folder)
     with pytest.raises(DamagedError, match=f"{folder} is damaged: {says}"):
-        check_sealed(folder)
+        check_manifest(folder)
 
 
 HOSTILE = {
@@ -93,7 +93,7 @@ HOSTILE = {
 def test_a_manifest_that_is_none(content, folder):
     (folder / "manifest.json").write_bytes(content)
     with pytest.raises(DamagedError, match=f"{folder} is damaged: manifest.json"):
-        check_sealed(folder)
+        check_manifest(folder)
 
 
 def test_a_manifest_does_not_reach_out_of_its_folder(folder, tmp_path):
@@ -102,7 +102,7 @@ def test_a_manifest_does_not_reach_out_of_its_folder(folder, tmp_path):
     manifest["files"]["../secret"] = manifest["files"]["a.txt"]
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     with pytest.raises(DamagedError, match="secret is missing"):
-        check_sealed(folder)
+        check_manifest(folder)
 
 
 def test_any_bit_of_a_manifest_and_any_length(folder):
@@ -114,9 +114,9 @@ def test_any_bit_of_a_manifest_and_any_length(folder):
     for content in broken:
         path.write_bytes(content)
         with pytest.raises(DamagedError, match=f"{folder} is damaged: "):
-            check_sealed(folder)
+            check_manifest(folder)
     path.write_bytes(whole)
-    check_sealed(folder)
+    check_manifest(folder)
 
 
 def flipped(content, place, bit):

@@ -21,13 +21,13 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load as load_spread
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from torch.optim import Optimizer
 
 from longstride.common.tensor_file import save_file
-from longstride.training.distributed import copy_weight, whole_weights
+from longstride.training.distributed import copy_weight, full_weights
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 # Saving without torch.distributed is intended. The filter is permanent, since saves run in a thread and `catch_warnings`
@@ -54,7 +54,7 @@ class CpuStager(BlockingAsyncStager):
 
     def weights(self, model: nn.Module, wanted: bool) -> dict[str, Tensor]:
         """Returns copies of the full weights if `wanted` on this process. Collective: all processes must call it."""
-        for name, x in whole_weights(model):
+        for name, x in full_weights(model):
             if wanted:
                 if name not in self._weights:
                     self._weights[name] = torch.empty_like(x, device="cpu", pin_memory=self._gpu)
@@ -130,7 +130,7 @@ class Reader:
                 wanted |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
                 states.append((optimizer, state))
         _check_names(self._saved, wanted.keys() | {"step"})
-        load_spread(wanted, storage_reader=self._state, no_dist=not dist.is_initialized())
+        load_sharded(wanted, storage_reader=self._state, no_dist=not dist.is_initialized())
         for optimizer, state in states:
             state.update({name: wanted[name] for name in state if name in wanted})
             set_optimizer_state_dict(model, optimizer, state, options=FLAT)
@@ -146,13 +146,13 @@ def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer], average: di
     return tensors
 
 
-def check_counts(optimizers: Sequence[Optimizer], most: int) -> None:
-    """Raises ValueError unless each optimizer's step count is an integer from 0 to `most`: Adam's formulas rely on it."""
+def check_counts(optimizers: Sequence[Optimizer], maximum: int) -> None:
+    """Raises ValueError unless each optimizer's step count is an integer from 0 to `maximum`: Adam's formulas rely on it."""
     for optimizer in optimizers:
         for state in optimizer.state.values():
             count = float(state.get("step", 0))
-            if not 0 <= count <= most or count != int(count):  # Also refuses NaN.
-                raise ValueError(f"an optimizer's step must be from 0 to {most}, got {count:g}")
+            if not 0 <= count <= maximum or count != int(count):  # Also refuses NaN.
+                raise ValueError(f"an optimizer's step must be from 0 to {maximum}, got {count:g}")
 
 
 def first_error(error: BaseException) -> BaseException:

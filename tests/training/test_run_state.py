@@ -6,18 +6,18 @@ import torch
 from torch import nn
 
 from longstride.training.precision import Updates
-from longstride.training.standing import Standing
+from longstride.training.run_state import RunState
 
 GOOD = {"best": 2.5, "best_step": 3, "without_better": 1, "losses": [1.0, 2]}
 
 
 def read(numbers):
-    return Standing.read(numbers, 4, "state.json")
+    return RunState.read(numbers, 4, "state.json")
 
 
-@pytest.mark.parametrize("standing", [Standing(), Standing(2.5, 3, 1, [1.0, 2.0])])
-def test_what_is_saved_is_read(standing):
-    assert read(json.loads(json.dumps(asdict(standing)))) == standing
+@pytest.mark.parametrize("run_state", [RunState(), RunState(2.5, 3, 1, [1.0, 2.0])])
+def test_what_is_saved_is_read(run_state):
+    assert read(json.loads(json.dumps(asdict(run_state)))) == run_state
 
 
 @pytest.mark.parametrize(

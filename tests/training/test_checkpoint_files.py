@@ -6,7 +6,7 @@ import torch
 
 from longstride.model import SparseTransformer
 from longstride.training import train
-from longstride.training.state import CpuStager
+from longstride.training.checkpoint_files import CpuStager
 from longstride.training.trainer import Trainer
 from tests.training.small import MODEL, config, same
 

@@ -1,6 +1,5 @@
-"""The weights that a run begins with, if --init-from names some."""
+"""Initial weights of a run from another run or a saved model (--init-from)."""
 
-import hashlib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from longstride.common.files import file_sha256
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.pretrained import CHANGEABLE, load
 from longstride.training.distributed import copy_weight
@@ -17,20 +17,18 @@ SHAPELESS = {*CHANGEABLE, "pattern", "init"}
 """Fields of ModelConfig that no weight's shape depends on."""
 
 
-class Initial:
-    """Weights that fit the model, or ValueError."""
+class InitialWeights:
+    """Weights from a path, checked against the model; ValueError if a name or shape differs."""
 
     def __init__(self, path: str, model: ModelConfig) -> None:
         source = open_source("train: init_from", Path(path).expanduser())
         config, self.weights = load(source.weights, {})
         self._check(path, config, model)
-        with (source.weights / WEIGHTS).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self.record = {"path": str(source.weights.absolute()), "sha256": digest}
-        """For run.json."""
+        self.record = {"path": str(source.weights.absolute()), "sha256": file_sha256(source.weights / WEIGHTS)}
+        """Path and SHA-256 of the weights, for run.json."""
 
     def fill(self, model: nn.Module) -> None:
-        """Copies them into the model, or this process's part of them."""
+        """Copies the weights into the model; for a sharded model, this process's shard."""
         for name, x in model.state_dict().items():
             copy_weight(x, self.weights[name], name)
 
@@ -53,4 +51,5 @@ class Initial:
 
 
 def _typed(value: Any) -> str:
+    """Formats a value as it is typed on the command line."""
     return f"'{value}'" if isinstance(value, str) else str(value)
