@@ -24,7 +24,7 @@ def small(monkeypatch):
     text = samples.text()[:100_000]
     monkeypatch.setattr(samples, "text", lambda: text)
     monkeypatch.setattr(module, "HELD_OUT", 8_000)
-    monkeypatch.setattr(module, "CHOOSING", 4_000)
+    monkeypatch.setattr(module, "VALIDATION", 4_000)
     monkeypatch.setattr(module, "train_preset", lambda name, **changes: replace(train_preset(name, **changes), model=MODEL))
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,11 @@ def test_every_verb_is_quiet_on_ctrl_c_while_it_starts(tmp_path, verb):
 )
 def test_ctrl_c_during_an_import_is_one_line(tmp_path, start, words, module):
     assert interrupted(tmp_path, start, words, module) == (130, "", "longstride: interrupted\n")
+
+
+def test_the_installed_program_is_the_same():
+    project = tomllib.loads((SOURCES.parent / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"longstride": "longstride.__main__:main"}
 
 
 def test_only_the_main_process_prints(tmp_path, monkeypatch):

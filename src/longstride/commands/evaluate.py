@@ -1,4 +1,4 @@
-"""A run's or a saved model's bits per byte of a split, a row for each minimum context: the paper's table 3.
+"""Bits per byte of a run or a saved model on a split, a row for each minimum context: the paper's table 3.
 
 longstride eval RUN --split test --min-context 0 256 384
 """
@@ -43,7 +43,7 @@ def evaluate(
 ) -> list[Score]:
     """Scores the split once for each minimum context, prints a table, and writes JSON. `longstride eval --help` has more.
 
-    Processes that torchrun has started share the windows; the first one prints and writes.
+    Processes started by torchrun share the windows; the first one prints and writes.
     """
     source = open_source("eval", folder, checkpoint)
     with join_process_group(device) as ranks:
@@ -54,35 +54,37 @@ def evaluate(
             lambda path: ranks.run_first_per_machine(lambda: open_verified(path, ranks, [split])),
         )  # fmt: skip
         store = opened.store
-        contexts = [check_min_context("eval", one, model.config.context, bool(store.item)) for one in min_context]
+        contexts = [check_min_context("eval", given, model.config.context, bool(store.item)) for given in min_context]
         if len(set(contexts)) < max(1, len(contexts)):
             raise ValueError(f"eval: min_context must be one or more different ones, got {contexts}")
         if batch is not None:
             whole_number("eval", "batch", batch, 1)
-        some = _part(store, split, most_bytes)
+        data_bytes = _bytes_to_score(store, split, most_bytes)
         about = {
             "evaluated": str(source.weights),
             "weights_sha256": _digest(source.weights / WEIGHTS, ranks),
             "model": asdict(model.config),
             "data": {"path": str(store.folder), "kind": store.kind, "split": split, "sha256": store.sha256[split]},
-            "bytes": some.size,
+            "bytes": data_bytes.size,
         }
         how = {"batch": batch, "processes": ranks.count, "machine": describe_machine(place)}
         given = results is not None
         if results is None and opened.is_training_data:
-            of = f"-{source.checkpoint}" if source.checkpoint else ""
-            part = f"-first-{some.size}" if some.size < store.splits[split] else ""
-            rounded = "" if precision in (None, read_config(settings_path(source.weights)).precision) else f"-{precision}"
+            checkpoint_part = f"-{source.checkpoint}" if source.checkpoint else ""
+            size_part = f"-first-{data_bytes.size}" if data_bytes.size < store.splits[split] else ""
+            precision_part = (
+                "" if precision in (None, read_config(settings_path(source.weights)).precision) else f"-{precision}"
+            )
             check_run_folder("eval", source.folder)
-            results = source.folder / f"eval-{split}{of}{part}{rounded}.json"
+            results = source.folder / f"eval-{split}{checkpoint_part}{size_part}{precision_part}.json"
         file = None if results is None else ranks.run_on_first(lambda: Results(results, about, not given, force))
         model = model.to(place)
         console = StandardError() if ranks.is_main else Console(file=io.StringIO())
         rows: list[Score] = []
-        for one in contexts:
-            with Progress(some.size, console, name=f"min context {one:,}") as progress:
+        for context in contexts:
+            with Progress(data_bytes.size, console, name=f"min context {context:,}") as progress:
                 report = partial(show_score, progress)
-                rows.append(bits_per_byte(model, some, min_context=one, batch=batch, ranks=ranks, progress=report))
+                rows.append(bits_per_byte(model, data_bytes, min_context=context, batch=batch, ranks=ranks, progress=report))
             if file is not None:
                 file.add({**asdict(rows[-1]), **how})
         if ranks.is_main:
@@ -97,21 +99,21 @@ def show_score(progress: Progress, share: float, scored: int, nats: float) -> No
     progress.update(share * progress.total, f"{nats / scored / log(2):.4f} bits/byte" if scored else "")
 
 
-def _part(store: Store, split: str, most: int | None) -> Bytes:
-    """What is scored: the split or its first bytes; of images whole ones, [images, bytes]."""
-    found: Bytes = store.split(split)
+def _bytes_to_score(store: Store, split: str, most: int | None) -> Bytes:
+    """The split, or its first bytes; images are never cut, [images, bytes]."""
+    scored: Bytes = store.split(split)
     if most is not None:
         most = whole_number("eval", "most_bytes", most, store.item_bytes or 1)
-        found = found[: most - most % (store.item_bytes or 1)]
-    return found if store.item_bytes is None else found.reshape(-1, store.item_bytes)
+        scored = scored[: most - most % (store.item_bytes or 1)]
+    return scored if store.item_bytes is None else scored.reshape(-1, store.item_bytes)
 
 
 def _digest(path: Path, ranks: Ranks) -> str:
-    found = file_sha256(path)
-    # A run that goes on may have found better ones.
-    if len(set(ranks.gather(torch.tensor(int(found[:15], 16))).tolist())) > 1:
+    digest = file_sha256(path)
+    # A run in progress may have replaced its best weights.
+    if len(set(ranks.gather(torch.tensor(int(digest[:15], 16))).tolist())) > 1:
         raise ValueError(f"eval: {path} changed while it was read; evaluate once more")
-    return found
+    return digest
 
 
 def _show(source: Source, store: Store, split: str, rows: Sequence[Score]) -> None:

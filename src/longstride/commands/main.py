@@ -36,21 +36,21 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
-    "doctor": Verb("doctor", "doctor", "Show versions, devices, what `auto` picks and why; and what sampling costs."),
+    "doctor": Verb("doctor", "doctor", "Show versions, devices, what `auto` selects and why; and the cost of sampling."),
     "demo": Verb("demo", "demo", "Train a small model on bundled text, and compare it with gzip and xz."),
-    "presets": Verb("presets", "presets", "List the networks that have a name, with what they cost."),
+    "presets": Verb("presets", "presets", "List the presets with their size and cost."),
     "data prepare": Verb("data", "data_prepare", "Turn files into a store that training reads."),
-    "data fetch": Verb("data", "data_fetch", "Download a data set, checked; run again, it goes on where it stopped."),
+    "data fetch": Verb("data", "data_fetch", "Download a data set and verify it; a second call resumes."),
     "train": Verb("train", "train", "Train a preset on data.", takes_words=True),
     "runs": Verb("runs", "runs", "List runs with their step, best bits per byte and state, newest first."),
     "eval": Verb("evaluate", "evaluate", "Bits per byte of a split, every byte scored once."),
-    "sample": Verb("sample", "sample", "Make text, images or sound, or complete some."),
+    "sample": Verb("sample", "sample", "Sample text, images or sound, or complete some."),
     "plot run": Verb("plot", "plot_run", "Draw a run on one page: curves, settings, samples; or compare several."),
     "plot attention": Verb("plot", "plot_attention", "Draw what each layer and head looks at: the paper's figure 2."),
     "plot patterns": Verb("plot", "plot_patterns", "Draw the paper's figure 3 for any patterns and image size."),
-    "bench attention": Verb("bench", "bench_attention", "Measure our patterns beside SDPA dense and FlexAttention."),
-    "bench sampling": Verb("bench", "bench_sampling", "Measure the time of a byte beside transformers and its floor."),
-    "bench tune": Verb("bench", "bench_tune", "Find the kernels' settings anew for this GPU, and save the faster ones."),
+    "bench attention": Verb("bench", "bench_attention", "Measure our patterns, dense SDPA and FlexAttention."),
+    "bench sampling": Verb("bench", "bench_sampling", "Measure the time per byte, ours and that of transformers."),
+    "bench tune": Verb("bench", "bench_tune", "Search faster kernel settings for this GPU, and save them."),
     "completion": Verb("completion", "completion", "Print a script for completion by Tab in bash, zsh or fish."),
 }
 HELP, VERSION = ("help", "-h", "--help"), ("version", "-v", "-V", "--version")

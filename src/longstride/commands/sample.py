@@ -1,4 +1,4 @@
-"""Text, images or sound from a run or a saved model, from nothing or from a beginning that is given.
+"""Samples text, images or sound from a run or a saved model, with or without a prompt.
 
 longstride sample RUN --prompt 'The history of ' --temperature 0.8
 longstride sample RUN --count 16
@@ -22,13 +22,13 @@ from longstride.sampling.request import OWNER, Request
 from longstride.training.source import open_source
 
 TOGETHER = 65_536
-"""Bytes of the samples that are made together, if nothing else is said."""
+"""Bytes of the samples in a batch, unless --batch is given."""
 
 
 def sample(folder: Path, request: Request) -> list[bytes]:
-    """Makes the samples, and prints or writes them; returns them with their prompts. `longstride sample --help` has more.
+    """Generates samples, prints or writes them, and returns them with their prompts. `longstride sample --help` has more.
 
-    An interruption leaves what there is by then: texts and sounds as far as they have come, and whole images.
+    Ctrl-C writes what is complete so far: partial texts and sounds, and whole images.
     """
     request.check()
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
@@ -72,29 +72,29 @@ def sample(folder: Path, request: Request) -> list[bytes]:
         if stream.precedes_stderr:
             console.print()
         print_line(console, progress.summary())
-    there = [bytes(one) for one in made]
+    samples = [bytes(sample) for sample in made]
     if interrupted:
-        begun = [len(one) > len(prompt) for one, prompt in zip(there, prompts.prompts)]
-        whole = [len(one) == end for one, end in zip(there, ends)]
-        there = [one for one, keep in zip(there, whole if kind.item else begun) if keep]
-    if output is not None and there:
-        output.write(there, prompts.prompts, prompts.originals)
-        of = f" of {len(made):,}" if len(there) < len(made) else ""
-        print(f"wrote {output.location}: {len(there):,}{of} {kind.nouns[len(made) != 1]}, {progress.summary()}")
+        begun = [len(sample) > len(prompt) for sample, prompt in zip(samples, prompts.prompts)]
+        whole = [len(sample) == end for sample, end in zip(samples, ends)]
+        samples = [sample for sample, keep in zip(samples, whole if kind.item else begun) if keep]
+    if output is not None and samples:
+        output.write(samples, prompts.prompts, prompts.originals)
+        of = f" of {len(made):,}" if len(samples) < len(made) else ""
+        print(f"wrote {output.location}: {len(samples):,}{of} {kind.nouns[len(made) != 1]}, {progress.summary()}")
     if interrupted:
         raise KeyboardInterrupt
     if stream is not None and stream.reader_closed:
         raise BrokenPipeError
-    return there
+    return samples
 
 
 def _batches(model: SparseTransformer, prompts: Prompts, request: Request) -> Iterator[tuple[int, list[bytes]]]:
-    """The number of the first sample of those that are made now, and what is new in each."""
+    """Yields the number of the batch's first sample, and the new bytes of each sample in the batch."""
     longest = max(map(len, prompts.prompts)) + prompts.length if prompts.length else model.config.context
     longest = min(longest, model.config.context)
     size = request.batch or max(1, TOGETHER // longest)
     for first in range(0, len(prompts.prompts), size):
-        with _in_our_name():
+        with _errors_of_sample():
             for new in _generate(model, prompts.prompts[first : first + size], prompts.length, request, first):
                 yield first, new
 
@@ -109,13 +109,14 @@ def _generate(
 
 
 def _check(model: SparseTransformer, prompts: Prompts, request: Request) -> None:
-    """What `generate` refuses, before anything is made or printed."""
-    with _in_our_name():
+    """Raises the errors of `generate` before anything is sampled or printed."""
+    with _errors_of_sample():
         _generate(model, prompts.prompts[:1], prompts.length, request, 0)
 
 
 @contextmanager
-def _in_our_name() -> Iterator[None]:
+def _errors_of_sample() -> Iterator[None]:
+    """Errors of `generate` name the command instead."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Our patterns beside what one would use instead, at any shape or at those of the paper's data sets.
+"""Time and memory of our patterns and of alternatives, at any shape or at those of the paper's data sets.
 
 longstride bench attention --lengths 4096 16384 --patterns 'merged(strided(128))' --json result.json
 longstride bench attention --shapes enwik8 cifar10 --json result.json
@@ -26,12 +26,12 @@ from longstride.patterns import Dense, Pattern
 from longstride.patterns.notation import parse
 
 DENSE_LIMIT = 2**17
-"""Past this length dense attention and masks of FlexAttention take too long, or too much memory, to be waited for."""
+"""Above this length dense attention and FlexAttention's masks take too long or too much memory."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is measured together. `name` is a data set of the paper, or the length."""
+    """Sizes and patterns that are measured together. `name` is a data set of the paper, or the length."""
 
     name: str
     batch: int
@@ -111,7 +111,7 @@ class Result:
 
 
 def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
-    """Measures, prints a table, and writes JSON where that is asked for."""
+    """Measures, prints a table, and writes JSON if a path is given."""
     device = choose_device("bench attention", settings.device)
     shapes = _check(settings, device)
     console = console or Console()
@@ -124,7 +124,7 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
         for shape in shapes:
             progress.update(task, description=shape.name)
             result.rows.extend(_measure(settings, shape, dtype, device, limits))
-            save(result, settings.json)  # Now, not at the end: the next shape may take too long, or too much memory.
+            save(result, settings.json)  # Not only at the end: the next shape may take too long or too much memory.
             progress.advance(task)
     if not settings.shapes and len(settings.lengths) >= 3:
         result.growth.extend(_growth(result.rows))
@@ -136,12 +136,12 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
-    """What to measure, after everything that could be wrong has been looked at."""
+    """Validates the settings and returns the shapes to measure."""
     for name in ("batch", "heads", "d_qk", "d_v", "repeats"):
         if getattr(settings, name) < 1:
             raise ValueError(f"bench attention: {name} must be at least 1, got {getattr(settings, name)}")
@@ -185,7 +185,7 @@ def _measure(
     contenders = _contenders(settings, shape, device)
     failures: dict[str, str] = {}
     for contender in (one for one in contenders if one.peer):
-        try:  # A peer may not run here at all: FlexAttention wants a C++ compiler, for one.
+        try:  # A peer may not run here: FlexAttention, for example, needs a C++ compiler.
             contender.call(q, k, v)
         except Exception as error:
             failures[contender.name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
@@ -305,7 +305,7 @@ def _cell(value: float | None) -> str:
 
 
 def _share(of_bytes: float | None, of_flops: float | None) -> str:
-    """How near the time is to the floor, which is the later of the two: the share that it reaches."""
+    """The floor's share of the measured time. The floor is the larger of the two minimum times."""
     return "-" if of_bytes is None or of_flops is None else f"{max(of_bytes, of_flops):.0%}"
 
 

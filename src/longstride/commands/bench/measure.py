@@ -1,4 +1,4 @@
-"""How long a call takes and how much memory it needs, on a CPU or a GPU."""
+"""Time and peak memory of a call, on a CPU or a GPU."""
 
 import ctypes
 import json
@@ -23,20 +23,20 @@ QUEUE_CYCLES = 10_000_000
 
 
 def keep_freed_memory() -> None:
-    """Asks the C library not to hand freed memory back to the system, as a GPU's allocator and jemalloc do by themselves.
+    """Makes the C library keep freed memory, as a GPU's allocator and jemalloc do.
 
-    Without this a call on a CPU is timed together with the page faults of its results, all contenders alike.
+    Otherwise the times of all contenders on a CPU include the page faults of their results.
     """
     try:
         library = ctypes.CDLL("libc.so.6")
         for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             library.mallopt(parameter, 2**31 - 1)
     except (OSError, AttributeError):
-        pass  # Another C library: the page faults stay in.
+        pass  # Another C library: times include page faults.
 
 
 def seconds_each(calls: dict[str, Callable[[], Any]], repeats: int, device: torch.device) -> dict[str, float]:
-    """The median time of each call. They take turns, so that a machine's slow minutes meet all of them alike."""
+    """The median time of each call. Calls take turns, so that slow phases of the machine affect all of them."""
     for call in calls.values():
         call()
     time_one = _seconds_on_gpu if device.type == "cuda" else _seconds
@@ -56,7 +56,7 @@ def _seconds(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def _seconds_on_gpu(call: Callable[[], Any], device: torch.device) -> float:
-    """What the GPU takes, from a cold cache. It is kept waiting until the call is in its queue: launching is not timed."""
+    """GPU time with a cold cache. The GPU sleeps until the call is queued, so that the launch is not timed."""
     with torch.cuda.device(device):
         torch.empty(CACHE_BYTES, dtype=torch.int8, device=device).zero_()
         torch.cuda._sleep(QUEUE_CYCLES)  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ def _seconds_on_gpu(call: Callable[[], Any], device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device can do at most, measured: bytes read and written by a copy, and flops of a matrix product."""
+    """Measured peak rates of a device: bytes read and written by a copy, and flops of a matrix product."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -86,14 +86,14 @@ def ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
 
 
 def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
-    """The most memory that a call holds at any moment, besides what was there before it."""
+    """Peak memory of a call, beyond what was allocated before it."""
     call()
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         call()
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # The profiler would report its own start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Otherwise the profiler logs its own start and stop.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         call()
     held = peak = 0

@@ -1,4 +1,4 @@
-"""What one would use instead of `attend`: dense SDPA, SDPA on a view where the pattern allows one, and FlexAttention."""
+"""Alternatives to `attend`: dense SDPA, SDPA on a reshaped view where the pattern allows it, and FlexAttention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def dense(device: torch.device) -> dict[str, Attention]:
-    """SDPA, causal: by backend on a GPU, where they differ, or else as PyTorch chooses."""
+    """Causal SDPA: one entry per backend on a GPU, elsewhere PyTorch's choice."""
     if device.type != "cuda":
         return {"SDPA dense": _causal}
     return {
@@ -50,11 +50,11 @@ def on_a_view(pattern: Pattern, n: int) -> Attention | None:
 
 
 def flex(pattern: Pattern, n: int, device: torch.device) -> Attention:
-    """FlexAttention with the pattern as its mask, compiled, as its users are told to call it."""
+    """FlexAttention with the pattern as its mask, compiled as its documentation recommends."""
     compiled: list[Any] = []
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # Each pattern and length is compiled for itself; the default stops that after eight.
+        # Each pattern and length is compiled separately; the default limit is eight.
         with torch._dynamo.config.patch(recompile_limit=256):
             if not compiled:
                 make = torch.compile(create_block_mask)

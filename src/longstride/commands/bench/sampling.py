@@ -1,4 +1,4 @@
-"""The time of a byte at given positions, beside what one would use instead and beside what memory allows at best.
+"""Time per byte at given positions, of our sampling and of alternatives, and its lower bound by memory bandwidth.
 
 longstride bench sampling --preset enwik8 --batches 1 64 --positions 200 12000 --json result.json --picture rates.png
 longstride bench sampling --preset music-65536 --batches 1 --positions 0 --bytes 65536 --peers none
@@ -50,11 +50,11 @@ class Row:
     bytes_per_second: float | None = None
     """Of all streams together."""
     floor_us: float | None = None
-    """What the step reads at least (weights once, visible keys and values of each stream once), at the rate of a copy."""
+    """Time to read the weights once, and the visible keys and values of each stream once, at the rate of a copy."""
     of_floor: float | None = None
-    """The step's time over its floor: 1 is the best that can be."""
+    """The step's time over its floor: 1 is optimal."""
     cache_mib: float | None = None
-    """Of all streams, up to the last byte that was timed."""
+    """The cache of all streams at the last timed byte."""
     timed: int | None = None
     """Steps in each round."""
     failure: str | None = None
@@ -76,7 +76,7 @@ class Result:
 
 @dataclass
 class Task:
-    """A contender at a position, and what each round gave, or why there is none."""
+    """A contender at a position, with its time in each round, or the reason that it has none."""
 
     name: str
     contender: Contender
@@ -87,24 +87,24 @@ class Task:
 
 
 class NothingTimedError(Exception):
-    """There were too few bytes."""
+    """Too few bytes were left to time."""
 
 
 class Ours:
-    """`generate`, as everybody calls it."""
+    """Our sampling: the public `generate`."""
 
     def __init__(self, model: SparseTransformer) -> None:
         self.model = model
 
     def time(self, prompts: Tensor, steps: int) -> Timing:
-        """Prompts are computed all at once and not timed: the clock starts when the first bytes are there."""
+        """The prompt is not timed: the clock starts at the first new bytes."""
         position, streams = prompts.shape[1], [bytes(row) for row in prompts.tolist()]
         length = min(self.model.config.context - position, GPU_PIECE + steps)
         pieces = generate(self.model, streams, length)
         first, timed = len(next(pieces)[0]), 0
         begun = ended = perf_counter()
         for piece in pieces:
-            ended = perf_counter()  # Not after the last one, when a generator's end lets go of a whole network.
+            ended = perf_counter()  # Before the generator ends, which frees a whole network.
             timed += len(piece[0])
             if timed >= steps:
                 break
@@ -120,7 +120,7 @@ class Ours:
 
 
 def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
-    """Measures, prints a table, and writes JSON where that is asked for."""
+    """Measures, prints a table, and writes JSON if a path is given."""
     config = _check(settings)
     device = choose_device("bench sampling", settings.device)
     console = console or Console()
@@ -149,13 +149,13 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
                 tasks += [Task(name, contender, prompts, steps) for name, contender in contenders.items()]
             take_turns(tasks, settings.repeats, lambda: progress.advance(bar))
             result.rows.extend(_row(task, limits) for task in tasks)
-            save(result, settings.json)  # Now, not at the end: the next may take too long, or too much memory.
+            save(result, settings.json)  # Not only at the end: the next batch may take too long or too much memory.
     show(result, console)
     return result
 
 
 def random_model(config: ModelConfig, device: torch.device) -> SparseTransformer:
-    """An untrained network's output is 0, so that every byte were as likely: it gets weights, too."""
+    """A network with random weights, also in its output layer, which is 0 in an untrained network."""
     torch.manual_seed(0)
     with torch.device(device):
         model = SparseTransformer(config)
@@ -163,24 +163,24 @@ def random_model(config: ModelConfig, device: torch.device) -> SparseTransformer
     return model.eval()
 
 
-def take_turns(tasks: Sequence[Task], repeats: int, tell: Callable[[], object]) -> None:
-    """All positions and contenders of a batch do, so that a machine's slow minutes meet them alike."""
+def take_turns(tasks: Sequence[Task], repeats: int, report: Callable[[], object]) -> None:
+    """Times all tasks in turns, so that slow phases of the machine affect all of them. `report` is called before each."""
     for number in range(repeats + 1):
         for task in tasks:
-            tell()
+            report()
             if task.failure is not None:
                 continue
             try:
                 timing = task.contender.time(task.prompts, task.steps)
             except Exception as error:
-                # Ours may have too little memory or too few bytes. All else of ours is a fault, and no peer's business.
+                # Our sampling may lack memory or bytes; other errors are our mistakes. A peer may fail in any way.
                 if task.name == OURS and not isinstance(error, torch.OutOfMemoryError | NothingTimedError):
                     raise
                 task.failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
                 if task.prompts.device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
-                if number:  # In the first one kernels are compiled.
+                if number:  # The first round compiles kernels.
                     task.timings.append(timing)
 
 
@@ -205,12 +205,12 @@ def _row(task: Task, limits: Ceilings) -> Row:
 
 
 def _figures(value: float) -> float:
-    """Six that count."""
+    """Rounds to six significant digits."""
     return float(f"{value:.6g}")
 
 
 def _check(settings: SamplingBenchmark) -> ModelConfig:
-    """The network, after everything that could be wrong has been looked at."""
+    """Validates the settings and returns the network's config."""
     config = preset(settings.preset)
     for name, least in (("batches", 1), ("positions", 0)):
         given = getattr(settings, name)
@@ -218,7 +218,7 @@ def _check(settings: SamplingBenchmark) -> ModelConfig:
             raise ValueError(f"bench sampling: {name} must be one or more different ones, got {list(given)}")
         if min(given) < least:
             raise ValueError(f"bench sampling: {name} must be at least {least}, got {min(given)}")
-    most = config.context - 2  # One byte more, from which on time counts, and one that is timed.
+    most = config.context - 2  # One byte before the clock starts, and one that is timed.
     if max(settings.positions) > most:
         raise ValueError(
             f"bench sampling: positions has {max(settings.positions):,}, and the context of {settings.preset} is "
@@ -266,7 +266,7 @@ def _notes(result: Result) -> list[str]:
 
 
 def _summary(rows: Sequence[Row], context: int) -> str:
-    """Of one batch: how time grows with the position, and how long a whole context takes."""
+    """One line about a batch: how time grows with the position, and the time of a whole context."""
     slowest = max(row.step_us or 0 for row in rows)
     text = f"{OURS}, {_streams(rows[0].batch)}: "
     if len(rows) > 1:

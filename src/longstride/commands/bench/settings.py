@@ -22,7 +22,7 @@ class AttentionBenchmark:
     )
     """Patterns as text, one for all heads."""
     batch: int = 1
-    """Sequences."""
+    """Sequences in a batch."""
     heads: int = 1
     """Attention heads."""
     d_qk: int = 64
@@ -30,19 +30,19 @@ class AttentionBenchmark:
     d_v: int = 64
     """Dimension of a head's values."""
     peers: Literal["all", "sdpa", "none"] = "all"
-    """What to measure beside ours: SDPA dense and FlexAttention, SDPA alone, or nothing."""
+    """What else to measure: SDPA dense and FlexAttention, SDPA alone, or nothing."""
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
     """Auto is bfloat16 on a GPU and float32 elsewhere."""
     device: str = "auto"
     """Auto is the GPU if there is one."""
     impl: str = "auto"
-    """Which implementation of ours."""
+    """Our implementation: auto, triton, blocked or reference."""
     repeats: int = 5
-    """Rounds, in which all take turns; the median counts."""
+    """Rounds of measurement; the median is reported."""
     json: Path | None = None
-    """Where to keep the results."""
+    """The file for the results."""
     picture: Path | None = None
-    """Where to draw time against n, a .png or .svg."""
+    """The file for a picture of time against n, PNG or SVG by its ending."""
     force: bool = False
     """Replace files that exist."""
 
@@ -52,24 +52,24 @@ class SamplingBenchmark:
     """Time of a byte. Example: longstride bench sampling --preset enwik8 --batches 1 64 --positions 200 12000"""
 
     preset: str = "enwik8"
-    """Whose numbers the network has; its weights are random. `longstride presets` has the names."""
+    """The preset of the network, with random weights. `longstride presets` lists the names."""
     batches: tuple[int, ...] = (1, 64)
-    """Streams that are made together."""
+    """Numbers of streams sampled together."""
     positions: tuple[int, ...] = (200, 12_000)
-    """Bytes that are there before the first one is made."""
+    """Positions to time: bytes of the prompt."""
     bytes: int | None = None
-    """Of a stream, that are timed in each round; left out, 256 on a GPU and 32 elsewhere. Fewer where the context ends, and
-    of peers that take long."""
+    """Bytes of a stream that are timed in each round; by default 256 on a GPU and 32 elsewhere. Fewer near the end of the
+    context, and for slow peers."""
     peers: Literal["all", "none"] = "all"
-    """What to measure beside ours: transformers' generate() with a GPT-2 of the same numbers, and ours without a cache."""
+    """What else to measure: transformers' generate() with a GPT-2 of the same sizes, and our network without a cache."""
     device: str = "auto"
     """Auto is the GPU if there is one."""
     repeats: int = 3
-    """Rounds, in which all take turns, after one that does not count; the median counts."""
+    """Rounds of measurement after a warm-up round; the median is reported."""
     json: Path | None = None
-    """Where to keep the results."""
+    """The file for the results."""
     picture: Path | None = None
-    """Where to draw bytes per second, a .png or .svg."""
+    """The file for a picture of bytes per second, PNG or SVG by its ending."""
     force: bool = False
     """Replace files that exist."""
 
@@ -85,16 +85,16 @@ class TuneBenchmark:
         "lane_forward",
         "lane_backward",
     )
-    """Which kernels; left out, all."""
+    """Kernels to tune."""
     widths: tuple[int, ...] = (32, 64, 128)
     """Head dimensions, as powers of two from 16 to 256; others are padded to the next one."""
     dtypes: tuple[Literal["bfloat16", "float16", "float32"], ...] = ("bfloat16",)
-    """Of queries, keys and values."""
+    """Dtypes of queries, keys and values."""
     repeats: int = 9
-    """Rounds, in which candidates take turns; the median counts."""
+    """Rounds of measurement; the median counts."""
     out: Path | None = None
-    """Where to save the settings; left out, the file that longstride reads (longstride doctor names it)."""
+    """The file for the settings; by default the one that longstride reads, which longstride doctor names."""
     json: Path | None = None
-    """Where to keep the measurements."""
+    """The file for the measurements."""
     force: bool = False
     """Replace the file of --json if it exists."""

@@ -18,11 +18,11 @@ def data_prepare(
     """Turn files into a store that training reads. Example: longstride data prepare enwik8.zip enwik8
 
     Args:
-        source: A file, or a folder of them: text (also packed), images, sound, or anything.
+        source: A file, or a folder of files: text (also compressed), images, sound, or any bytes.
         out: The store's folder.
-        kind: What the source is; left out, its names and contents say.
-        join: Put all files together and split anew, also if some are named train, valid or test.
-        max_bytes: The most that the source may unpack to; if left out, 1 GiB, or 100 times its size if that is more.
+        kind: The kind of data; by default it follows from names and contents.
+        join: Join all files and split them anew, even if some are named train, valid or test.
+        max_bytes: The most bytes that the source may unpack to; by default 1 GiB, or 100 times its size if that is more.
     """
     from longstride.data.prepare import prepare
 
@@ -36,11 +36,11 @@ def data_fetch(
     folder: Path = Path("."),
     force: bool = False,
 ) -> None:
-    """Download a data set, checked; run again, it goes on where it stopped. Example: longstride data fetch enwik8
+    """Download a data set and verify it; a second call resumes. Example: longstride data fetch enwik8
 
     Args:
         name: enwik8 or cifar10.
-        folder: Where to put it.
+        folder: The folder for the download.
         force: Replace a file of that name that has other content.
     """
     from longstride.data.fetch import fetch

@@ -40,7 +40,7 @@ RESUME = PrimitiveConstructorSpec(
 )
 """--resume, --resume auto, or --no-resume, which is turned into --resume=no."""
 SHOWN = "text-small"
-"""The preset whose defaults `longstride train --help` has."""
+"""The preset whose defaults `longstride train --help` shows."""
 
 
 def _hint(default: str) -> str:
@@ -50,7 +50,7 @@ def _hint(default: str) -> str:
 
 @dataclass(frozen=True)
 class Flags(TypedConfig):
-    """The flags of a preset, of which these two have no default."""
+    """The flags of a preset. These two have no default."""
 
     data: Annotated[
         str,
@@ -110,8 +110,8 @@ def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | N
         size than the preset's, context, embedding and stride follow from the data unless given.
 
         Args:
-            resume: Go on with the run in --out, exactly where it stopped, with the settings that it has. --resume auto also
-                begins a run that is not there: for batch systems that start a job again. --no-resume: begin a new one.
+            resume: Continue the run in --out exactly where it stopped, with its own settings. --resume auto also starts a
+                run that does not exist, for batch systems that restart a job. --no-resume: start a new one.
             until: Pause after this step, as Ctrl-C does.
             settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
                 file with a whole model needs no preset. The file's out is not read.
@@ -122,7 +122,7 @@ def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | N
 
 
 def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
-    """The settings of a file, TOML or JSON. What it leaves out is as in `start`, without which the model must be whole."""
+    """Reads settings from a TOML or JSON file. `start` has the rest; without it the file must have a whole model."""
     if not path.is_file():
         raise ValueError(f"train: config = {str(path)!r} is no file; give a TOML file or a run's config.json")
     text = read_text(path)
@@ -166,14 +166,14 @@ def _check_places(words: Sequence[str]) -> None:
 
 
 def _value(flag: str, words: Sequence[str]) -> str | None:
-    """What is typed after a flag, before all flags are read."""
+    """The value of a flag, before the other flags are parsed."""
     if flag in words[:-1]:
         return words[words.index(flag) + 1]
     return next((word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")), None)
 
 
 def _resumed(words: Sequence[str]) -> TrainConfig | None:
-    """The settings of the run that is to be resumed: what is typed with --resume is what differs from them."""
+    """The settings of the run to resume, if there is one: flags given with --resume replace them."""
     folder = _value("--out", words)
     last = next((word for word in reversed(words) if word.split("=")[0] in ("--resume", "--no-resume")), "--no-resume")
     if last in ("--no-resume", RESUME_NOT) or folder is None:
