@@ -286,7 +286,7 @@ def test_what_is_wrong_is_refused_before_anything_is_written(changes, says, tmp_
 
 def test_images_that_the_model_is_not_for(tmp_path):
     write_store(tmp_path / "images", "images", {"train": TEXT[:3840], "valid": TEXT[:3840]}, (8, 8, 1))
-    with pytest.raises(ValueError, match=r"images of 8 x 8 x 1.*is for 16 x 4 x 1.*image\(8, 8, 1\)"):
+    with pytest.raises(ValueError, match=r"images of 8 x 8 x 1.*is for images of 16 x 4 x 1.*image\(8, 8, 1\)"):
         train(config(tmp_path, data=str(tmp_path / "images"), model={"embedding": "image(16, 4, 1)"}))
 
 
