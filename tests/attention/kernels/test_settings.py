@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("triton")
 
 from longstride import attend
-from longstride.attention.kernels import ops, saved
+from longstride.attention.kernels import saved
+from longstride.attention.kernels.launch import Launch, forget_plans
 from longstride.attention.kernels.launches import LaneKey, LaneSetting, TileKey, TileSetting
 from longstride.attention.kernels.settings import (
     INTERPRETER,
@@ -20,6 +21,7 @@ from longstride.attention.kernels.settings import (
     Gpu,
     LaneTiles,
     lane_tiles,
+    reload,
     shipped,
     shipped_lanes,
     tile_setting,
@@ -52,12 +54,12 @@ def use(monkeypatch, tmp_path):
         path = tmp_path / "kernels.json"
         path.write_text(json.dumps({gpu: rows}))
         monkeypatch.setenv(saved.VARIABLE, str(path))
-        saved.in_force.cache_clear()
+        reload()
         return path
 
     yield write
     monkeypatch.undo()
-    saved.in_force.cache_clear()
+    reload()
 
 
 def tile_row(kernel, summary, width, dtype, rows, columns, warps=4, stages=1):
@@ -167,14 +169,17 @@ def test_a_trial_comes_first_and_knows_nothing_of_the_user(use):
 def launched(monkeypatch):
     """What the kernels were launched with: (name, rows, columns or lanes of a tile, warps, stages)."""
     runs = []
-    run = ops._run
+    run = Launch.through_triton
 
-    def record(kernel, programs, sizes, *arguments, **constants):
-        runs.append((kernel.__name__, constants["ROWS"], constants.get("COLUMNS", constants.get("TOGETHER")), *sizes[2:4]))
-        return run(kernel, programs, sizes, *arguments, **constants)
+    def record(self, tensors):
+        fields = ("ROWS", "COLUMNS" if "COLUMNS" in self.constants else "TOGETHER", "num_warps", "num_stages")
+        runs.append((self.kernel.__name__, *(self.constants.get(name) for name in fields)))
+        return run(self, tensors)
 
-    monkeypatch.setattr(ops, "_run", record)
-    return runs
+    monkeypatch.setattr(Launch, "through_triton", record)
+    forget_plans()
+    yield runs
+    forget_plans()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter")

@@ -43,14 +43,14 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sca
     return triton_forward(q, k, v, patterns, scale)[0]
 
 
-def _needs_dispatcher(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def _needs_dispatcher(*tensors: Tensor) -> bool:
     """Whether something wants to see a call of the operator: a compiler, a transform, a mode, a subclass, a profiler.
 
     Otherwise the operator's functions are called without it, which takes half the time.
     """
     return (
         torch.compiler.is_compiling()
-        or not type(q) is type(k) is type(v) is Tensor
+        or any(type(x) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors)
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._are_functorch_transforms_active()
@@ -74,7 +74,8 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, d_output: Tensor) -> Any:
         needed = ctx.needs_input_grad[:3]
         # With create_graph the operator is called, which refuses a second derivative by name.
-        compute: Any = torch.ops.longstride.triton_backward.default if torch.is_grad_enabled() else triton_backward
+        dispatch = torch.is_grad_enabled() or _needs_dispatcher(d_output)
+        compute: Any = torch.ops.longstride.triton_backward.default if dispatch else triton_backward
         gradients = compute(d_output, *ctx.saved_tensors, ctx.patterns, ctx.scale, needed)
         return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None
 

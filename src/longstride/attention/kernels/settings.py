@@ -27,6 +27,7 @@ __all__ = [
     "tile_setting",
     "padded",
     "processors",
+    "reload",
     "shipped",
     "shipped_lanes",
     "trial",
@@ -134,6 +135,12 @@ def trial(settings: Mapping[Key, Setting | None]) -> Iterator[set[Key]]:
     finally:
         _trial = before
         forget_plans()
+
+
+def reload() -> None:
+    """Has the user's file read again, and plans made anew."""
+    in_force.cache_clear()
+    forget_plans()
 
 
 def _chosen(key: Key, on: Gpu, otherwise: Setting | None) -> Setting | None:

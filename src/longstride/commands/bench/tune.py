@@ -18,7 +18,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from longstride.attention.kernels import saved
-from longstride.attention.kernels.launch import forget_plans
 from longstride.attention.kernels.launches import (
     ALLOWED,
     DTYPES,
@@ -30,7 +29,7 @@ from longstride.attention.kernels.launches import (
     TileKey,
     TileSetting,
 )
-from longstride.attention.kernels.settings import Gpu, shipped_lanes
+from longstride.attention.kernels.settings import Gpu, reload, shipped_lanes
 from longstride.commands.bench.settings import TuneBenchmark
 from longstride.commands.bench.workbench import Problem, Workbench
 from longstride.common.atomic import atomic_path, check_output, check_writable
@@ -262,8 +261,7 @@ def keep(path: Path, name: str, before: saved.ByGpu, findings: Iterable[Finding]
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         return
     saved.write(path, {**{other: rows for other, rows in before.items() if other != name}, **({name: new} if new else {})})
-    saved.in_force.cache_clear()
-    forget_plans()
+    reload()
     text = f"wrote {path}: {len(new)} settings for {name}"
     if saved.place() != path:
         text += f"; to use it: export {saved.VARIABLE}={path}"
