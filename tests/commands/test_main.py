@@ -341,7 +341,7 @@ def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
         ("plot run .", ". is no run: it has no metrics.jsonl"),
         ("plot run . --out curve.gif", "plot run: curve.gif must end in .png or .svg"),
         ("plot run", "plot run: which run comes next, as in: longstride plot run RUN"),
-        ("plot attention nowhere", "plot attention: nowhere is no run and no saved model: it has no config.json"),
+        ("plot attention nowhere", "plot attention: nowhere is no run and no saved model: there is no such folder"),
         ("plot attention . --out look.gif", "plot attention: look.gif must end in .png or .svg"),
         ("demo --steps 0", "demo: steps must be at least 1, got 0"),
     ],

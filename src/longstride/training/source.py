@@ -42,7 +42,8 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
             raise ValueError(f"{owner}: checkpoint = {checkpoint!r}, and {folder} is one; give its run, {path.parent}")
         folder, checkpoint = path.parent, real_path(folder).name
     if not path.is_file():
-        raise ValueError(f"{owner}: {folder} is no run and no saved model: it has no config.json")
+        why = "it has no config.json" if folder.is_dir() else "there is no such folder"
+        raise ValueError(f"{owner}: {folder} is no run and no saved model: {why}")
     text = read_text(path)
     given = parse_object(text, str(path), finite=False)
     if not isinstance(given.get("model"), dict):
@@ -63,7 +64,7 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
         check_owner(folder / "checkpoints" / checkpoint, read_id(folder))
         return Source(folder, folder / "checkpoints" / checkpoint, config)
     if not (folder / WEIGHTS).is_file():
-        hint = f", or give --checkpoint {names[-1]}" if names else ""
+        hint = f", or give {folder / 'checkpoints' / names[-1]}" if names else ""
         raise ValueError(
             f"{owner}: {folder} has no weights yet: {WEIGHTS} comes with its first validation, "
             f"after step {min(config.validate_every, config.steps)}; wait for it{hint}"
