@@ -89,6 +89,8 @@ def read_metrics(folder: str | Path) -> list[Row]:
     """Returns the rows of a run's metrics, without an incomplete last line."""
     path = Path(folder) / NAME
     if not path.is_file():
+        if (Path(folder) / "run.json").is_file():
+            raise ValueError(f"{folder} has no {NAME} yet: the run has not logged a step")
         raise ValueError(f"{folder} is no run: it has no {NAME}")
     if path.stat().st_size > LARGEST:
         raise ValueError(f"{path} has {path.stat().st_size:,} bytes; at most {LARGEST:,} are read as a whole")
