@@ -63,6 +63,13 @@ def test_an_extended_run_counts_validations_anew(tmp_path):
     assert (run.state, "without_better must be a whole number" in run.problem) == ("damaged", True)
 
 
+def test_a_checkpoint_may_be_later_than_the_last_logged_step(tmp_path):
+    folder = a_run(tmp_path / "interrupted", [row(10)])
+    (folder / "checkpoints/step-17").mkdir(parents=True)
+    (folder / "checkpoints/step-17/state.json").write_text('{"without_better": 0}')
+    assert states(tmp_path) == {"interrupted": ("stopped", 17, None)}
+
+
 def test_hostile_folders(tmp_path, capsys):
     """None stops the list, is waited for, or is followed."""
     fine = a_run(tmp_path / "runs/fine", [row(5, 1.5)])

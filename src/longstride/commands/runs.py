@@ -69,7 +69,7 @@ def read_state(folder: Path) -> RunState:
         step, best, without_better = _read_metrics(folder / METRICS)
         running = _is_locked(folder / LOCK)
         if not running:
-            without_better = _without_better(folder / "checkpoints", without_better)
+            step, without_better = _read_checkpoint(folder / "checkpoints", step, without_better)
     except (ValueError, OSError) as error:
         return RunState(folder, changed, "damaged", problem=str(error))
     done = step >= config.steps or 0 < config.patience <= without_better
@@ -114,16 +114,18 @@ def _read_metrics(path: Path) -> tuple[int, float | None, int]:
     return step, best, without_better
 
 
-def _without_better(checkpoints: Path, counted: int) -> int:
-    """The number of validations since the best in the newest checkpoint, from which a run goes on; else `counted`. They
-    differ after an extension, which counts anew."""
+def _read_checkpoint(checkpoints: Path, step: int, without_better: int) -> tuple[int, int]:
+    """Corrects the values of `_read_metrics` by the newest checkpoint, from which a run goes on.
+
+    Its step may be later than the last logged one. Validations are counted anew after an extension.
+    """
     # A checkpoint without state.json is unfinished.
     names = (path.parent.name.removeprefix("step-") for path in checkpoints.glob("step-*/state.json"))
     steps = [int(name) for name in names if name.isascii() and name.isdigit() and len(name) < LONGEST_STEP]
     if not steps:
-        return counted
+        return step, without_better
     state = read_json(checkpoints / f"step-{max(steps)}" / "state.json")
-    return whole_number("state.json", "without_better", state.get("without_better"), 0)
+    return max(step, *steps), whole_number("state.json", "without_better", state.get("without_better"), 0)
 
 
 def _is_locked(path: Path) -> bool:
