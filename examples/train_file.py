@@ -4,7 +4,6 @@ python examples/train_file.py book.txt --out run --steps 500
 """
 
 import argparse
-from dataclasses import replace
 
 from longstride import SparseTransformer, bits_per_byte
 from longstride.data.prepare import open_data
@@ -19,8 +18,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     options = parser.parse_args()
 
-    config = train_preset("text-small", data=options.data, out=options.out, steps=options.steps)
-    config = replace(config, model=replace(config.model, layers=options.layers))
+    model_changes = {"layers": options.layers}
+    config = train_preset("text-small", data=options.data, out=options.out, steps=options.steps, model=model_changes)
     summary = train(config)
     print(f"{summary.step} steps, best validation {summary.best_bits_per_byte:.3f} bits per byte")
 
