@@ -30,7 +30,7 @@ class Sequences:
     def __init__(self, data: Bytes, context: int, item_bytes: int | None = None, name: str = "data") -> None:
         if item_bytes is not None and item_bytes != context:
             raise ValueError(
-                f"{name} has items of {item_bytes:,} bytes, and the model's context is {context:,}: give it that"
+                f"{name} has items of {item_bytes:,} bytes, and the model's context is {context:,}; they must agree"
             )
         if len(data) < context:
             raise ValueError(f"{name} has {len(data):,} bytes, less than one sequence of the context = {context:,}")
