@@ -1,14 +1,14 @@
 """The geometry of a pattern: lanes, a window inside each lane, summary cells. Every implementation reads this record.
 
-As in section 5.5 of the paper, the sequence is divided into lanes in which a leaf's pairs are close together. Position
-`index` of a lane is lane * lane_shift + index * step, so a lane is a strided view of the sequence and needs no copy.
+As in section 5.5 of the paper, the sequence is divided into lanes in which a leaf's pairs are close together. Element
+`index` of a lane is position lane * lane_shift + index * step, so a lane is a strided view of the sequence, not a copy.
 
     Dilated   a lane for each residue class modulo the step; in it a window of `near` to `far` positions back
     Block     a lane for each block, or for several short ones; a query sees its own block up to itself
     Summary   the lanes of Block; a query sees the summary cells of all lanes before its own, and its own lane's up to itself
 
 A record is one leaf, or Block and Summary of one length together. The records of a union are computed one after the other.
-A pair of several leaves belongs to the first record that has it, and the later ones exclude it.
+If several leaves have a pair, the first record with that pair computes it, and later records exclude it.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,18 @@ LANE = 128
 
 
 class Lanes(NamedTuple):
-    """Lanes of one length."""
+    """Lanes of equal length."""
 
     first: int
+    """Position of the first lane's first element."""
     lanes: int
+    """Number of lanes."""
     lane_step: int
+    """Distance between the first elements of neighbouring lanes."""
     length: int
+    """Positions in a lane."""
     index_step: int
+    """Distance between neighbours in a lane."""
 
     def position(self, lane: Any, index: Any) -> Any:
         """Returns the positions of a lane's indices in the sequence; ints or tensors."""
@@ -48,13 +53,19 @@ def column_lanes(n: int, l: int) -> list[Lanes]:
 
 
 class Geometry(NamedTuple):
-    """What is computed together in a sequence of n positions. Numbers beyond n are cut to n: they fit 32 bits if n does."""
+    """A record: the pairs of a sequence of n positions that one pass computes.
+
+    Values above n are clamped to n, so they fit 32 bits if n does.
+    """
 
     lanes: int
+    """Number of lanes."""
     lane_shift: int
+    """Distance between the first positions of neighbouring lanes."""
     step: int
+    """Distance between neighbours in a lane."""
     limit: int
-    """The most positions in a lane; the last lanes may have fewer."""
+    """Length of the longest lane; the last lanes may be shorter."""
     near: int
     far: int
     """A query sees keys of its lane that are `near` to `far` indices back."""
@@ -113,7 +124,7 @@ def _dilated(leaf: Dilated, earlier: Sequence[Leaf], n: int) -> Geometry:
     step = min(leaf.step, n)
     near, excluded = 0, []
     for other in earlier:
-        # A window whose step divides ours has all our pairs up to its reach: ours begins behind that.
+        # An earlier window whose step divides ours has all our pairs up to its reach: ours begins just beyond it.
         if isinstance(other, Dilated) and leaf.step % other.step == 0 and other.reach is not None:
             near = max(near, min(other.reach, n) // step + 1)
         else:
