@@ -1,8 +1,9 @@
 """Compiled kernels launched by the CUDA driver, with a buffer of parameters in which only addresses change.
 
 Triton passes what a kernel's signature lists, one parameter after the other: addresses, numbers, and for a tensor descriptor
-a tensor map, its shape and its strides; then the addresses of two scratch buffers, which are not used here. The driver says
-where each parameter lies. If that is not what we expect, `UnsupportedError` is raised, and Triton must launch the kernel.
+a tensor map, its shape and its strides; then the addresses of two scratch buffers, which are not used here. The driver
+reports offset and size of each parameter. If they are not as expected, `UnsupportedError` is raised, and Triton launches the
+kernel.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 MAP_BYTES = 128
-"""A tensor map, which is also what it is aligned to."""
+"""Size and alignment of a tensor map (CUtensorMap)."""
 FORMATS = {"i32": "i", "u32": "I", "i64": "q", "u64": "Q", "fp32": "f"}
 MAP_TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 """CUtensorMapDataType."""
@@ -54,10 +55,10 @@ def cuda() -> ctypes.CDLL:
 
 
 class DriverLaunch:
-    """A launch of a compiled kernel, as often as wanted, with other addresses each time."""
+    """A compiled kernel that is launched many times, each time with other tensor addresses."""
 
     def __init__(self, kernel: Any, programs: int, arguments: Sequence[Any], tensors: Sequence[Tensor]) -> None:
-        """`arguments` are those of a bound `launch.Launch`, `tensors` what its places stand for now."""
+        """`arguments`: of a `launch.Launch`, with placeholders; `tensors`: the tensors of one run, for the placeholders."""
         metadata = kernel.metadata
         if metadata.num_ctas != 1 or metadata.global_scratch_size or metadata.profile_scratch_size:
             raise UnsupportedError("clusters or scratch memory")
@@ -68,14 +69,14 @@ class DriverLaunch:
         parameters = _parameters(self._library, kernel.function)
         size = sum(parameters[-1]) if parameters else 0
         memory = bytearray(size + 2 * MAP_BYTES)
-        self._pinned = (ctypes.c_char * len(memory)).from_buffer(memory)  # It does not move as long as this is there.
+        self._pinned = (ctypes.c_char * len(memory)).from_buffer(memory)  # While this exists, the memory cannot move.
         start = -ctypes.addressof(self._pinned) % MAP_BYTES
         self._buffer = memoryview(memory)[start : start + (size + MAP_BYTES) // 8 * 8]
         self._address = ctypes.addressof(self._pinned) + start
         self._pointers: list[tuple[int, int]] = []
-        """Of each pointer: which word of the buffer, and which tensor."""
+        """For each pointer: its 8-byte word in the buffer, and the index of its tensor."""
         self._maps: list[list[int]] = []
-        """Of each tensor map: its address, which tensor, bytes before the view, and the address of that now."""
+        """For each tensor map: its address, its tensor's index, the view's offset in bytes, and the address in it now."""
         self._constants: list[Tensor] = []
         self._fill(_flatten(kernel.src.signature.values(), arguments), parameters, metadata, tensors)
         self._words = self._buffer.cast("Q")
@@ -89,7 +90,7 @@ class DriverLaunch:
         self._lock = threading.Lock()
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        with self._lock:  # Until the driver has read the buffer.
+        with self._lock:  # The driver reads the buffer before cuLaunchKernel returns.
             for word, tensor in self._pointers:
                 self._words[word] = addresses[tensor]
             for entry in self._maps:
@@ -100,7 +101,7 @@ class DriverLaunch:
                     entry[3] = address
             code = self._launch(*self._before, stream, *self._after)
             if code in NO_CONTEXT:
-                torch.cuda.set_device(torch.cuda.current_device())
+                torch.cuda.set_device(torch.cuda.current_device())  # Gives this thread a context.
                 code = self._launch(*self._before, stream, *self._after)
         if code:
             _check(self._library, code)
@@ -155,7 +156,7 @@ class DriverLaunch:
 
 
 def _parameters(library: ctypes.CDLL, function: int) -> list[tuple[int, int]]:
-    """Offset and size of each parameter of a kernel, as the driver has them."""
+    """Returns offset and size of each parameter of a kernel, from the driver."""
     found: list[tuple[int, int]] = []
     offset, size = ctypes.c_size_t(), ctypes.c_size_t()
     while not library.cuFuncGetParamInfo(function, len(found), ctypes.addressof(offset), ctypes.addressof(size)):
@@ -164,7 +165,7 @@ def _parameters(library: ctypes.CDLL, function: int) -> list[tuple[int, int]]:
 
 
 def _flatten(types: Any, arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Type and value of each parameter; those of tuples one by one."""
+    """Yields type and value of each parameter. Tuples are flattened."""
     for kind, argument in zip(types, arguments):
         if isinstance(kind, tuple):
             yield from _flatten(kind, argument)
@@ -173,7 +174,7 @@ def _flatten(types: Any, arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _encode(library: ctypes.CDLL, place: int, address: int, dtype: torch.dtype, box: Any, description: Any) -> None:
-    """Writes the tensor map of a box, whose innermost dimension comes first there."""
+    """Writes the tensor map of a `launch.Box`. In a tensor map the innermost dimension comes first."""
     rank = len(box.shape)
     shape = (ctypes.c_uint64 * rank)(*reversed(box.shape))
     strides = (ctypes.c_uint64 * rank)(*(stride * dtype.itemsize for stride in reversed(box.strides[:-1])), 0)
@@ -191,13 +192,13 @@ def _check(library: ctypes.CDLL, code: int) -> None:
     if code:
         text = ctypes.c_char_p()
         library.cuGetErrorString(code, ctypes.byref(text))
-        said = re.sub(r"\s+", " ", (text.value or b"unknown error").decode())
-        raise RuntimeError(f"attend: a kernel launch failed: CUDA error {code}, {said}")
+        message = re.sub(r"\s+", " ", (text.value or b"unknown error").decode())
+        raise RuntimeError(f"attend: a kernel launch failed: CUDA error {code}, {message}")
 
 
 @contextmanager
 def relaxed_capture() -> Iterator[None]:
-    """Lets this thread load kernels and allocate memory while it captures a CUDA graph."""
+    """Context in which this thread can load kernels and allocate memory while it captures a CUDA graph."""
     mode = ctypes.c_int(RELAXED)
     exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     exchange(ctypes.byref(mode))

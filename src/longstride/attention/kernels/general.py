@@ -1,7 +1,7 @@
 """The backend for every GPU that Triton supports, and for its interpreter: kernels in plain Triton, for any pattern.
 
-A pass is one launch forward. Backward it is one where lanes are whole, or else one for dq and one or two for dk and dv, the
-second for summary cells, which also later lanes see.
+Forward, a pass is one launch. Backward, it is one launch if a tile holds whole lanes. Otherwise it is one for dq, and one or
+two for dk and dv: the second is for summary cells, which later lanes see too. `backward_mean` runs once, before these.
 """
 
 from functools import lru_cache
@@ -19,8 +19,9 @@ from longstride.attention.kernels.launch import Launch, constant
 from longstride.attention.kernels.settings import LaneTiles, TileSetting, gpu, lane_tiles, padded, processors, tile_setting
 
 MEAN_ROWS = 64
+"""Rows per program of `backward_mean`."""
 FEW = 4
-"""Up to this many tiles of a window are passed over in one loop."""
+"""A window of at most this many tiles takes one loop, with a mask on each tile. Longer ones also have a loop without."""
 
 
 def forward(call: Forward, one: Pass, accumulate: bool) -> list[Launch]:
@@ -135,7 +136,7 @@ def _sizes(q: Tensor, v: Tensor, one: Pass, kernel: str, summary: bool) -> TileS
 
 
 def _whole_lanes(q: Tensor, v: Tensor, one: Pass, backward: bool, accumulate: bool) -> LaneTiles | None:
-    """Settings for whole lanes, where this pass has only such."""
+    """Returns the settings for tiles that hold whole lanes; None if this pass needs other tiles."""
     if one.summary:
         return None
     return lane_tiles(backward, accumulate, padded(q.shape[3]), padded(v.shape[3]), q.dtype, one.longest, gpu(q.device))
@@ -170,10 +171,10 @@ def _strides(x: Tensor) -> tuple[int, int, int]:
 
 
 def _wide(*tensors: Tensor) -> bool:
-    """Whether some offset inside a head does not fit into 32 bits."""
+    """Whether an offset inside a head may not fit into 32 bits."""
     return any(x.shape[2] * x.stride(2) >= 2**31 for x in tensors)
 
 
 def _same_rows(*tensors: Tensor) -> bool:
-    """Whether all have their rows at equal distances, so that one set of offsets serves them all."""
+    """Whether all tensors have the same row stride, so that they can share offsets."""
     return len({x.stride(2) for x in tensors}) == 1

@@ -1,9 +1,9 @@
-"""Launches that are decided once and repeated: a plan is some kernels with all their arguments but the tensors' addresses.
+"""Plans: kernel launches with all their arguments except the tensors' addresses, made once and run many times.
 
-A `Launch` is a kernel with its grid and arguments. `Plan` replaces the tensors of its launches by their place in a list, so
-that it can run again with other tensors of the same shapes, strides and dtypes. The first run goes through Triton, which
-compiles. On a GPU later runs write the addresses into a buffer and hand that to the CUDA driver (`driver.py`): Triton would
-look at every argument again, which takes several times as long as the launch.
+A `Launch` is a kernel with its grid and arguments. `Plan` replaces the tensors of its launches by their index in a list, so
+that it can run again with other tensors of the same shapes, strides and dtypes. Triton compiles and launches the kernels of
+the first run. On a GPU, later runs write the addresses into a buffer and pass it to the CUDA driver (`driver.py`): Triton
+would inspect every argument again, which takes several times as long as the launch.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -17,22 +17,22 @@ from torch import Tensor
 from longstride.attention.kernels.driver import DriverLaunch, UnsupportedError, relaxed_capture
 
 MOST_PLANS = 4096
-"""Plans that are kept. Beyond this the oldest is dropped, and made again when it is needed."""
+"""Plans in the cache. Beyond this the oldest is dropped, and made again when it is needed."""
 
 
 class Box(NamedTuple):
-    """A tensor as the copy engine of a Hopper GPU reads it: a view, of which one copy takes a block."""
+    """A tensor descriptor for the copy engine of a Hopper GPU (TMA): a strided view, which is copied block by block."""
 
     tensor: Any
     first: int
-    """Elements before the view."""
+    """Offset of the view in the tensor, in elements."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
 
 
 class Place(NamedTuple):
-    """Stands for a tensor: its number in the list of a run."""
+    """Placeholder for a tensor: its index in the list that `Plan.run` is given."""
 
     number: int
 
@@ -47,7 +47,7 @@ class Launch:
     constants: dict[str, Any]
 
     def bound(self, tensors: Sequence[Tensor]) -> "Launch":
-        """The same with places for these tensors. Other tensors stay: they belong to the plan."""
+        """Returns the launch with placeholders for these tensors. Other tensors (tables) stay: they belong to the plan."""
         places = {id(x): Place(index) for index, x in enumerate(tensors)}
 
         def place(argument: Any) -> Any:
@@ -79,23 +79,23 @@ def _descriptor(box: Box, tensor: Tensor) -> Any:
 
 
 class Workspace:
-    """Memory that the launches of a plan share, allocated anew in every run."""
+    """Temporary tensors that the launches of a plan share, allocated anew in every run."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.tensors: list[Tensor] = []
         self._specs: list[tuple[tuple[int, ...], bool]] = []
         self.named: dict[str, Tensor] = {}
-        """Those that several passes share."""
+        """Tensors that several passes share, by name."""
 
     def new(self, *shape: int, zero: bool = False) -> Tensor:
-        """A float32 tensor of the plan."""
+        """Returns a new temporary float32 tensor, as an argument of launches."""
         self._specs.append((shape, zero))
         self.tensors.append(_allocate(shape, zero, self.device))
         return self.tensors[-1]
 
     def allocate(self) -> list[Tensor]:
-        """Tensors like those of the plan, for another run."""
+        """Returns the temporary tensors for one run, in the order of `new`."""
         return [_allocate(shape, zero, self.device) for shape, zero in self._specs]
 
 
@@ -104,20 +104,21 @@ def _allocate(shape: tuple[int, ...], zero: bool, device: torch.device) -> Tenso
 
 
 class Plan:
-    """Launches for tensors of one description, and the memory that they share.
+    """Launches for tensors of given shapes, strides, dtype and device, and the temporary tensors that they share.
 
-    aligned: all tensors begin at multiples of 16 bytes, as Triton then assumes of those of every later run.
+    aligned: all tensors begin at multiples of 16 bytes. Triton compiles for this, so it must hold in every run of the plan.
     """
 
     def __init__(self, launches: Sequence[Launch], tensors: Sequence[Tensor], workspace: Workspace, aligned: bool) -> None:
         self.launches = [launch.bound([*tensors, *workspace.tensors]) for launch in launches if launch.programs]
         self.workspace = workspace if workspace.tensors else None
-        workspace.tensors, workspace.named = [], {}
+        workspace.tensors, workspace.named = [], {}  # Keeps their shapes, but not their memory.
         self.aligned = aligned
         device = tensors[0].device
         self.on_gpu = device.type == "cuda"
         self.index = device.index if self.on_gpu else -1
         self.ready: list[DriverLaunch] | None = None
+        """Launches by the CUDA driver, from the second run on; None while Triton launches."""
 
     def run(self, tensors: Sequence[Tensor]) -> None:
         if self.workspace is not None:
@@ -151,12 +152,12 @@ class Plan:
 
 
 def capture_safe(on_gpu: bool) -> AbstractContextManager[None]:
-    """Lets kernels be loaded and tables be copied while a CUDA graph is captured."""
+    """Context in which kernels can be loaded and tables copied, also while a CUDA graph is captured."""
     return relaxed_capture() if on_gpu and torch.cuda.is_current_stream_capturing() else nullcontext()
 
 
 def constant(values: Any, device: torch.device) -> Tensor:
-    """An int32 tensor on the device. While a CUDA graph is captured it is copied at once, and not by the graph."""
+    """Returns an int32 tensor on the device. While a CUDA graph is captured, it is copied at once, outside the graph."""
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         return torch.tensor(values, dtype=torch.int32, device=device)
     with relaxed_capture(), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
@@ -169,7 +170,7 @@ _plans: dict[Hashable, Plan] = {}
 
 
 def plan_for(key: Hashable, make: Callable[[], Plan]) -> Plan:
-    """The plan that was made for this key, or a new one."""
+    """Returns the plan of this key; makes it at the first call."""
     plan = _plans.get(key)
     if plan is None:
         plan = make()
@@ -180,5 +181,5 @@ def plan_for(key: Hashable, make: Callable[[], Plan]) -> Plan:
 
 
 def forget_plans() -> None:
-    """Drops all plans: for when the settings that they follow from have changed."""
+    """Drops all plans. Call it when the kernel settings have changed."""
     _plans.clear()

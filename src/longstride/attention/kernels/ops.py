@@ -1,8 +1,8 @@
 """The kernels as PyTorch operators: longstride::triton_forward and longstride::triton_backward.
 
-Inputs are read where they lie: any strides, as long as a row's numbers are side by side. Results have the layout of the
-inputs that they belong to. What is launched follows from patterns, shapes, strides, dtype and device: a plan, which is made
-once (`launch.py`).
+Inputs may have any strides; only one whose last dimension is not contiguous is copied. The output has the layout of v, and
+each gradient that of its input. Patterns, scale, shapes, strides, dtype and device determine the launches, which are kept as
+a plan (`launch.py`).
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,12 @@ from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
 LEAST_SCALE = 1e-30
-"""Stands for a scale of 0, which would make a score of -inf NaN; scores times this are 0 for all that matters."""
+"""Used for a scale of 0, since -inf * 0 is NaN. Finite scores times this are practically 0."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 256
+"""Largest head dimension."""
 LONGEST = 2**29
-"""Positions, and sums of two or three of them, are 32-bit numbers in the kernels."""
+"""Largest n: positions, and sums of two or three of them, must fit 32 bits in the kernels."""
 ALIGNMENT = 15
 """The bits of an address that are 0 if it is a multiple of 16 bytes."""
 
@@ -44,9 +45,9 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sca
 
 
 def _needs_dispatcher(*tensors: Tensor) -> bool:
-    """Whether something wants to see a call of the operator: a compiler, a transform, a mode, a subclass, a profiler.
+    """Whether PyTorch's dispatcher must see the call: for a compiler, a transform, a mode, a tensor subclass, a profiler.
 
-    Otherwise the operator's functions are called without it, which takes half the time.
+    Otherwise the operator's Python functions are called directly, which takes half the time.
     """
     return (
         torch.compiler.is_compiling()
@@ -61,7 +62,7 @@ def _needs_dispatcher(*tensors: Tensor) -> bool:
 
 
 class _Attend(torch.autograd.Function):
-    """The two operators without the dispatcher."""
+    """The two operators joined for autograd, called without the dispatcher."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> Tensor:
@@ -73,7 +74,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_output: Tensor) -> Any:
         needed = ctx.needs_input_grad[:3]
-        # With create_graph the operator is called, which refuses a second derivative by name.
+        # With create_graph, call the operator: its error says that there is no second derivative.
         dispatch = torch.is_grad_enabled() or _needs_dispatcher(d_output)
         compute: Any = torch.ops.longstride.triton_backward.default if dispatch else triton_backward
         gradients = compute(d_output, *ctx.saved_tensors, ctx.patterns, ctx.scale, needed)
@@ -94,7 +95,7 @@ def _check(q: Tensor, v: Tensor) -> None:
 
 
 def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
-    """The output, and of every query the log-sum-exp of its scores in base 2, float32."""
+    """Returns the output, and the log-sum-exp of each query's scores in base 2, float32 [batch, heads, n]."""
     output, lse = _forward_like(q, k, v, patterns, scale)
     if scale < 0:
         q, scale = -q, -scale
@@ -103,9 +104,9 @@ def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float)
 
     def make() -> Plan:
         with capture_safe(q.is_cuda):
-            apart = _apart(tensors)
-            call = Forward._make((*apart, max(scale, LEAST_SCALE) * LOG2_E))
-            return Plan(launches(call, passes(patterns, q.shape[2])), apart, Workspace(q.device), aligned)
+            distinct = _distinct(tensors)
+            call = Forward._make((*distinct, max(scale, LEAST_SCALE) * LOG2_E))
+            return Plan(launches(call, passes(patterns, q.shape[2])), distinct, Workspace(q.device), aligned)
 
     plan_for((patterns, scale, aligned, *_description(*tensors[:3])), make).run(tensors)
     return output, lse
@@ -122,7 +123,7 @@ def triton_backward(
     scale: float,
     needed: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v; one that is not needed is empty."""
+    """Returns the gradients of q, k and v. A gradient that is not needed is an empty tensor."""
     results = _backward_like(d_output, q, k, v, output, lse, patterns, scale, needed)
     dq, dk, dv = (x if wanted else torch.empty_like(like) for x, like, wanted in zip(results, (q, k, v), needed))
     negative = scale < 0
@@ -135,10 +136,10 @@ def triton_backward(
     def make() -> Plan:
         with capture_safe(q.is_cuda):
             workspace = Workspace(q.device)
-            apart = _apart(tensors)
+            distinct = _distinct(tensors)
             scales = max(scale, LEAST_SCALE) * LOG2_E, scale
-            call = Backward._make((*apart, *scales, needed[0], needed[1] or needed[2], workspace))
-            return Plan(launches(call, passes(patterns, q.shape[2])), apart, workspace, aligned)
+            call = Backward._make((*distinct, *scales, needed[0], needed[1] or needed[2], workspace))
+            return Plan(launches(call, passes(patterns, q.shape[2])), distinct, workspace, aligned)
 
     plan_for((patterns, scale, aligned, *needed, *_description(*inputs)), make).run(tensors)
     if negative:
@@ -146,19 +147,19 @@ def triton_backward(
     return results
 
 
-def _apart(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors as objects of their own, so that a plan tells q from k where a caller gives one for both."""
+def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Returns a new object for each tensor. A plan tells tensors apart by `id`, and a caller may pass one as q and as k."""
     return [x.detach() for x in tensors]
 
 
 def _description(*tensors: Tensor) -> tuple[Any, ...]:
-    """What a plan follows from. Results and their layout follow from the inputs."""
+    """Returns the tensors' part of a plan's key. Inputs suffice: the layout of results follows from them."""
     first = tensors[0]
     return first.dtype, first.device, first.shape, tensors[2].shape[3], *[x.stride() for x in tensors]
 
 
 def _readable(x: Tensor) -> Tensor:
-    """x with its rows' numbers side by side: itself, unless it comes as a rare kind of view."""
+    """Returns x if its last dimension is contiguous, else a contiguous copy."""
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
 
 
@@ -182,7 +183,7 @@ def _backward_like(
 
 
 def _result_like(x: Tensor) -> Tensor:
-    """Memory for a result in x's own order of dimensions, [batch, n, heads, d] for what the projections leave."""
+    """Returns an empty tensor like x, in x's order of dimensions in memory: [batch, n, heads, d] for projections."""
     if x.stride(1) < x.stride(2):
         return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
     return x.new_empty(x.shape)
