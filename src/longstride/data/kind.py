@@ -34,7 +34,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class DataKind:
-    """A kind of data, with the shape or the rate of its samples."""
+    """A kind of data, with the shape or the rate of its samples.
+
+    `owner` in the methods below begins every error message: the command or file that the error is about.
+    """
 
     item: tuple[int, ...] = ()
     """Height, width and channels of an image; empty for a stream of bytes."""
@@ -42,19 +45,19 @@ class DataKind:
     """Samples per second, for sound."""
 
     name: ClassVar[str]
-    """In manifests and for --kind."""
+    """Name in manifests and for --kind."""
     label: ClassVar[str]
-    """In messages: "sound"."""
+    """Name in messages: "sound"."""
     nouns: ClassVar[tuple[str, str]] = ("sample", "samples")
-    """One sample, and several."""
+    """Singular and plural of a sample, for messages."""
     suffixes: ClassVar[tuple[str, ...]] = ()
     """Files with these suffixes are of this kind, whatever they hold."""
     has_items: ClassVar[bool] = False
     """Whether the data are items of one shape, such as images; False for a stream of bytes."""
     presets: ClassVar[tuple[str, ...]] = ("text-small", "enwik8")
-    """Model presets made for it."""
+    """Model presets made for this kind."""
     takes_any_preset: ClassVar[bool] = False
-    """Whether presets that are made for other streams are accepted."""
+    """Whether presets made for other kinds of streams are accepted too."""
 
     ending: ClassVar[str] = ".bin"
     """Suffix of a sample's file."""
@@ -105,7 +108,7 @@ class DataKind:
 
     @classmethod
     def looked_for(cls) -> str:
-        """What `recognizes` and the suffixes find, for a message."""
+        """Describes the files of this kind, for a message."""
         return f"{cls.label} ({', '.join(cls.suffixes)})" if cls.suffixes else cls.label
 
     @classmethod
@@ -188,7 +191,7 @@ class DataKind:
         return f"{position - place:>5,} back  {tokens[place]}"
 
     def signal(self, tokens: Bytes) -> NDArray[np.float64] | None:
-        """The bytes as a curve over time, `rate` values per second; None if they are none."""
+        """The bytes as a curve over time, `rate` values per second; None if they are not a signal."""
         return None
 
 

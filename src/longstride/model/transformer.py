@@ -25,27 +25,30 @@ from longstride.model.layers import Linear, Norm, draw_mask, drop, gelu, recompu
 from longstride.model.loss import nats
 
 SCALE = 0.125
+"""Factor in the standard deviation of initial weights."""
 INTEGER_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 class FeedForward(nn.Module):
-    """ff(x) = W_2 f(W_1 x + b_1) + b_2, followed by dropout."""
+    """ff(x) = W_2 gelu(W_1 x + b_1) + b_2, followed by dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.inner = Linear(config.width, config.ff_width)
         self.outer = Linear(config.ff_width, config.width)
         self.dropout = config.dropout
-        self.again = config.recompute != "off"
+        self.recompute = config.recompute != "off"
 
     def forward(self, x: Tensor) -> Tensor:
         mask, scale = draw_mask(x, self.dropout if self.training else 0.0), 1 / (1 - self.dropout)
-        if self.again and torch.is_grad_enabled():
+        if self.recompute and torch.is_grad_enabled():
             return recomputed_feed_forward(x, self.inner, self.outer, mask, scale)
         return drop(self.outer(gelu(self.inner(x))), mask, scale)
 
 
 class ResidualBlock(nn.Module):
+    """resblock(H) = a(H) + b(H), without the residual connection: the caller adds H."""
+
     def __init__(self, config: ModelConfig, block: int) -> None:
         super().__init__()
         self.norm_attention = Norm(config.width)

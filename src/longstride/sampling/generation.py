@@ -30,7 +30,7 @@ def generate(
     Beyond the context the window slides: when the context is full, its last half becomes the prompt of the next window, and
     earlier bytes are forgotten. Models of images refuse that.
 
-    All prompts advance together, so that shorter ones are continued, and end, earlier.
+    All samples advance together, one position at a time, so those with shorter prompts begin and end earlier.
     """
     params = SamplingParams(temperature, top_k, top_p)
     seed, first = _check_seed(seed), whole_number("generate", "first", first, 0)

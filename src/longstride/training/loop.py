@@ -142,6 +142,7 @@ def _loop(
             trainer.write_unwritten_best()
         if trainer.step % config.save_every == 0 or last:
             trainer.save()
+        # One collective for two facts: a failed save (2), and a signal (1), on any process.
         flags = ranks.maximum(2 * trainer.checkpoints.failed + interrupts.requested)
         if flags >= 2:
             trainer.checkpoints.wait()

@@ -31,6 +31,7 @@ from longstride.training.run_state import RunState
 from longstride.training.validation import validate, write_samples
 
 Say = Callable[[str], None]
+"""Prints a line for the user."""
 
 
 class Trainer:
@@ -39,7 +40,7 @@ class Trainer:
     def __init__(
         self, config: TrainConfig, resume: Resume, ranks: Ranks = SINGLE_RANK, say: Say = print, preset: str = ""
     ) -> None:
-        """`resume`: the run exists; "auto": one without a checkpoint may start again from step 0."""
+        """`resume`: continue the run that exists; with "auto", a run without a checkpoint may start again from step 0."""
         self.config, self.ranks, self.preset = config, ranks, preset
         ranks.run_on_all(lambda: check_settings(config, ranks))
         self.device = ranks.run_on_all(lambda: ranks.device(config.device))
