@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from longstride.common.checks import shown
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.pretrained import CHANGEABLE, load
 from longstride.training.distributed import copy_weight
@@ -49,7 +50,7 @@ class Initial:
                 raise ValueError(f"train: init_from = {path!r} has {name} of shape {have}, and this model of {shape}{hint}")
         for name in self.weights:
             if name not in wanted:
-                raise ValueError(f"train: init_from = {path!r} has {name}, and this model has no such weight{hint}")
+                raise ValueError(f"train: init_from = {path!r} has {shown(name)}, and this model has no such weight{hint}")
 
 
 def _typed(value: Any) -> str:
