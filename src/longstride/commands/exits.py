@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import NoReturn
 
+from longstride.common.checks import printable
+
 BAD_INPUT, INTERRUPTED, UNREAD = 2, 130, 141
 """The last two as shells have them: 128 and the signal's number."""
 NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed", "unable to mmap")
@@ -83,7 +85,7 @@ def _end(code: int, line: str = "", *, at_once: bool) -> NoReturn:
     """At once: what waits for threads, or for other processes, is left as it is."""
     if line and sys.stderr is not None:
         with suppress(OSError):
-            print(f"longstride: {' '.join(line.splitlines())}", file=sys.stderr)
+            print(f"longstride: {printable(' '.join(line.splitlines()))}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

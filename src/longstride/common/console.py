@@ -9,6 +9,8 @@ from typing import IO, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from longstride.common.checks import printable
+
 
 def silence(stream: IO[Any]) -> None:
     """Redirects a stream to /dev/null. Otherwise Python would flush it again at exit and report the broken pipe."""
@@ -20,6 +22,9 @@ class StandardError(Console):
 
     def __init__(self) -> None:
         super().__init__(file=sys.stderr or io.StringIO())  # sys.stderr is None if it was closed.
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable(x, kept="\n\t") if isinstance(x, str) else x for x in objects), **options)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -63,7 +68,7 @@ def byte_bar(shown: bool = True) -> Progress:
     """Returns a progress bar on stderr for bytes read, written or downloaded. Shown on a terminal only."""
     console = StandardError()
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # The names of files may have brackets.
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

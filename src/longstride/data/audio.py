@@ -25,14 +25,14 @@ from longstride.data.plan import (
     optional,
     split_sizes,
 )
-from longstride.data.store import READ, Bytes
+from longstride.data.store import MAX_RATE, READ, Bytes
 from longstride.data.streams import gather, measure, read_span
 
 RATE = 12_000
 ENDINGS = SOUNDS + ENCODED
 """ENCODED files hold the output of `encode`, at RATE. The codes differ from those of G.711."""
 SHARE = 0.05
-RATES = range(1_000, 768_001)
+RATES = range(1_000, MAX_RATE + 1)
 """Supported sample rates. Far below RATE one sample becomes thousands, which soxr holds in memory at once."""
 CHANNELS = 64
 UNKNOWN_LENGTH = 2**62

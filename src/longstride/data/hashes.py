@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longstride.common.atomic import atomic_path
+from longstride.common.checks import printable
 from longstride.common.console import byte_bar
 from longstride.common.files import real_path
 
@@ -68,7 +69,7 @@ def _identity(paths: Sequence[Path]) -> tuple[str, int]:
 def _hash(paths: Sequence[Path], progress: bool) -> str:
     digest, total = hashlib.sha256(), sum(path.stat().st_size for path in paths)
     with byte_bar(progress and total >= LARGE) as bar:
-        task = bar.add_task(f"checking {paths[0].name if len(paths) == 1 else paths[0].parent}", total=total)
+        task = bar.add_task(printable(f"checking {paths[0].name if len(paths) == 1 else paths[0].parent}"), total=total)
         for path in paths:
             with path.open("rb", buffering=0) as file:
                 while piece := file.read(CHUNK):

@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from rich.text import Text
 
+from longstride.common.checks import printable
 from longstride.common.console import StandardError, byte_bar
 from longstride.common.files import real_path
 from longstride.data import audio, cifar, files, images, text
@@ -55,10 +57,10 @@ def prepare(
     chosen_kind = _choose_kind(source, kind)
     bar = byte_bar(progress)
     try:
-        with nullcontext() if bar.disable else bar.console.status(f"looking at {source}"):
+        with nullcontext() if bar.disable else bar.console.status(Text(f"looking at {printable(str(source))}")):
             plan = _report_unused(source, PLANS[chosen_kind](source, limit, join), chosen=kind is not None)
         with bar:
-            task = bar.add_task(source.name, total=plan.total)
+            task = bar.add_task(printable(source.name), total=plan.total)
 
             def with_progress(pieces: Iterable[Bytes] | Bytes) -> Iterator[Bytes]:
                 for piece in [pieces] if isinstance(pieces, np.ndarray) else pieces:
@@ -181,7 +183,7 @@ def _choose_kind(source: Path, kind: str | None) -> str:
 def _fingerprint(path: Path, kind: str | None, cache: Path, progress: bool) -> str:
     """Returns a hash of the files' location, names and content, and of the store's format version."""
     members = files_under(path) if path.is_dir() else [path]
-    Limit(path).check(path, "what is in its files", total_size(members))  # Otherwise hashing a sparse file could take hours.
+    Limit(path)  # Refuses holes, which could take hours to hash.
     lines = [f"{VERSION} {kind} {real_path(path)} {sha256_of(members, cache, progress) if members else ''}"]
     lines += [f"{member.relative_to(path)} {member.stat().st_size}" for member in members]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]

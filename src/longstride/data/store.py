@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from longstride.common.checks import shown, whole_number
 from longstride.common.files import read_json
 from longstride.data.hashes import sha256_of
+from longstride.data.limits import check_holes
 
 VERSION = 1
 KINDS = ("text", "images", "audio", "bytes")
@@ -24,6 +25,8 @@ SPLITS = ("train", "valid", "test")
 MANIFEST = "manifest.json"
 FIELDS = ("version", "kind", "item", "rate", "splits", "source")
 READ = 1 << 22
+MAX_RATE = 768_000
+"""The highest sample rate of audio."""
 
 Bytes = NDArray[np.uint8]
 
@@ -76,6 +79,7 @@ def open_store(folder: str | Path) -> Store:
             raise ValueError(f"{path} is missing; {MANIFEST} names it, with {size} bytes. Prepare the data again")
         if path.stat().st_size != size:
             raise ValueError(f"{path} has {path.stat().st_size} bytes; {MANIFEST} says {size}. Prepare the data again")
+        check_holes(path)
     return store
 
 
@@ -186,7 +190,9 @@ def _check(owner: str, kind: object, item: tuple[Any, ...], rate: object, splits
     elif item:
         raise ValueError(f"{owner}: item of {kind} must be empty, got {shown(list(item))}")
     if kind == "audio":
-        whole_number(owner, "rate", rate, 1)
+        rate = whole_number(owner, "rate", rate, 1)
+        if rate > MAX_RATE:  # A wav file could not hold it, and a second of silence would fill the memory.
+            raise ValueError(f"{owner}: rate must be at most {MAX_RATE:,}, got {rate:,}")
     elif rate is not None:
         raise ValueError(f"{owner}: rate is for audio, got {shown(rate)} with {kind}")
     for name in splits:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from longstride.common.checks import MOST
 from longstride.data import audio
 from longstride.data.images import open_images, shape_text
 from longstride.data.store import Bytes
@@ -44,12 +45,13 @@ def find_prompts(request: Request, subject: Subject, context: int) -> Prompts:
     elif subject.kind == "audio":
         prompt = _sound(request.prompt_file, request.seconds, subject.rate, context)
     else:
-        prompt = request.prompt_file.read_bytes()
+        with request.prompt_file.open("rb") as file:
+            prompt = file.read(context)  # No more is of use, and a device has no end.
     if len(prompt) >= context:
-        given = "prompt" if request.prompt_file is None else f"prompt_file = {str(request.prompt_file)!r}"
-        raise ValueError(
-            f"{OWNER}: {given} has {len(prompt):,} bytes, and the context is {context:,}; give at most {context - 1:,}"
-        )
+        given, size = "prompt", f"{len(prompt):,} bytes"
+        if request.prompt_file is not None:
+            given, size = f"prompt_file = {str(request.prompt_file)!r}", f"{len(prompt):,} bytes or more"
+        raise ValueError(f"{OWNER}: {given} has {size}, and the context is {context:,}; give at most {context - 1:,}")
     length = request.length
     if length is None and subject.kind == "text":
         length = max(1, min(TEXT, context - len(prompt)))
@@ -105,7 +107,7 @@ def _kept(share: float | None, subject: Subject) -> int:
 
 
 def _sound(path: Path, seconds: float | None, rate: int, context: int) -> bytes:
-    least = max(1, round(rate * seconds)) if seconds is not None else 0
+    least = max(1, round(min(rate * seconds, MOST))) if seconds is not None else 0
     if least >= context:
         most = int((context - 1) / rate * 1000) / 1000
         raise ValueError(

@@ -8,13 +8,14 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from longstride.commands.exits import is_main_process
 from longstride.commands.parser import HELP, parse
+from longstride.common.checks import short_reason
 from longstride.common.files import parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
@@ -23,6 +24,8 @@ from longstride.training.presets import train_preset
 if TYPE_CHECKING:
     from longstride.training import Summary
 
+LARGEST_TOML = 2**15
+"""The most bytes of a TOML file: a key of n parts takes n * n memory."""
 SIGNALLED = 128
 """Shells add this to a signal's number."""
 RESUME_NOT = "--resume=no"
@@ -119,17 +122,23 @@ def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
     """The settings of a file, TOML or JSON. What it leaves out is as in `start`, without which the model must be whole."""
     if not path.is_file():
         raise ValueError(f"train: config = {str(path)!r} is no file; give a TOML file or a run's config.json")
-    text = read_text(path)
-    try:
-        given = tomllib.loads(text) if path.suffix == ".toml" else parse_object(text, str(path), finite=False)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
+    given = _read_toml(path) if path.suffix == ".toml" else parse_object(read_text(path), str(path), finite=False)
     merged = {} if start is None else asdict(start)
     for name, value in given.items():
         inner = name in ("model", "optimizer") and isinstance(value, dict) and name in merged
         merged[name] = {**merged[name], **value} if inner else value
     merged["out"] = "" if start is None else start.out
     return TrainConfig.from_json(json.dumps(merged, default=str), str(path))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    text = read_text(path, LARGEST_TOML)
+    try:
+        given = tomllib.loads(text)
+        json.dumps(given, default=str)  # Not of a whole number with thousands of digits, or of deep lists.
+        return given
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not TOML of settings: {short_reason(error)}") from None
 
 
 def _presets() -> str:
