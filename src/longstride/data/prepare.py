@@ -59,6 +59,7 @@ def prepare(
     try:
         with nullcontext() if bar.disable else bar.console.status(Text(f"looking at {printable(str(source))}")):
             plan = _report_unused(source, PLANS[chosen_kind](source, limit, join), chosen=kind is not None)
+            _report_links(source, plan)
         with bar:
             task = bar.add_task(printable(source.name), total=plan.total)
 
@@ -86,8 +87,27 @@ def _report_unused(source: Path, plan: Plan, chosen: bool) -> Plan:
             f"{ASK}"
         )
     line = f"left out, {total_size(left):,} of {total_size(left) + total_size(used):,} bytes: {names}"
-    StandardError().print(f"{source}: {line}", highlight=False, markup=False, soft_wrap=True)
+    _say(f"{source}: {line}")
     return replace(plan, source=f"{plan.source}; {line}")
+
+
+def _report_links(source: Path, plan: Plan) -> None:
+    """Reports files outside of a folder that become data through a link, and linked folders, which do not."""
+    if not source.is_dir():
+        return
+    used = set(plan.used)
+    links = sorted(path for path in source.rglob("*") if path.is_symlink())
+    outside = [path for path in links if path in used and not real_path(path).is_relative_to(real_path(source))]
+    if outside:
+        shown = f"{list_names(source, outside)}, to {real_path(outside[0])}"
+        _say(f"{source}: read through links that lead out of it, {len(outside):,} of {len(used):,} files: {shown}")
+    folders = [path for path in links if path.is_dir()]
+    if folders:
+        _say(f"{source}: links to folders are not followed: {list_names(source, folders)}")
+
+
+def _say(line: str) -> None:
+    StandardError().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def open_data(path: str | Path, cache: str | Path | None = None, kind: str | None = None, progress: bool = True) -> Store:
