@@ -1,6 +1,10 @@
-"""Links in a folder of data: a file of the reader's own must not become data unnoticed."""
+"""Links in a folder of data, which must not make a file of the reader's own data unnoticed, and links instead of a run."""
+
+import pytest
 
 from longstride.data.prepare import prepare
+from longstride.training import train
+from tests.training.small import config
 
 
 def folder(tmp_path):
@@ -36,3 +40,12 @@ def test_linked_folders_are_named_and_not_followed(tmp_path, capsys):
 def test_no_links_no_lines(tmp_path, capsys):
     prepare(folder(tmp_path), tmp_path / "out")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("target", ["run", "nowhere"])
+@pytest.mark.parametrize("resume", [False, True, "auto"])
+def test_a_run_that_is_a_link_to_nothing(target, resume, tmp_path):
+    (tmp_path / "run").symlink_to(target)
+    with pytest.raises(ValueError, match=r"^train: .*run is a link that leads nowhere; give the folder of a run$"):
+        train(config(tmp_path), resume)
+    assert not (tmp_path / "nowhere").exists()

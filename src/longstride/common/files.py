@@ -96,8 +96,9 @@ def open_inside(path: Path, flags: int) -> int:
 def check_run_folder(owner: str, folder: Path) -> None:
     """Refuses a run's folder that holds anything but regular files and folders: through a link, a write or removal would
     reach files elsewhere. The folder itself may be a link. Call this before anything is written."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{owner}: {folder} is a file; give the folder of a run")
+    if os.path.lexists(folder) and not folder.is_dir():
+        kind = "a file" if folder.exists() else "a link that leads nowhere"
+        raise ValueError(f"{owner}: {folder} is {kind}; give the folder of a run")
     if folder.is_dir():
         for path in _entries(folder):
             mode = path.lstat().st_mode
