@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ LEVELS = 32
 CONTAINERS = 100_000
 """The most lists and objects in a file: each takes far more memory than its two bytes of text."""
 
+DEEPEST = 64
+"""The most levels of folders inside each other."""
 LOCK_NAME = ".lock"
 RUN_SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".png", ".wav")
 """Of the files that a run writes."""
@@ -28,6 +31,24 @@ RUN_TREES = ("checkpoints", "tensorboard")
 def real_path(path: str | Path) -> Path:
     """The path without links. A loop of links is no error here, as it is in `Path.resolve`: opening it is."""
     return Path(os.path.realpath(path))
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yields everything below a folder, without following links. ValueError if folders are nested deeper than DEEPEST, at
+    which the functions of the standard library fail."""
+    level = [folder]
+    for _ in range(DEEPEST):
+        inner = []
+        for above in level:
+            with suppress(PermissionError), os.scandir(above) as entries:
+                for entry in entries:
+                    yield above / entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        inner.append(above / entry.name)
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"{folder} has folders inside each other, more than {DEEPEST} levels deep; move its files up")
 
 
 def read_text(path: str | Path, most: int = LARGEST_JSON) -> str:
@@ -113,9 +134,8 @@ def check_run_folder(owner: str, folder: Path) -> None:
 def _entries(folder: Path) -> Iterator[Path]:
     yield from folder.iterdir()
     for name in RUN_TREES:
-        for above, folders, files in os.walk(folder / name):
-            for entry in (*folders, *files):
-                yield Path(above, entry)
+        if (folder / name).is_dir():
+            yield from walk(folder / name)
 
 
 def _refused(path: Path, why: str) -> str:

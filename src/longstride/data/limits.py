@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from longstride.common.checks import whole_number
+from longstride.common.files import walk
 
 LEAST = 1 << 30
 RATIO = 100
@@ -18,7 +19,7 @@ class Limit:
 
     def __init__(self, source: Path, max_bytes: int | None = None) -> None:
         self.source, self.taken, self.held = source, 0, HELD
-        members = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
+        members = [path for path in walk(source) if path.is_file()] if source.is_dir() else [source]
         self.most = usual = max(LEAST, RATIO * sum(map(disk_bytes, members)))
         if max_bytes is not None:
             self.most = whole_number("prepare", "max_bytes", max_bytes, 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longstride.common.files import walk
 from longstride.data.store import SPLITS, Bytes
 
 SPLIT_WORDS = {
@@ -154,7 +155,7 @@ def data_suffix(path: Path) -> str:
 def files_under(folder: Path, endings: Sequence[str] = ()) -> list[Path]:
     """Returns every file below a folder, sorted, without hidden ones. `endings`: only files with these suffixes."""
     paths = []
-    for path in folder.rglob("*"):
+    for path in walk(folder):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if not hidden and path.is_file() and (not endings or data_suffix(path) in endings):
             paths.append(path)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from longstride.common.checks import printable
 from longstride.common.console import StandardError, byte_bar
-from longstride.common.files import real_path
+from longstride.common.files import real_path, walk
 from longstride.data import audio, cifar, files, images, text
 from longstride.data.hashes import data_cache, sha256_of
 from longstride.data.limits import Limit
@@ -96,7 +96,7 @@ def _report_links(source: Path, plan: Plan) -> None:
     if not source.is_dir():
         return
     used = set(plan.used)
-    links = sorted(path for path in source.rglob("*") if path.is_symlink())
+    links = sorted(path for path in walk(source) if path.is_symlink())
     outside = [path for path in links if path in used and not real_path(path).is_relative_to(real_path(source))]
     if outside:
         shown = f"{list_names(source, outside)}, to {real_path(outside[0])}"
