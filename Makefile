@@ -38,10 +38,12 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/longstride bench attention --repeats 9 --json benchmarks/results/attention-cpu.json
-	$(BIN)/longstride bench attention --repeats 7 --heads 4 --peers sdpa --json benchmarks/results/attention-cpu-4-heads.json
+	$(BIN)/longstride bench attention --lengths 16384 --peers all --repeats 9 \
+		--json benchmarks/results/attention-cpu.json --force
+	$(BIN)/longstride bench attention --lengths 16384 --repeats 7 --heads 4 \
+		--json benchmarks/results/attention-cpu-4-heads.json --force
 	$(BIN)/longstride bench attention --lengths 2048 4096 8192 16384 32768 65536 --peers none \
-		--json benchmarks/results/attention-cpu-scaling.json
+		--json benchmarks/results/attention-cpu-scaling.json --force
 
 clean:
 	rm -rf .venv build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -68,6 +69,10 @@ class Recipe:
     """Each block adds a learned multiple of the embedding to its input."""
     value_skip: bool = False
     """Each block adds a learned multiple of the first block's values to its own."""
+    shift: bool = False
+    """Keys and values have a learned multiple of the previous slot's added, one for each channel."""
+    float32_stream: bool = False
+    """The residual stream is float32 on a GPU too."""
     weight_std: float = 0.5
     """Times 1 / sqrt(width). Projections into the residual stream begin at 0."""
     output_std: float = 0.02
@@ -81,6 +86,12 @@ class Recipe:
     warmup: int = 40
     flat: float = 0.3
     """The part of the time after which the learning rate falls, in a line to 2 per cent."""
+    average: float = 0.0
+    """If not 0, also validates a moving average of the weights, over this part of the steps so far."""
+    graph: bool = False
+    """A step is one CUDA graph, so that small batches do not wait for the host."""
+    profile: bool = False
+    """Prints where the GPU's time goes in three more steps."""
     windows: int = 32
     """Validation windows, evenly spaced."""
     seed: int = 0
@@ -113,31 +124,34 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    def __init__(self, recipe: Recipe, patterns: tuple, first: bool) -> None:
+    def __init__(self, recipe: Recipe, patterns: tuple, first: bool, dtype: torch.dtype) -> None:
         super().__init__()
-        self.recipe, self.patterns, width = recipe, patterns, recipe.width
+        self.recipe, self.patterns, self.dtype, width = recipe, patterns, dtype, recipe.width
         std, inner = recipe.weight_std / math.sqrt(width), int(recipe.ff_ratio * width)
         self.query_key_value, self.project = Linear(width, 3 * width, std), Linear(width, width, 0.0)
         self.inner, self.outer = Linear(width, inner, std), Linear(inner, width, 0.0)
         self.query_scale = nn.Parameter(torch.ones(width // recipe.head, 1, 1)) if recipe.qk_norm else None
         self.skip = nn.Parameter(torch.tensor([1.0, 0.0])) if recipe.embedding_skip else None
         self.value_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if recipe.value_skip and not first else None
+        self.shift = nn.Parameter(torch.zeros(2, width // recipe.head, 1, recipe.head)) if recipe.shift else None
 
     def forward(self, h: Tensor, embedded: Tensor, values: Tensor | None, cos: Tensor | None, sin: Tensor | None):
         recipe, heads = self.recipe, self.recipe.width // self.recipe.head
         if self.skip is not None:
             h = (self.skip[0] * h + self.skip[1] * embedded).to(h.dtype)
-        q, k, v = self.query_key_value(norm(h)).unflatten(-1, (3, heads, recipe.head)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.query_key_value(norm(h).to(self.dtype)).unflatten(-1, (3, heads, recipe.head)).permute(2, 0, 3, 1, 4)
         scale = recipe.head**-0.5
+        if self.shift is not None:
+            k, v = ((x + m * F.pad(x[:, :, :-1], (0, 0, 1, 0))).to(self.dtype) for x, m in zip((k, v), self.shift))
         if self.query_scale is not None:
-            q, k, scale = (norm(q) * self.query_scale).to(h.dtype), norm(k), scale * recipe.qk_scale
+            q, k, scale = (norm(q) * self.query_scale).to(self.dtype), norm(k), scale * recipe.qk_scale
         if cos is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.value_mix is not None:
-            v = (self.value_mix[0] * v + self.value_mix[1] * values).to(h.dtype)
+            v = (self.value_mix[0] * v + self.value_mix[1] * values).to(self.dtype)
         seen = attend(q.contiguous(), k.contiguous(), v.contiguous(), self.patterns, scale=scale)
         h = h + self.project(seen.transpose(1, 2).flatten(2))
-        inner = self.inner(norm(h))
+        inner = self.inner(norm(h).to(self.dtype))
         inner = inner * torch.sigmoid(1.702 * inner) if recipe.activation == "gelu" else F.relu(inner).square()
         return h + self.outer(inner), v
 
@@ -160,7 +174,7 @@ class Network(nn.Module):
         for table in self.hashes:
             nn.init.normal_(table.weight, std=0.02)
         cycle = place(recipe.pattern, width // recipe.head)
-        self.blocks = nn.ModuleList(Block(recipe, cycle[i % len(cycle)], i == 0) for i in range(recipe.layers))
+        self.blocks = nn.ModuleList(Block(recipe, cycle[i % len(cycle)], i == 0, dtype) for i in range(recipe.layers))
         self.output = Linear(width, 256, recipe.output_std)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -178,7 +192,7 @@ class Network(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Nats of every byte, [batch, n]."""
-        h = embedded = norm(self.embed(tokens)).to(self.dtype)
+        h = embedded = norm(self.embed(tokens)).to(torch.float32 if self.recipe.float32_stream else self.dtype)
         cos = sin = values = None
         if self.recipe.positions == "rotary":
             half = self.recipe.head // 2
@@ -188,11 +202,11 @@ class Network(nn.Module):
         for block in self.blocks:
             h, own = block(h, embedded, values, cos, sin)
             values = own if values is None else values
-        return nats(h, self.output.weight, tokens)
+        return nats(h, self.output.weight, tokens, self.dtype)
 
 
-def nats(h: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
-    logits = F.linear(norm(h), weight.to(h.dtype)).float()
+def nats(h: Tensor, weight: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    logits = F.linear(norm(h).to(dtype), weight.to(dtype)).float()
     return F.cross_entropy(logits.flatten(0, 1), tokens.long().flatten(), reduction="none").view(tokens.shape)
 
 
@@ -204,12 +218,13 @@ class Muon:
         for block in blocks:
             for matrix in (p for p in block.parameters() if p.ndim == 2):
                 self.groups.setdefault(tuple(matrix.shape), []).append(matrix)
+        self.rate = torch.zeros((), device=matrix.device)
         self.momentum = {shape: torch.zeros(len(group), *shape, device=group[0].device)
                          for shape, group in self.groups.items()}  # fmt: skip
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        recipe = self.recipe
+    def step(self) -> None:
+        recipe, rate = self.recipe, self.rate
         for shape, group in self.groups.items():
             gradient, momentum = torch.stack([p.grad for p in group]), self.momentum[shape]
             momentum.lerp_(gradient, 1 - recipe.momentum)
@@ -217,7 +232,7 @@ class Muon:
             part = (recipe.width, recipe.width) if shape[0] == 3 * recipe.width else shape
             update = orthogonal(update.view(-1, *part)).view_as(gradient).float()
             torch._foreach_mul_(group, 1 - rate * recipe.decay)
-            torch._foreach_add_(group, list((update * (-rate * 0.2 * math.sqrt(max(part)))).unbind()))
+            torch._foreach_add_(group, list((update * (rate * (-0.2 * math.sqrt(max(part))))).unbind()))
 
 
 def orthogonal(x: Tensor) -> Tensor:
@@ -237,6 +252,7 @@ def train(data: Path, seconds: float, name: str, recipe: Recipe) -> dict:
     torch.manual_seed(recipe.seed)
     network = Network(recipe, torch.bfloat16 if device.type == "cuda" else torch.float32).to(device)
     if device.type == "cuda":
+        torch._dynamo.config.recompile_limit = 64
         nats = torch.compile(nats)
         for block in network.blocks:
             block.compile()
@@ -244,47 +260,71 @@ def train(data: Path, seconds: float, name: str, recipe: Recipe) -> dict:
     tables = [p for part in (network.bytes, network.hashes, network.matrix) for p in part.parameters()]
     taken = {id(p) for p in tables} | {id(p) for group in muon.groups.values() for p in group}
     others = [p for p in network.parameters() if id(p) not in taken]
-    groups = [{"params": tables, "rate": recipe.embedding_rate}, {"params": others, "rate": recipe.other_rate}]
-    adam = torch.optim.AdamW(groups, betas=(0.9, 0.99), eps=1e-10, weight_decay=0.0, fused=device.type == "cuda")
+    rates = (tables, recipe.embedding_rate), (others, recipe.other_rate)
+    groups = [{"params": some, "rate": rate, "lr": torch.zeros((), device=device)} for some, rate in rates]
+    fast = {"fused": True, "capturable": recipe.graph} if device.type == "cuda" else {}
+    adam = torch.optim.AdamW(groups, betas=(0.9, 0.99), eps=1e-10, weight_decay=0.0, **fast)
     stream = torch.from_numpy(np.fromfile(data, np.uint8, TRAIN + VALID)).to(device)
     seen, held = stream[:TRAIN], stream[TRAIN:]
     window = torch.arange(recipe.context, device=device)
+    tokens = seen[: recipe.batch * recipe.context].view(recipe.batch, -1).clone()
 
-    def step(scale: float) -> Tensor:
-        start = torch.randint(0, len(seen) - recipe.context, (recipe.batch, 1), device=device)
-        loss = network(seen[start + window]).mean()
+    def learn() -> Tensor:
+        loss = network(tokens).mean()
         loss.backward()
-        if scale:
-            for group in adam.param_groups:
-                group["lr"] = group["rate"] * scale
-            adam.step()
-            muon.step(recipe.learning_rate * scale)
+        adam.step()
+        muon.step()
         network.zero_grad(set_to_none=True)
         return loss.detach()
 
-    for _ in range(2):  # Compiles.
-        step(0.0)
+    replay = prepare(learn, recipe.graph)
+
+    def step(scale: float) -> Tensor:
+        start = torch.randint(0, len(seen) - recipe.context, (recipe.batch, 1), device=device)
+        tokens.copy_(seen[start + window])
+        for group in adam.param_groups:
+            group["lr"].fill_(group["rate"] * scale)
+        muon.rate.fill_(recipe.learning_rate * scale)
+        return replay()
+
+    def validate() -> float:
+        with torch.no_grad():
+            starts = torch.linspace(0, len(held) - recipe.context - 1, recipe.windows).long().to(device)
+            parts = [network(held[some[:, None] + window])[:, WARM_CONTEXT:] for some in starts.split(recipe.batch)]
+        return round(torch.cat(parts).double().mean().item() / math.log(2), 4)
+
+    with torch.no_grad():
+        network(tokens)  # Compiles for validation.
     synchronize(device)
+    weights = [p.detach() for p in network.parameters()]
+    averages = [p.clone() for p in weights] if recipe.average else []
     with (Path(tempfile.gettempdir()) / "recipes.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         step(0.0)
+        for state in (*muon.momentum.values(), *(x for some in adam.state.values() for x in some.values())):
+            state.zero_()
         synchronize(device)
         begun, steps, losses = time.perf_counter(), 0, []
         while (done := (time.perf_counter() - begun) / seconds) < 1:
             fall = min(1.0, (1 - done) / (1 - recipe.flat))
             losses.append(step(min(1.0, (steps + 1) / recipe.warmup) * (0.02 + 0.98 * fall)))
             steps += 1
+            if averages:
+                torch._foreach_lerp_(averages, weights, min(1.0, 1 / (recipe.average * steps)))
             if len(losses) > 2:
                 losses[-3] = losses[-3].item()  # Keeps the host at most two steps ahead.
         synchronize(device)
         taken_s = time.perf_counter() - begun
-        with torch.no_grad():
-            starts = torch.linspace(0, len(held) - recipe.context - 1, recipe.windows).long().to(device)
-            parts = [network(held[some[:, None] + window])[:, WARM_CONTEXT:] for some in starts.split(recipe.batch)]
+        results = {"valid_bits_per_byte": validate()}
+        if averages:
+            torch._foreach_copy_(weights, averages)
+            results["valid_bits_per_byte_of_average"] = validate()
+        if recipe.profile:
+            profile(lambda: step(0.0))
     size = recipe.batch * recipe.context
     return {
         "name": name,
-        "valid_bits_per_byte": round(torch.cat(parts).double().mean().item() / math.log(2), 4),
+        **results,
         "seconds": round(taken_s, 1),
         "steps": steps,
         "million_bytes": round(steps * size / 1e6, 1),
@@ -294,6 +334,37 @@ def train(data: Path, seconds: float, name: str, recipe: Recipe) -> dict:
         "torch": torch.__version__,
         "recipe": asdict(recipe),
     }
+
+
+def prepare(learn: Callable[[], Tensor], graph: bool) -> Callable[[], Tensor]:
+    """Compiles by two calls, and returns what does a step: `learn`, or a CUDA graph of it."""
+    if not graph:
+        learn(), learn()
+        return learn
+    stream, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        learn(), learn()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    with torch.cuda.graph(captured, stream=stream):
+        loss = learn()
+
+    def replay() -> Tensor:
+        captured.replay()
+        return loss.clone()
+
+    return replay
+
+
+def profile(step: Callable[[], Tensor], steps: int = 3) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    rows = [(row.self_device_time_total / 1e3 / steps, row.count // steps, row.key) for row in profiler.key_averages()]
+    for milliseconds, count, name in sorted(rows, reverse=True)[:40]:
+        print(f"{milliseconds:8.3f} ms a step in {count:4} x {name[:110]}", flush=True)
 
 
 def synchronize(device: torch.device) -> None:
@@ -313,9 +384,8 @@ def main() -> None:
     data, seconds, out, *jobs = sys.argv[1:]
     alive: list[subprocess.Popen] = []
     for job in jobs:
-        while len(alive) >= PREPARED_TOGETHER:
-            alive[0].wait()
-            alive = [one for one in alive if one.poll() is None]
+        while len(alive := [one for one in alive if one.poll() is None]) >= PREPARED_TOGETHER:
+            time.sleep(0.2)
         alive.append(subprocess.Popen([sys.executable, __file__, "--job", data, seconds, out, *job.split()]))
     for one in alive:
         one.wait()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import longstride
+from longstride.data.kinds import KINDS
 
 ROOT = Path(longstride.__file__).parent
 ROOMS = ["common", "patterns", "attention", "model", "data", "evaluation", "training", "sampling", "pictures", "commands"]
@@ -15,7 +16,7 @@ FREE = {"version"}
 """Outside of the rooms, and imported by all."""
 BACKENDS = [{"reference"}, {"blocked", "tiles", "chunks"}, {"kernels"}]
 """Implementations of attention: none imports another."""
-DATA_KINDS = {"text", "images", "audio", "files"}
+DATA_KINDS = {place.partition(":")[0].rpartition(".")[2] for place in KINDS.values()}
 HEAVY = {"tyro", "rich", "numpy", "matplotlib", "triton", "safetensors"}
 """What somebody who wants `attend` alone does not have to install."""
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT)

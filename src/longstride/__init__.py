@@ -1,9 +1,9 @@
 """Longstride: the Sparse Transformer of Child, Gray, Radford and Sutskever (2019), whole and current."""
 
-from typing import TYPE_CHECKING
-
 from longstride.common.lazy import lazy_names
 from longstride.version import __version__
+
+TYPE_CHECKING = False  # True for type checkers. `typing` itself takes as long to import as all the rest here.
 
 __all__ = [
     "Pattern",

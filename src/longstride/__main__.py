@@ -1,5 +1,14 @@
-"""`python -m longstride` is the command line."""
+"""The program: `python -m longstride`, and the `longstride` that pip installs."""
 
-from longstride.commands.main import main
+from longstride.commands.interrupts import quit_on_interrupt
 
-main()
+
+def main() -> None:
+    quit_on_interrupt()
+    from longstride.commands.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

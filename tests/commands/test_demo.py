@@ -1,4 +1,5 @@
 import io
+import shlex
 import signal
 import sys
 from dataclasses import replace
@@ -23,7 +24,7 @@ def small(monkeypatch):
     text = samples.text()[:100_000]
     monkeypatch.setattr(samples, "text", lambda: text)
     monkeypatch.setattr(module, "HELD_OUT", 8_000)
-    monkeypatch.setattr(module, "CHOOSING", 4_000)
+    monkeypatch.setattr(module, "VALIDATION", 4_000)
     monkeypatch.setattr(module, "train_preset", lambda name, **changes: replace(train_preset(name, **changes), model=MODEL))
 
 
@@ -72,20 +73,28 @@ def test_compressed_bits(tmp_path):
     assert 1 < found["gzip -9"] < 8
 
 
-def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_exits_as_its_signal_and_says_how_to_go_on(tmp_path, monkeypatch, capsys, number, expected):
+    from longstride.commands.main import main
     from longstride.training.trainer import Trainer
 
     take_step = Trainer.take_step
 
     def interrupted(self, tokens):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         return take_step(self, tokens)
 
     monkeypatch.setattr(Trainer, "take_step", interrupted)
     run = tmp_path / "run-1"
-    with pytest.raises(ValueError, match=f"interrupted at step 1; to go on: .* --out {run} --steps 9 --resume"):
-        demo(tmp_path, 9)
+    with pytest.raises(SystemExit) as end:
+        main(["demo", "--folder", str(tmp_path), "--steps", "9"])
+    assert end.value.code == expected
     assert (run / "checkpoints/step-1").is_dir()
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"all is saved; to go on: longstride train text-small --out {run} --resume"
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    main(shlex.split(last.partition("longstride ")[2]))
+    assert f"{run}: step 9, all steps are done" in capsys.readouterr().out
 
 
 def test_it_needs_no_matplotlib(tmp_path, monkeypatch):

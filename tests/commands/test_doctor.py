@@ -22,9 +22,9 @@ def test_says_what_sampling_from_a_preset_costs(monkeypatch):
     found = dict(sampling_report("enwik8", preset("enwik8")))
     assert (
         found["sampling"]
-        == "enwik8: 94,949,888 parameters, 182 MiB of weights in bfloat16, 362 MiB in float32, as a CPU has them"
+        == "enwik8: 94,949,888 parameters, 182 MiB of weights in bfloat16, 362 MiB in float32, which a CPU uses"
     )
-    assert found["1 stream"] == found["64 streams"] == "plain: PyTorch, on a CPU"
+    assert found["1 stream"] == found["64 streams"] == "pytorch: on a CPU"
     # 30 blocks of 128 + 12,288 / 128 * 32 slots, each 512 numbers in float32 and 512 in bfloat16.
     assert found["cache"] == "281 MiB a stream, 26.0% of the 1,080 MiB that dense attention would keep"
     # 30 * 8 heads see a block of 128 and the 32 cells of each block, those of its own once.

@@ -117,7 +117,7 @@ def test_plot_patterns_is_the_papers_figure_by_default(capsys, tmp_path, monkeyp
 
 
 def test_without_matplotlib_it_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "longstride.pictures.patterns", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = run(capsys, "plot", "patterns")
     assert code == 2
     assert "pip install 'longstride[plot]'" in err
@@ -140,6 +140,32 @@ def test_bench_attention(capsys, tmp_path):
     assert [growth["name"] for growth in result["growth"]] == ["SDPA dense", "merged(strided(8))"]
 
 
+@pytest.mark.parametrize("flag", ["--json", "--picture"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bench attention --lengths 32 --peers none --repeats 1 --patterns local(8) --device cpu",
+        "bench sampling --preset text-small --batches 1 --positions 8 --bytes 2 --repeats 1 --peers none --device cpu",
+    ],
+)
+def test_benchmarks_replace_no_file_and_make_no_folder_unasked(capsys, tmp_path, words, flag):
+    verb, suffix = " ".join(words.split()[:2]), {"--json": ".json", "--picture": ".svg"}[flag]
+    path = tmp_path / f"result{suffix}"
+    path.write_text("precious")
+    code, out, err = run(capsys, *words.split(), flag, str(path))
+    says = f"longstride: {verb}: {path} is there already; add --force to replace it, or give another {flag}\n"
+    assert (code, out, err) == (2, "", says)
+    assert path.read_text() == "precious"
+    missing = tmp_path / "new" / path.name
+    code, _, err = run(capsys, *words.split(), flag, str(missing), "--force")
+    assert code == 2
+    assert f"cannot be written: there is no folder {missing.parent}; make it first" in err
+    code, _, _ = run(capsys, *words.split(), flag, str(path), "--force")
+    assert code == 0
+    assert "precious" not in path.read_text()
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
 def test_bench_sampling(capsys, tmp_path):
     words = "bench sampling --preset text-small --batches 1 2 --positions 8 --bytes 2 --repeats 1 --device cpu"
     files = {"--json": tmp_path / "result.json", "--picture": tmp_path / "rates.svg"}
@@ -156,7 +182,10 @@ def test_bench_sampling(capsys, tmp_path):
     ("words", "says"),
     [
         ("polt patterns", "there is no verb 'polt patterns'; did you mean 'plot patterns'?"),
-        ("plot", "did you mean 'plot run' or 'plot attention' or 'plot patterns'?"),
+        ("plot", "plot needs one of run, attention, patterns after it; longstride plot --help describes them"),
+        ("plot xyzzy", "there is no verb 'plot xyzzy'; did you mean 'plot run' or 'plot attention' or 'plot patterns'?"),
+        ("--steps 3", "a verb comes before '--steps', as in: longstride train text-small --data FILE --out RUN;"),
+        ("TRAIN text-small", "there is no verb 'TRAIN text-small'; did you mean 'train'?"),
         ("doctro", "did you mean 'doctor'?"),
         ("xyz", "longstride --help lists the verbs"),
         ("plot patterns --patterns lokal(3)", "there is no pattern 'lokal'; did you mean 'local'?"),
@@ -173,7 +202,7 @@ def test_bench_sampling(capsys, tmp_path):
         ("bench attention --device meta", "device = 'meta' cannot be used"),
         ("bench attention --lenghts 4", "--lengths"),
         ("bench attention --json .", "json = '.' cannot be written"),
-        ("bench attention --picture times.gif", "picture = 'times.gif' must end in .png or .svg"),
+        ("bench attention --picture times.gif", "bench attention: times.gif must end in .png or .svg"),
         ("doctor enwik9", "doctor: there is no folder 'enwik9', and there is no preset 'enwik9'; did you mean 'enwik8'?"),
         ("doctor .", "doctor: . is no run and no saved model: it has no config.json"),
         ("bench sampling --preset text-smal", "there is no preset 'text-smal'; did you mean 'text-small'?"),
@@ -182,8 +211,10 @@ def test_bench_sampling(capsys, tmp_path):
             "12,000, and the context of text-small is 512; give at most 510",
         ),
         ("bench sampling --bytes 0", "bytes must be at least 1, got 0"),
-        ("bench sampling --picture rates.gif", "rates.gif must end in .png or .svg"),
+        ("bench sampling --picture rates.gif", "picture = 'rates.gif' must end in .png or .svg"),
         ("bench sampling --device nowhere", "device = 'nowhere' cannot be used"),
+        ("bench attention --compile 64", "compile has '64', which is not measured; give 256, 1024, 4096, 16384 or all"),
+        ("bench attention --read nowhere.json", "nowhere.json"),
         ("bench attention --shapes cifar", "shapes has 'cifar'; the names are enwik8, imagenet64, cifar10"),
     ],
 )
@@ -218,7 +249,7 @@ def test_train(capsys, tmp_path, text_file):
     assert code == 0
     assert f"{out}: step 4, all steps are done; " in said
     assert said.endswith(
-        " bits per byte, at step 4\nthere: model.safetensors, curve.png, sample-data.*, sample-model.*, metrics.jsonl, "
+        " bits per byte, at step 4\nwritten: model.safetensors, curve.png, sample-data.*, sample-model.*, metrics.jsonl, "
         "checkpoints\n"
     )
     assert err.startswith("step 4/4  ")
@@ -275,7 +306,7 @@ def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
     code, said, err = run(capsys, *train_words(text_file, tmp_path / "run"))
     assert code == 0
     assert "best validation" in said
-    assert "the run is whole, but for its pictures and samples: plot run needs matplotlib.figure" in err
+    assert "the run is whole, but for its pictures and samples: plot run needs matplotlib: pip install" in err
     code, _, err = run(capsys, "plot", "run", str(tmp_path / "run"))
     assert code == 2
     assert "pip install 'longstride[plot]'" in err
@@ -284,10 +315,15 @@ def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("train", "train: which preset comes first, as in: longstride train text-small --data FILE --out RUN"),
+        ("train", "train: a preset comes first, as in: longstride train text-small --data FILE --out RUN"),
         (
             "train --data x --out y",
-            "train: which preset comes first, as in: longstride train text-small --data FILE --out RUN",
+            "train: a preset comes first, as in: longstride train text-small --data FILE --out RUN",
+        ),
+        (
+            "train empty.txt --out run",
+            "train: 'empty.txt' is no preset; if it is the data: longstride train text-small --data empty.txt --out RUN; "
+            "longstride presets lists the presets",
         ),
         ("train text-smal --data x", "there is no preset 'text-smal'; did you mean 'text-small'?"),
         ("train text-small --out run", "train: --data must be given: a prepared store, or files to make one of"),
@@ -329,7 +365,8 @@ def test_mistakes_are_one_line_and_leave_nothing(capsys, monkeypatch, tmp_path, 
         ("train text-small --optimizer.name sgd", "adamw"),
         ("data prepare", "SOURCE"),
         ("data prepare a b --kind sounds", "audio"),
-        ("data prepear", "did you mean 'data prepare' or 'data fetch'?"),
+        ("data prepear", "did you mean 'data prepare'?"),
+        ("train text-small book.txt", "unexpected 'book.txt'; data comes after its flag: --data book.txt"),
     ],
 )
 def test_wrong_options_name_the_right_ones(capsys, words, says):
@@ -381,9 +418,10 @@ def test_data_prepare_of_a_kind(capsys, tmp_path, text_file):
 def test_data_fetch(capsys, tmp_path, monkeypatch):
     import longstride.data.fetch
 
-    monkeypatch.setattr(longstride.data.fetch, "fetch", lambda name, folder: folder / f"{name}.zip")
-    code, out, _ = run(capsys, "data", "fetch", "enwik8", "--folder", str(tmp_path))
-    assert (code, out) == (0, f"wrote {tmp_path / 'enwik8.zip'}\n")
+    monkeypatch.setattr(longstride.data.fetch, "fetch", lambda name, folder, force: folder / f"{name}{force}.zip")
+    for more, name in (((), "enwik8False.zip"), (("--force",), "enwik8True.zip")):
+        code, out, _ = run(capsys, "data", "fetch", "enwik8", "--folder", str(tmp_path), *more)
+        assert (code, out) == (0, f"wrote {tmp_path / name}\n")
 
 
 def test_plot_run(capsys, tmp_path):
@@ -569,38 +607,36 @@ def test_the_list_has_the_first_sentence_of_each_verb(verb):
     assert function.__doc__.splitlines()[0].split(" Example:")[0] == entry.summary
 
 
-def test_help_fits_a_terminal(capsys):
-    _, out, _ = run(capsys, "help")
-    assert max(map(len, out.splitlines())) <= 110
-    assert run(capsys, "-v") == run(capsys, "--version")
+def test_help_has_several_names(capsys):
+    assert run(capsys, "-v") == run(capsys, "--version") == run(capsys, "version")
     assert run(capsys, "help", "plot") == run(capsys, "plot", "--help")
 
 
-def entries(text):
-    """What a verb's help says of each argument."""
-    found = []
-    for line in text.splitlines():
-        if line.startswith("│ ") and line[2] != " ":
-            found.append(line.strip("│ "))
-        elif line.startswith("│ ") and found:
-            found[-1] += "  " + line.strip("│ ")
-    return found
+@pytest.mark.parametrize("width", [50, 80, 200])
+@pytest.mark.parametrize("verb", ["", *cli.VERBS])
+def test_help_fits_the_terminal(capsys, monkeypatch, verb, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, _ = run(capsys, *verb.split(), "--help")
+    assert code == 0
+    longest = max(out.splitlines(), key=len)
+    assert len(longest) <= min(width, 120) or len(longest.split()) == 1  # A word that is longer than a line.
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_flag_has_a_description(capsys, monkeypatch, verb):
     from longstride.commands import parser
 
-    monkeypatch.setattr(parser._Captured, "encoding", "utf-8")
-    monkeypatch.setenv("COLUMNS", "90")
-    code, out, _ = run(capsys, *verb.split(), "--help")
+    texts = []
+    monkeypatch.setattr(parser, "format_help", lambda text, width: texts.append(text) or "")
+    code, _, _ = run(capsys, *verb.split(), "--help")
     assert code == 0
-    assert max(map(len, out.splitlines())) <= 90
-    found = [entry for entry in entries(out) if re.match(r"-|[A-Z\[]{2}", entry)]
-    assert len(found) > 1
-    for entry in found:
-        about = entry.partition("  ")[2].split("(default")[0].split("(required")[0].split("(repeat")[0]
-        assert len(about.split()) > 0, entry
+    found = [entry for section in parser.sections(texts[0]) for entry in section.entries]
+    assert found
+    for flags, about in found:
+        assert re.match(r"-|[A-Z\[]{2}", flags), flags
+        assert len(re.sub(r"\((default|required).*", "", about).split()) > 0, flags
+        assert "None" not in flags + about
+        assert "(default: )" not in about
 
 
 def test_help_of_train_lists_the_presets_and_marks_what_is_required(capsys, monkeypatch):

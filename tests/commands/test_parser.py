@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("tyro")
@@ -74,3 +77,12 @@ def test_errors_are_the_same_in_a_narrow_window(monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     assert error("--source", "a", "--stesp", "4") == "there is no flag --stesp; did you mean --steps?"
     assert error("--source", "a", "--steps", "abc") == "--steps must be a whole number, got 'abc'"
+
+
+def test_optional_flags_are_read_without_typeguard():
+    """Its import takes longer than that of tyro."""
+    program = "import sys; from longstride.commands.main import main; main(['train', '--help'])"
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", program], capture_output=True, text=True, check=True)
+    assert "--until INT" in done.stdout
+    assert "tyro" in done.stderr
+    assert "typeguard" not in done.stderr

@@ -50,6 +50,19 @@ def test_states(tmp_path):
     assert states(tmp_path / "running") == {"running": ("stopped", 30, None)}
 
 
+def test_an_extended_run_counts_validations_anew(tmp_path):
+    """Its checkpoint has the number that a resume goes on from."""
+    folder = a_run(tmp_path / "extended", [row(10, 2.0), row(20, 4.0), row(30, 3.0)], patience=2)
+    for step, without_better in ((9, 2), (30, 1)):
+        (folder / f"checkpoints/step-{step}").mkdir(parents=True)
+        (folder / f"checkpoints/step-{step}/state.json").write_text(json.dumps({"without_better": without_better}))
+    (folder / "checkpoints/step-40").mkdir()  # Unfinished.
+    assert states(tmp_path) == {"extended": ("stopped", 30, 2.0)}
+    (folder / "checkpoints/step-30/state.json").write_text("{}")
+    (run,) = list_runs(tmp_path)
+    assert (run.state, "without_better must be a whole number" in run.problem) == ("damaged", True)
+
+
 def test_hostile_folders(tmp_path, capsys):
     """None stops the list, is waited for, or is followed."""
     fine = a_run(tmp_path / "runs/fine", [row(5, 1.5)])

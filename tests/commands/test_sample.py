@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
 import longstride.commands.sample
 from longstride import generate
 from longstride.commands import main as cli
+from longstride.common.console import Progress
 from longstride.data import audio, images
+from longstride.data.image_files import from_png
 from longstride.data.store import write_store
 from longstride.model import SparseTransformer
-from longstride.sampling.meter import Meter
-from longstride.sampling.outputs import find_output
+from longstride.sampling.data_kind import find_data_kind
+from longstride.sampling.outputs import plan_output
 from longstride.sampling.request import Request
-from longstride.sampling.subject import find_subject
 from longstride.training import TrainConfig
 from longstride.training.source import open_source
 from tests.training.small import MODEL, TEXT
@@ -137,7 +137,7 @@ def test_characters_come_whole_and_others_are_replaced(capfdbinary, tmp_path, mo
     sys.stdout.flush()
     assert [x.decode() for x in flushed[:4]] == ["", "é", "\ufffd", "\x1b"]
     flushed.clear()
-    monkeypatch.setattr("longstride.sampling.outputs.Stream.__init__", on_a_terminal)
+    monkeypatch.setattr("longstride.sampling.outputs.StandardOutput.__init__", on_a_terminal)
     _, out, err = run(capfdbinary, folder)
     assert b"".join(flushed).decode() == "é\ufffd\ufffd[31ma"  # No colours.
     assert out == "\ufffd\n"
@@ -145,8 +145,8 @@ def test_characters_come_whole_and_others_are_replaced(capfdbinary, tmp_path, mo
 
 
 def test_ends_of_lines_on_a_terminal(capfdbinary, monkeypatch):
-    monkeypatch.setattr("longstride.sampling.outputs.Stream.__init__", on_a_terminal)
-    stream = longstride.commands.sample.Stream()
+    monkeypatch.setattr("longstride.sampling.outputs.StandardOutput.__init__", on_a_terminal)
+    stream = longstride.commands.sample.StandardOutput()
     for some in (b"a\r", b"\nb\rc\r\n", b"d\r", b"e\r"):
         stream.write(some)
     stream.close()
@@ -156,21 +156,21 @@ def test_ends_of_lines_on_a_terminal(capfdbinary, monkeypatch):
 def test_a_checkpoints_samples_have_its_name(tmp_path):
     folder = a_run(tmp_path, "text")
     source = open_source("sample", folder)
-    subject = find_subject(source, MODELS["text"], None)
+    kind = find_data_kind(source, MODELS["text"], None)
     for weights, name in ((folder, "sample.txt"), (folder / "checkpoints/step-500", "sample-step-500.txt")):
-        assert find_output(Request(), replace(source, weights=weights), subject, 2).whole == folder / name
+        assert plan_output(Request(), replace(source, weights=weights), kind, 2).combined == folder / name
 
 
 def test_nothing_waits_in_a_buffer(tmp_path, monkeypatch):
     path = tmp_path / "out"
     with path.open("wb") as file:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file))
-        longstride.commands.sample.Stream().write(b"a")
+        longstride.commands.sample.StandardOutput().write(b"a")
         assert path.read_bytes() == b"a"
         monkeypatch.undo()
 
 
-def on_a_terminal(stream, begin=longstride.commands.sample.Stream.__init__):
+def on_a_terminal(stream, begin=longstride.commands.sample.StandardOutput.__init__):
     begin(stream)
     stream.terminal = True
 
@@ -187,7 +187,7 @@ def test_default_lengths(capfdbinary, any_run):
     if kind == "text":
         assert (folder / name).read_bytes() == made.decode("utf-8", "replace").encode()
     elif kind == "images":
-        assert images.from_png(folder / name) == (made, ITEM)
+        assert from_png(folder / name) == (made, ITEM)
     elif kind == "audio":
         with wave.open(str(folder / name)) as file:
             assert file.getframerate() == RATE
@@ -252,7 +252,7 @@ def test_a_sheet_and_a_folder_of_images(capfdbinary, tmp_path):
     run(capfdbinary, folder, "--count", 5, "--out", tmp_path / "images")
     names = ["sample-0.png", "sample-1.png", "sample-2.png", "sample-3.png", "sample-4.png"]
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == [*names, "sheet.png"]
-    assert [images.from_png(tmp_path / "images" / name)[0] for name in names] == made
+    assert [from_png(tmp_path / "images" / name)[0] for name in names] == made
     assert (tmp_path / "images/sheet.png").read_bytes() == (folder / "sample.png").read_bytes()
 
 
@@ -341,7 +341,7 @@ def test_a_saved_model_says_what_it_makes_or_is_told(capfdbinary, tmp_path, monk
     for kind, config in MODELS.items():
         SparseTransformer(config).save_pretrained(tmp_path / kind)
     assert run(capfdbinary, tmp_path / "images")[0] == 0
-    assert images.from_png("sample.png")[1] == ITEM
+    assert from_png("sample.png")[1] == ITEM
     refused(capfdbinary, "does not say what its bytes are; give --kind text, audio or bytes", tmp_path / "text")
     assert run(capfdbinary, tmp_path / "text", "--kind", "audio", "--length", 5)[0] == 0
     with wave.open("sample.wav") as file:
@@ -360,7 +360,7 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
     refused(capfdbinary, f"{path} is there already; add --force", folder, "--out", path)
     assert path.read_bytes() == b"mine"
     assert run(capfdbinary, folder, "--out", path, "--force")[0] == 0
-    assert images.from_png(path)[1] == ITEM
+    assert from_png(path)[1] == ITEM
     (tmp_path / "many").mkdir()
     (tmp_path / "many/sample-1.png").write_bytes(b"mine")
     refused(capfdbinary, "sample-1.png is there already", folder, "--count", 3, "--out", tmp_path / "many")
@@ -590,7 +590,7 @@ def test_a_pipe_may_lead_to_the_terminal_that_a_bar_is_on(tmp_path, monkeypatch)
     for place, is_file in ((os.fdopen(writer, "wb"), False), ((tmp_path / "out").open("wb"), True)):
         with io.TextIOWrapper(place) as stdout:
             monkeypatch.setattr(sys, "stdout", stdout)
-            assert longstride.commands.sample.Stream().file == is_file
+            assert longstride.commands.sample.StandardOutput().file == is_file
             monkeypatch.undo()
     os.close(reader)
 
@@ -600,27 +600,16 @@ def test_when_there_is_a_bar_beside_a_text(capfdbinary, tmp_path, monkeypatch, f
     """Only if the text goes to a file, and somebody is there to see it."""
     found = []
 
-    def opened(stream, begin=longstride.commands.sample.Stream.__init__):
+    def opened(stream, begin=longstride.commands.sample.StandardOutput.__init__):
         begin(stream)
         stream.file = file
 
-    def noted(meter, console, total, shown, begin=Meter.__init__):
+    def noted(progress, total, console, shown, begin=Progress.__init__):
         found.append(shown)
-        begin(meter, console, total, shown=False)
+        begin(progress, total, console, shown=False)
 
-    monkeypatch.setattr("longstride.sampling.outputs.Stream.__init__", opened)
-    monkeypatch.setattr(Meter, "__init__", noted)
+    monkeypatch.setattr("longstride.sampling.outputs.StandardOutput.__init__", opened)
+    monkeypatch.setattr(Progress, "__init__", noted)
     monkeypatch.setattr("longstride.common.console.StandardError.is_terminal", terminal)
     assert run(capfdbinary, a_run(tmp_path, "text"), "--length", 3)[0] == 0
     assert found == [shown]
-
-
-def test_the_bar():
-    """All streams together."""
-    file = io.StringIO()
-    with Meter(Console(file=file, force_terminal=True, width=100), 400) as meter:
-        for _ in range(4):
-            meter.advance(50)
-        meter.live.refresh()
-        assert (meter.done, meter.live.tasks[0].completed) == (200, 200)
-    assert re.search(r"200 of 400 bytes  [\d,]+ bytes/s  \d+:\d\d left", file.getvalue())

@@ -1,11 +1,13 @@
 """longstride train, as a new user types it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from longstride.commands.main import main
+from longstride.data.store import write_store
 
 SMALL = ["--model.layers", "1", "--model.width", "16", "--batch", "1", "--validate-bytes", "1"]
 
@@ -43,3 +45,52 @@ def test_a_preset_for_other_data(capsys, tmp_path, digits):
         main(["train", "text-small", "--data", digits, "--out", str(tmp_path / "run"), *SMALL])
     assert ended.value.code == 2
     assert "presets for images: image-small, cifar10, imagenet64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "preset", "fitting"), [
+    ("audio", "text-small", "audio-small, music-65536, music-262144, music-1048576"),
+    ("audio", "enwik8-dense", "audio-small, music-65536, music-262144, music-1048576"),
+    ("text", "audio-small", "text-small, enwik8"),
+    ("text", "image-small", "text-small, enwik8"),
+    ("bytes", "image-small", "text-small, enwik8"),
+])  # fmt: skip
+def test_a_preset_for_another_kind_of_data_is_refused(capsys, tmp_path, kind, preset, fitting):
+    stream = np.random.default_rng(0).integers(0, 256, 8000, dtype=np.uint8)
+    data, out = tmp_path / "data", tmp_path / "run"
+    write_store(data, kind, {"train": stream, "valid": stream}, rate=8000 if kind == "audio" else None)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", preset, "--data", str(data), "--out", str(out), "--steps", "1", *SMALL])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"longstride: train: {data} has {kind}, and ")
+    assert error.endswith(f"; presets for {kind}: {fitting}\n")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("kind", "preset"), [("bytes", "audio-small"), ("audio", "audio-small")])
+def test_bytes_fit_every_preset_for_streams(capsys, tmp_path, kind, preset):
+    stream = np.random.default_rng(0).integers(0, 256, 8000, dtype=np.uint8)
+    write_store(tmp_path / "data", kind, {"train": stream, "valid": stream}, rate=8000 if kind == "audio" else None)
+    words = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--steps", "1", "--model.context", "64"]
+    main(["train", preset, *words, *SMALL])
+    assert "step 1, all steps are done" in capsys.readouterr().out
+
+
+def test_a_run_that_patience_stopped_is_extended(capsys, tmp_path):
+    stream = np.random.default_rng(0).integers(0, 256, 8000, dtype=np.uint8)
+    write_store(tmp_path / "data", "text", {"train": stream, "valid": stream})
+    words = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--steps", "9", "--model.context", "64"]
+    worse = ["--patience", "2", "--validate-every", "1", "--optimizer.learning-rate", "3"]
+    main(["train", "text-small", *words, *worse, *SMALL])
+    said = capsys.readouterr().out
+    step = int(re.search(r"run: step (\d), no better validation in 2 of them", said)[1])
+    assert said.splitlines()[-1] == (
+        f"to go on all the same: longstride train text-small --out {tmp_path / 'run'} --resume --patience 0"
+    )
+    resume = ["train", "text-small", "--out", str(tmp_path / "run"), "--resume"]
+    main(resume)
+    assert f"run: step {step}, no better validation in 2 of them" in capsys.readouterr().out
+    main([*resume, "--steps", "10"])
+    assert f"run: step {step + 2}, no better validation in 2 of them" in capsys.readouterr().out
+    main([*resume, "--patience", "0"])
+    assert "run: step 10, all steps are done" in capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_files_have_the_rights_of_any_new_file(tmp_path):
 
 
 def test_what_a_killed_process_leaves_is_known(tmp_path):
-    for name in ("model.safetensors", "eval-valid-step-5.json", "sample.bin"):
+    for name in ("model.safetensors", "eval-valid-step-5.json", "sample.bin", "sample.sym"):
         with atomic_path(tmp_path / name) as temporary:
             assert is_temporary(temporary.name)
         assert not is_temporary(name)

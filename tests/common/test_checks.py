@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from longstride.common.checks import Boolean, Choice, PathText, Real, Text, Whole, shown
+from longstride.common.checks import Boolean, Choice, PathText, Real, Text, Whole, short_repr
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from longstride.common.checks import Boolean, Choice, PathText, Real, Text, Whol
     ids=lambda value: str(type(value)),
 )
 def test_values_are_shown_on_one_short_line(value, text):
-    assert shown(value) == text
+    assert short_repr(value) == text
 
 
 @pytest.mark.parametrize(

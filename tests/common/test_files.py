@@ -2,7 +2,16 @@ import os
 
 import pytest
 
-from longstride.common.files import CONTAINERS, LEVELS, check_run_folder, open_inside, parse_object, read_json, read_text
+from longstride.common.files import (
+    CONTAINERS,
+    LEVELS,
+    check_run_folder,
+    file_sha256,
+    open_inside,
+    parse_object,
+    read_json,
+    read_text,
+)
 
 NESTED = {
     "a list in a list": "[" * 100_000,
@@ -130,3 +139,8 @@ def test_folders_of_others_may_have_links(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/latest").symlink_to(tmp_path)
     check_run_folder("train", tmp_path)
+
+
+def test_sha256_of_a_file(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert file_sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

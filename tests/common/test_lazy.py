@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import longstride
+from longstride.common.lazy import import_optional
 
 PACKAGES = ["longstride", *(f"longstride.{name}" for name in ("attention", "evaluation", "model", "sampling", "training"))]
 
@@ -73,3 +74,9 @@ def test_compiled_code_may_use_a_name_first():
         compiled = torch.compile(lambda q: longstride.attend(q, q, q, pattern), fullgraph=True, backend="eager")
         print((compiled(q) - longstride.attend(q, q, q, pattern)).abs().max().item() < 1e-6)"""
     assert in_a_process(code) == "True\n"
+
+
+def test_a_missing_dependency_is_named_with_the_extra_that_has_it():
+    with pytest.raises(ValueError, match=r"^reading stars needs nosuchmodule: pip install 'longstride\[data\]'"):
+        import_optional("nosuchmodule.sky", "reading stars", "data")
+    assert import_optional("json", "reading", "data").loads("1") == 1

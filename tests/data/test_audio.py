@@ -60,7 +60,7 @@ def test_to_wav_and_back(tmp_path):
     header = soundfile.info(tmp_path / "a.wav")
     assert (header.samplerate, header.channels, header.subtype, header.frames) == (12000, 1, "PCM_16", len(codes))
     assert np.array_equal(np.concatenate(list(audio.read(tmp_path / "a.wav"))), codes)
-    assert np.array_equal(joined(made(audio.plan(tmp_path / "a.wav"), tmp_path / "made")), codes)
+    assert np.array_equal(joined(made(audio.Audio.plan(tmp_path / "a.wav"), tmp_path / "made")), codes)
 
 
 @pytest.mark.parametrize("ending", ["wav", "flac", "ogg", "mp3"])
@@ -68,7 +68,7 @@ def test_sound_is_mixed_and_resampled(tmp_path, ending):
     rate = 44100
     left, right = tone(1, rate), tone(1, rate, 1000)
     soundfile.write(tmp_path / f"a.{ending}", np.stack([left, right], -1), rate)
-    store = made(audio.plan(tmp_path / f"a.{ending}"), tmp_path / "made")
+    store = made(audio.Audio.plan(tmp_path / f"a.{ending}"), tmp_path / "made")
     assert (store.kind, store.rate, store.item) == ("audio", 12000, ())
     wanted = (tone(1, 12000) + tone(1, 12000, 1000)) / 2
     found = audio.decode(joined(store))
@@ -94,21 +94,21 @@ def test_blocks_do_not_show(tmp_path, monkeypatch):
 def test_codes_are_taken_as_they_are(tmp_path, name):
     codes = np.random.default_rng(0).bytes(1000)
     (tmp_path / name).write_bytes(lzma.compress(codes) if name.endswith("xz") else codes)
-    store = made(audio.plan(tmp_path / name), tmp_path / "made")
+    store = made(audio.Audio.plan(tmp_path / name), tmp_path / "made")
     assert contents(store) == {"train": codes[:900], "valid": codes[900:950], "test": codes[950:]}
 
 
 def test_codes_that_look_packed(tmp_path):
     codes = b"\x1f\x8b" + bytes(98)
     (tmp_path / "a.u8").write_bytes(codes)
-    assert joined(made(audio.plan(tmp_path / "a.u8"), tmp_path / "made")).tobytes() == codes
+    assert joined(made(audio.Audio.plan(tmp_path / "a.u8"), tmp_path / "made")).tobytes() == codes
 
 
 def test_files_stay_whole(tmp_path):
     (tmp_path / "set").mkdir()
     for number in range(40):
         (tmp_path / "set" / f"{number:02}.u8").write_bytes(bytes([number]) * 100)
-    store = made(audio.plan(tmp_path / "set"), tmp_path / "made")
+    store = made(audio.Audio.plan(tmp_path / "set"), tmp_path / "made")
     assert contents(store) == {
         "train": b"".join(bytes([number]) * 100 for number in range(36)),
         "valid": bytes([36]) * 100 + bytes([37]) * 100,
@@ -139,7 +139,7 @@ def test_named_files_are_the_splits(tmp_path):
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "piano-valid.u8").write_bytes(bytes(50))
     (tmp_path / "set" / "piano-train.u8").write_bytes(bytes(70))
-    assert made(audio.plan(tmp_path / "set"), tmp_path / "made").splits == {"train": 70, "valid": 50}
+    assert made(audio.Audio.plan(tmp_path / "set"), tmp_path / "made").splits == {"train": 70, "valid": 50}
 
 
 def not_finite(path):
@@ -164,7 +164,7 @@ def not_finite(path):
 def test_bad_sound_is_named(tmp_path, name, make, message):
     make(tmp_path / name)
     with pytest.raises(ValueError, match=message):
-        made(audio.plan(tmp_path / name), tmp_path / "made")
+        made(audio.Audio.plan(tmp_path / name), tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -172,7 +172,7 @@ def test_without_the_libraries(tmp_path, monkeypatch):
     soundfile.write(tmp_path / "a.wav", tone(0.1, 8000), 8000)
     monkeypatch.setitem(sys.modules, "soxr", None)
     with pytest.raises(ValueError, match=r"a.wav: 8000 Hz to 12000 Hz needs soxr: pip install 'longstride\[data\]'"):
-        audio.plan(tmp_path / "a.wav")
+        audio.Audio.plan(tmp_path / "a.wav")
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(ValueError, match=r"a.wav: reading sound needs soundfile: pip install"):
-        audio.plan(tmp_path / "a.wav")
+        audio.Audio.plan(tmp_path / "a.wav")

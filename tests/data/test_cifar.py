@@ -4,7 +4,8 @@ import pickle
 import numpy as np
 import pytest
 
-from longstride.data import cifar, images
+from longstride.data import cifar
+from longstride.data.images import Images
 from tests.data.small import (
     batches,
     binary_batch,
@@ -24,15 +25,15 @@ FORMS = {"python": (python_2_batch, ""), "again": (python_3_batch, ""), "binary"
 @pytest.mark.parametrize("form", FORMS)
 def test_all_forms_give_the_same_bytes(tmp_path, form, monkeypatch):
     monkeypatch.setattr(cifar, "IMAGES", 50)
-    monkeypatch.setattr(cifar, "HELD", 2)
+    monkeypatch.setattr(cifar, "HELD_OUT", 2)
     np.save(tmp_path / "train.npy", TRAIN)
-    array = contents(made(images.plan(tmp_path / "train.npy"), tmp_path / "array"))
+    array = contents(made(Images.plan(tmp_path / "train.npy"), tmp_path / "array"))
     write, ending = FORMS[form]
     files = batches(TRAIN, TEST, write, ending)
     folder = write_files(tmp_path / "in" / f"cifar-10-batches-{ending[1:] or 'py'}", files)
     tar = write_tar(tmp_path / "cifar.tar.gz", files)
     for number, source in enumerate((folder, folder.parent, tar)):
-        store = made(images.plan(source), tmp_path / f"made-{number}")
+        store = made(Images.plan(source), tmp_path / f"made-{number}")
         assert store.splits == {"train": 48 * 3072, "valid": 2 * 3072, "test": 7 * 3072}
         assert store.item == (32, 32, 3)
         assert contents(store) == array | {"test": TEST.tobytes()}
@@ -42,23 +43,23 @@ def test_all_forms_give_the_same_bytes(tmp_path, form, monkeypatch):
 
 
 def test_the_paper_s_split():
-    assert (cifar.IMAGES, cifar.HELD) == (50_000, 2_000)
+    assert (cifar.IMAGES, cifar.HELD_OUT) == (50_000, 2_000)
 
 
 def test_without_test_images(tmp_path):
     folder = write_files(tmp_path / "in", batches(TRAIN, None, binary_batch, ".bin"))
-    assert made(images.plan(folder), tmp_path / "made").splits == {"train": 48 * 3072, "valid": 2 * 3072}
+    assert made(Images.plan(folder), tmp_path / "made").splits == {"train": 48 * 3072, "valid": 2 * 3072}
 
 
 def test_one_binary_file(tmp_path):
     (tmp_path / "some.bin").write_bytes(binary_batch(TRAIN))
     assert cifar.is_binary(tmp_path / "some.bin")
-    store = made(images.plan(tmp_path / "some.bin"), tmp_path / "made")
+    store = made(Images.plan(tmp_path / "some.bin"), tmp_path / "made")
     assert store.splits == {"train": 46 * 3072, "valid": 2 * 3072, "test": 2 * 3072}
     (tmp_path / "some.bin").write_bytes(bytes([10]) + bytes(3072))
     assert not cifar.is_binary(tmp_path / "some.bin")
     with pytest.raises(ValueError, match=r"some.bin has label 10; CIFAR-10 has labels from 0 to 9"):
-        images.plan(tmp_path / "some.bin")
+        Images.plan(tmp_path / "some.bin")
 
 
 class Evil:
@@ -80,9 +81,9 @@ def test_an_evil_pickle_is_refused(tmp_path, monkeypatch, protocol):
     files = batches(TRAIN, TEST, python_2_batch) | {"data_batch_3": evil}
     folder = write_files(tmp_path / "in", files)
     with pytest.raises(ValueError, match=r"in/data_batch_3 is refused: its pickle asks for '(posix|nt).system"):
-        made(images.plan(folder), tmp_path / "made")
+        made(Images.plan(folder), tmp_path / "made")
     with pytest.raises(ValueError, match=r"c.tar.gz/data_batch_3 is refused"):
-        made(images.plan(write_tar(tmp_path / "c.tar.gz", files)), tmp_path / "made")
+        made(Images.plan(write_tar(tmp_path / "c.tar.gz", files)), tmp_path / "made")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.tar.gz", "in"]  # ... but not here.
 
 
@@ -116,13 +117,13 @@ def test_incomplete_sets_are_named(tmp_path):
     files = batches(TRAIN, TEST, binary_batch, ".bin")
     cut = files | {"data_batch_2.bin": files["data_batch_2.bin"][:-1]}
     with pytest.raises(ValueError, match=r"data_batch_2.bin has 30729 bytes, no multiple of CIFAR-10's 3073"):
-        images.plan(write_files(tmp_path / "cut", cut))
+        Images.plan(write_files(tmp_path / "cut", cut))
     files.pop("data_batch_4.bin")
     with pytest.raises(ValueError, match=r"fewer: data_batch_4.bin is missing; CIFAR-10 has five training batches"):
-        images.plan(write_files(tmp_path / "fewer", files))
+        Images.plan(write_files(tmp_path / "fewer", files))
     with pytest.raises(ValueError, match=r"other.tar.gz holds no CIFAR-10; looked for data_batch_1"):
-        images.plan(write_tar(tmp_path / "other.tar.gz", {"song.txt": b"la"}))
+        Images.plan(write_tar(tmp_path / "other.tar.gz", {"song.txt": b"la"}))
     whole = write_tar(tmp_path / "whole.tar.gz", files).read_bytes()
     (tmp_path / "half.tar.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"half.tar.gz cannot be read"):
-        images.plan(tmp_path / "half.tar.gz")
+        Images.plan(tmp_path / "half.tar.gz")

@@ -159,10 +159,10 @@ def test_a_damaged_file_stays_until_the_right_one_is_there(server, tmp_path, dam
     (tmp_path / "thing.zip").write_bytes(damaged)
     server.cut = 10
     with pytest.raises(OSError, match="run it again"):
-        fetch("thing", tmp_path, progress=False)
+        fetch("thing", tmp_path, progress=False, force=True)
     assert (tmp_path / "thing.zip").read_bytes() == damaged
     server.cut = None
-    assert fetch("thing", tmp_path, progress=False).read_bytes() == CONTENT
+    assert fetch("thing", tmp_path, progress=False, force=True).read_bytes() == CONTENT
 
 
 def test_another_file_is_refused_before_a_byte_of_it_is_kept(server, tmp_path):
@@ -221,6 +221,21 @@ def test_unknown_names(tmp_path):
         fetch("enwiki8", tmp_path)
     with pytest.raises(ValueError, match="there is no data set 'piano'; the names are enwik8, cifar10"):
         fetch("piano", tmp_path)
+
+
+def test_a_file_with_other_content_is_replaced_only_by_force(server, tmp_path):
+    (tmp_path / "thing.zip").write_text("precious")
+    with pytest.raises(ValueError, match=r"fetch: .*thing.zip is there already; add --force to replace it"):
+        fetch("thing", tmp_path, progress=False)
+    assert (names(tmp_path), server.asked) == (["thing.zip"], [])
+    assert (tmp_path / "thing.zip").read_text() == "precious"
+    assert fetch("thing", tmp_path, progress=False, force=True).read_bytes() == CONTENT
+
+
+def test_only_the_folder_that_was_asked_for_is_made(server, tmp_path):
+    with pytest.raises(ValueError, match=r"cannot be written: there is no folder .*b; make it first"):
+        fetch("thing", tmp_path / "a" / "b", progress=False)
+    assert names(tmp_path) == []
 
 
 def test_a_folder_that_is_a_file(server, tmp_path):

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from longstride.data import hashes
-from longstride.data.hashes import sha256_of
+from longstride.data.hashes import cached_sha256
 from longstride.data.store import open_store, verify_once, write_store
 from tests.data.test_store import some
 
@@ -36,29 +36,29 @@ def test_a_hash_is_remembered_until_the_file_changes(tmp_path, settled, readings
     path, cache = tmp_path / "a", tmp_path / "cache"
     path.write_bytes(b"one")
     for _ in range(2):
-        assert sha256_of([path], cache) == hashlib.sha256(b"one").hexdigest()
+        assert cached_sha256([path], cache) == hashlib.sha256(b"one").hexdigest()
     assert readings == [path]
     put_back(path, b"two")
-    assert sha256_of([path], cache) == hashlib.sha256(b"two").hexdigest()
+    assert cached_sha256([path], cache) == hashlib.sha256(b"two").hexdigest()
     (tmp_path / "b").write_bytes(b"three")
-    assert sha256_of([path, tmp_path / "b"], cache) == hashlib.sha256(b"twothree").hexdigest()
+    assert cached_sha256([path, tmp_path / "b"], cache) == hashlib.sha256(b"twothree").hexdigest()
 
 
 def test_a_file_that_has_just_changed_is_read_again(tmp_path, readings):
     (tmp_path / "a").write_bytes(b"one")
     for _ in range(2):
-        sha256_of([tmp_path / "a"], tmp_path / "cache")
+        cached_sha256([tmp_path / "a"], tmp_path / "cache")
     assert len(readings) == 2
     assert not (tmp_path / "cache").exists()
 
 
 def test_what_is_remembered_is_checked(tmp_path, settled, readings):
     (tmp_path / "a").write_bytes(b"one")
-    digest = sha256_of([tmp_path / "a"], tmp_path / "cache")
+    digest = cached_sha256([tmp_path / "a"], tmp_path / "cache")
     [memory] = (tmp_path / "cache" / ".sha256").iterdir()
     for content in (b"", b"\xff\xfe", digest[:-1].encode()):
         memory.write_bytes(content)
-        assert sha256_of([tmp_path / "a"], tmp_path / "cache") == digest
+        assert cached_sha256([tmp_path / "a"], tmp_path / "cache") == digest
     assert len(readings) == 4
 
 
@@ -66,17 +66,17 @@ def test_a_cache_that_cannot_be_written(tmp_path, settled, readings):
     (tmp_path / "a").write_bytes(b"one")
     (tmp_path / "cache").touch()
     for _ in range(2):
-        assert sha256_of([tmp_path / "a"], tmp_path / "cache") == hashlib.sha256(b"one").hexdigest()
+        assert cached_sha256([tmp_path / "a"], tmp_path / "cache") == hashlib.sha256(b"one").hexdigest()
     assert len(readings) == 2
 
 
 def test_a_bar_for_large_files(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     (tmp_path / "a.bin").write_bytes(bytes(1000))
-    sha256_of([tmp_path / "a.bin"], tmp_path / "cache")
+    cached_sha256([tmp_path / "a.bin"], tmp_path / "cache")
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(hashes, "LARGE", 1000)
-    sha256_of([tmp_path / "a.bin"], tmp_path / "cache")
+    cached_sha256([tmp_path / "a.bin"], tmp_path / "cache")
     assert "checking a.bin" in capsys.readouterr().err
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from longstride.data import images
+from longstride.data import image_files, images
 from tests.data.small import contents, made, some_images
 
 
@@ -28,16 +28,16 @@ def test_raster_order_channel_fastest(tmp_path, item):
     order = np.random.RandomState(0).permutation(40)
     places = {"train": order[:36], "valid": order[36:38], "test": order[38:]}
     for number, source in enumerate(sources):
-        store = made(images.plan(source), tmp_path / f"made-{number}")
+        store = made(images.Images.plan(source), tmp_path / f"made-{number}")
         assert (store.kind, store.item) == ("images", item)
         assert contents(store) == {name: array[np.sort(chosen)].tobytes() for name, chosen in places.items()}
         assert "seed 0" in store.source
 
 
 def test_many_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "READ", 100)
+    monkeypatch.setattr(image_files, "READ", 100)
     np.save(tmp_path / "a.npy", some_images(40, (5, 7, 3)))
-    plan = images.plan(tmp_path / "a.npy")
+    plan = images.Images.plan(tmp_path / "a.npy")
     pieces = list(plan.splits["train"])
     assert [len(piece) for piece in pieces] == [1] * 36
     assert plan.total == 40 * 105
@@ -46,7 +46,7 @@ def test_many_pieces(tmp_path, monkeypatch):
 def test_jpeg(tmp_path):
     smooth = np.broadcast_to(np.arange(64, dtype=np.uint8)[:, None], (4, 64, 64, 3)[1:3])
     folder = pictures(tmp_path / "jpg", np.stack([np.stack([smooth] * 3, -1)] * 4), ".JPG")
-    store = made(images.plan(folder), tmp_path / "made")
+    store = made(images.Images.plan(folder), tmp_path / "made")
     assert store.splits == {"train": 2 * 12288, "valid": 12288, "test": 12288}
     assert contents(store)["valid"] == np.asarray(Image.open(folder / "000.JPG")).tobytes()
 
@@ -61,9 +61,9 @@ def test_named_splits(tmp_path):
     np.savez(tmp_path / "set.npz", **groups)
     expected = {"train": array[:20].tobytes(), "valid": array[20:24].tobytes(), "test": array[24:].tobytes()}
     for number, source in enumerate(("set", "arrays", "set.npz")):
-        assert contents(made(images.plan(tmp_path / source), tmp_path / f"made-{number}")) == expected
+        assert contents(made(images.Images.plan(tmp_path / source), tmp_path / f"made-{number}")) == expected
     np.savez(tmp_path / "two.npz", train=array[:20], test=array[24:])
-    store = made(images.plan(tmp_path / "two.npz"), tmp_path / "made-two")
+    store = made(images.Images.plan(tmp_path / "two.npz"), tmp_path / "made-two")
     assert store.splits == {"train": 19 * 12, "valid": 12, "test": 6 * 12}
     assert contents(store)["test"] == expected["test"]
 
@@ -72,7 +72,7 @@ def test_grey_among_colours(tmp_path):
     folder = pictures(tmp_path / "set", some_images(3, (2, 2, 3)))
     grey = some_images(1, (2, 2))[0]
     Image.fromarray(grey).save(folder / "003.png")
-    store = made(images.plan(folder), tmp_path / "made")
+    store = made(images.Images.plan(folder), tmp_path / "made")
     assert store.item == (2, 2, 3)
     assert np.stack([grey] * 3, -1).tobytes() in [store.split(name)[:12].tobytes() for name in store.splits] + [
         store.split("train")[12:].tobytes()
@@ -164,7 +164,7 @@ def test_bad_images_are_named(tmp_path, make, source, message):
     make(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match=message):
-        made(images.plan(tmp_path / source), tmp_path / "made")
+        made(images.Images.plan(tmp_path / source), tmp_path / "made")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -172,7 +172,7 @@ def test_bad_images_are_named(tmp_path, make, source, message):
 def test_to_png_and_back(tmp_path, item):
     data = some_images(1, item).tobytes()
     images.to_png(data, item, tmp_path / "one.png")
-    assert images.from_png(tmp_path / "one.png") == (data, item)
+    assert image_files.from_png(tmp_path / "one.png") == (data, item)
 
 
 def test_sheet(tmp_path):

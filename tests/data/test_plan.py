@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from longstride.data.plan import data_suffix, files_under, named_splits, optional, split_of, split_sizes
+from longstride.data.plan import data_suffix, files_under, named_splits, split_of, split_sizes
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,3 @@ def test_files_under(tmp_path):
     assert [path.name for path in files_under(tmp_path)] == ["c.TXT", "d.u8.xz", "b.txt"]
     assert [path.name for path in files_under(tmp_path, (".u8",))] == ["d.u8.xz"]
     assert data_suffix(Path("a.tar.gz")) == ".tar"
-
-
-def test_what_is_missing_is_named():
-    with pytest.raises(ValueError, match=r"reading stars needs nosuchmodule: pip install 'longstride\[data\]'"):
-        optional("nosuchmodule.sky", "reading stars")

@@ -121,7 +121,7 @@ def test_bad_sources_are_named(tmp_path, name, make, message):
 def test_the_target_is_looked_at_first(tmp_path, monkeypatch):
     a_file(tmp_path / "set" / "a.txt", TEXT)
     a_file(tmp_path / "full" / "letter", b"dear")
-    monkeypatch.setattr(module, "PLANS", {})
+    monkeypatch.setattr(module, "kind_class", None)
     with pytest.raises(ValueError, match=r"full is not empty and holds no prepared data"):
         prepare(tmp_path / "set", tmp_path / "full")
     with pytest.raises(ValueError, match=r"set/made lies in the source"):

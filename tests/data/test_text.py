@@ -37,10 +37,10 @@ def test_every_form_gives_the_same_bytes(tmp_path, form, monkeypatch):
     path = tmp_path / f"some.{form}"
     path.write_bytes(FORMS[form](TEXT))
     part = len(TEXT) * 5 // 100
-    store = made(text.plan(path), tmp_path / "made")
+    store = made(text.Text.plan(path), tmp_path / "made")
     assert contents(store) == split(TEXT, len(TEXT) - 2 * part, part, part)
     assert store.kind == "text"
-    assert text.looks_like_text(path)
+    assert text.Text.recognizes(path)
 
 
 def test_enwik8_is_cut_at_its_millions(tmp_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_enwik8_is_cut_at_its_millions(tmp_path, monkeypatch):
     for size, sizes in ((1000, (900, 50, 50)), (950, (900, 50)), (949, (855, 47, 47)), (1001, (901, 50, 50))):
         path = tmp_path / f"{size}.txt"
         path.write_bytes(TEXT[:size])
-        assert contents(made(text.plan(path), tmp_path / f"made-{size}")) == split(TEXT, *sizes)
+        assert contents(made(text.Text.plan(path), tmp_path / f"made-{size}")) == split(TEXT, *sizes)
 
 
 def test_a_folder_is_one_text(tmp_path):
@@ -65,14 +65,14 @@ def test_a_folder_is_one_text(tmp_path):
     (tmp_path / "set" / "b" / "one.txt").write_bytes(TEXT[:3000])
     (tmp_path / "set" / "c.txt.gz").write_bytes(gzipped(TEXT[3000:]))
     (tmp_path / "set" / "empty.txt").touch()
-    assert b"".join(contents(made(text.plan(tmp_path / "set"), tmp_path / "made")).values()) == TEXT
+    assert b"".join(contents(made(text.Text.plan(tmp_path / "set"), tmp_path / "made")).values()) == TEXT
 
 
 def test_named_files_are_the_splits(tmp_path):
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "wiki.train").write_bytes(TEXT[:500])
     (tmp_path / "set" / "wiki.valid").write_bytes(TEXT[500:700])
-    store = made(text.plan(tmp_path / "set"), tmp_path / "made")
+    store = made(text.Text.plan(tmp_path / "set"), tmp_path / "made")
     assert contents(store) == {"train": TEXT[:500], "valid": TEXT[500:700]}
 
 
@@ -92,7 +92,7 @@ def test_named_files_are_the_splits(tmp_path):
 def test_broken_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        made(text.plan(tmp_path / name), tmp_path / "made")
+        made(text.Text.plan(tmp_path / name), tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -101,16 +101,16 @@ def test_a_zip_of_many_is_refused(tmp_path):
         for number in range(5):
             archive.writestr(f"{number}.txt", "text")
     with pytest.raises(ValueError, match=r"many.zip must hold one file, it holds 5 \('0.txt', '1.txt', '2.txt', ...\)"):
-        text.plan(tmp_path / "many.zip")
+        text.Text.plan(tmp_path / "many.zip")
 
 
 def test_what_text_is(tmp_path):
     path = tmp_path / "a"
     for content, is_text in ((TEXT[: TEXT.index(b"\xe9") + 1], True), (b"a\0b", False), (b"\xff\xfea", False)):
         path.write_bytes(content)
-        assert text.looks_like_text(path) is is_text
+        assert text.Text.recognizes(path) is is_text
 
 
 def test_back(tmp_path):
-    text.to_file(TEXT, tmp_path / "back.txt")
+    text.Text().write_sample(TEXT, tmp_path / "back.txt")
     assert (tmp_path / "back.txt").read_bytes() == TEXT

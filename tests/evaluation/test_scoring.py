@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longstride import bits_per_byte
 from longstride.evaluation.scoring import windows_of
-from longstride.training.ranks import joined
+from longstride.training.ranks import join_process_group
 from tests.model.small import config, model, some_bytes
 from tests.training.ranks import start
 
@@ -216,7 +216,7 @@ def shared(lengths):
     found, computed = [], []
     nats = network.nats
     network.nats = lambda tokens: (computed.append(len(tokens)), nats(tokens))[1]
-    with joined("cpu") as ranks:
+    with join_process_group("cpu") as ranks:
         for length in lengths:
             data = some_bytes(1, length)[0].to(torch.uint8)
             found.append(bits_per_byte(network, data, min_context=20, batch=3, ranks=ranks).nats)

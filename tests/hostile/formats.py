@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from longstride.training.sealed import seal
+from longstride.training.manifest import write_manifest
 from tests.hostile import containers, readers, seeds
 from tests.hostile.mutators import ODD, Mutator, mutate_bytes, mutate_json, mutate_lines, mutate_pattern, pattern_text
 from tests.hostile.seeds import CHECKPOINT, WAVS, Files
@@ -90,7 +90,7 @@ def mutate_config(rng: Random, data: bytes, other: bytes) -> bytes:
 
 def seal_checkpoint(rng: Random) -> None:
     """As its writer would, who may mean harm."""
-    seal(Path(CHECKPOINT))
+    write_manifest(Path(CHECKPOINT))
 
 
 def replace_entry(rng: Random) -> None:

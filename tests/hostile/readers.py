@@ -17,19 +17,19 @@ from longstride.attention import attend
 from longstride.attention.kernels import saved
 from longstride.commands.doctor import find_config, sampling_report
 from longstride.data import audio
-from longstride.data.images import open_images
+from longstride.data.image_files import open_images
 from longstride.data.prepare import open_data, prepare
 from longstride.data.store import open_store, verify
 from longstride.evaluation.results import Results
 from longstride.model import SparseTransformer
 from longstride.patterns.notation import parse
 from longstride.pictures import benchmarks, patterns  # noqa: F401
-from longstride.pictures.run import plot_run, results, settings
-from longstride.sampling.subject import find_subject
+from longstride.pictures.run import plot_run, read_settings, summarize
+from longstride.sampling.data_kind import find_data_kind
 from longstride.training import train
 from longstride.training.curve import plot_curve, read_rows
 from longstride.training.run import read_metrics
-from longstride.training.source import is_the_runs, open_source
+from longstride.training.source import is_training_data, open_source
 from tests.hostile.seeds import ABOUT, CHECKPOINT, MODEL, PLAN, QUIET
 
 
@@ -50,8 +50,8 @@ def open_run() -> None:
     """As `longstride eval` and `sample`."""
     source = open_source("eval", Path("run"))
     if source.config is not None:
-        find_subject(source, source.config.model, None)
-    is_the_runs("eval", source, open_store("data"), asked_for=False)
+        find_data_kind(source, source.config.model, None)
+    is_training_data("eval", source, open_store("data"), other_allowed=False)
     SparseTransformer.from_pretrained(source.weights)
 
 
@@ -75,13 +75,13 @@ def begin() -> None:
 
 def describe_run() -> None:
     """As `longstride plot run`, but for the drawing."""
-    settings(Path("run"))
-    results(read_rows(Path("run")))
+    read_settings(Path("run"))
+    summarize(read_rows(Path("run")))
 
 
 def load_metrics() -> None:
     read_metrics("run")
-    results(read_rows(Path("run")))
+    summarize(read_rows(Path("run")))
 
 
 def draw_page() -> None:
@@ -146,7 +146,7 @@ def complete_images() -> None:
 
 def complete_sound() -> None:
     """As a prompt."""
-    audio.about(_source())
+    audio.expected_bytes(_source())
     for _ in audio.read(_source()):
         pass
 

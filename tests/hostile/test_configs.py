@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from longstride.commands.doctor import show_sampling
-from longstride.commands.exits import told_in_one_line
+from longstride.commands.exits import exit_with_message
 from longstride.commands.main import main
 from longstride.common import limits
-from longstride.common.checks import shown
+from longstride.common.checks import short_repr
 from longstride.common.limits import Limits, read_limits
 from longstride.model import ModelConfig, SparseTransformer, cost, pretrained
 from longstride.model.config import RULES as MODEL_RULES
@@ -114,7 +114,7 @@ PRIMES = [one for one in range(3, 2000) if all(one % other for other in range(2,
         ({"pattern": "\0"}, "does not read as one"),
         ({"pattern": "\ud800"}, "does not read as one"),
     ],
-    ids=lambda value: shown(value)[:60],
+    ids=lambda value: short_repr(value)[:60],
 )
 def test_what_took_minutes_or_ended_in_a_traceback(changes, says):
     found = refusal(lambda: config(**changes))
@@ -146,7 +146,7 @@ LONG = "|".join(f"block({one})" for one in PRIMES[:256])
         {"context": 2**40, "embedding": "matrix(1048576)", "pattern": LONG.replace("block", "column")},
         {"pattern": "merged(" + ", ".join(f"grid({n}, 16)" for n in range(1, 500)) + ")"},
     ],
-    ids=lambda changes: shown(changes)[:60],
+    ids=lambda changes: short_repr(changes)[:60],
 )
 def test_at_the_limits_nothing_hangs(changes):
     """Neither to read a config, nor to say what it costs, as `doctor` does of a folder from somebody else."""
@@ -371,7 +371,7 @@ def _raise(error):
     ],
 )
 def test_too_little_memory_is_one_line(work, says, capsys):
-    with pytest.raises(SystemExit) as caught, told_in_one_line("train"):
+    with pytest.raises(SystemExit) as caught, exit_with_message("train"):
         work()
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -380,7 +380,7 @@ def test_too_little_memory_is_one_line(work, says, capsys):
 
 
 def test_other_errors_of_ours_are_not_hidden():
-    with pytest.raises(RuntimeError, match="a mistake"), told_in_one_line("train"):
+    with pytest.raises(RuntimeError, match="a mistake"), exit_with_message("train"):
         raise RuntimeError("a mistake")
 
 

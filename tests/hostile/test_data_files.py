@@ -20,7 +20,8 @@ import pytest
 import soundfile
 from PIL import Image
 
-from longstride.data import arrays, audio, cifar, images, limits, streams, text
+from longstride.data import arrays, audio, cifar, image_files, limits, streams, text
+from longstride.data.images import Images
 from longstride.data.limits import Limit, disk_bytes
 from longstride.data.plan import Plan
 from longstride.data.prepare import open_data, prepare
@@ -421,10 +422,10 @@ def test_a_jpeg_of_very_many_scans_is_refused(tmp_path):
     data = buffer.getvalue()
     scan = data[data.rindex(b"\xff\xda") : -2]
     (tmp_path / "a.jpg").write_bytes(data)
-    assert images.from_png(tmp_path / "a.jpg")[1] == (3000, 3000, 1)
+    assert image_files.from_png(tmp_path / "a.jpg")[1] == (3000, 3000, 1)
     (tmp_path / "a.jpg").write_bytes(data[:-2] + scan * 1000 + data[-2:])
     with pytest.raises(ValueError, match=r"a.jpg has about 1,00\d scans of 3000 x 3000 pixels; save it again, as PNG"):
-        images.from_png(tmp_path / "a.jpg")
+        image_files.from_png(tmp_path / "a.jpg")
 
 
 def test_the_limit_of_one_picture_can_be_raised(tmp_path, small_limit):
@@ -439,15 +440,15 @@ def test_the_limit_of_one_picture_can_be_raised(tmp_path, small_limit):
 
 
 FORMS = {
-    "a.npy": images.plan,
-    "packed.npz": images.plan,
-    "plain.npz": images.plan,
-    "a.tar.gz": images.plan,
-    "a.tar": images.plan,
-    "a.wav": audio.plan,
-    "a.png": images.open_images,
-    "a.xz": text.plan,
-    "a.zip": text.plan,
+    "a.npy": Images.plan,
+    "packed.npz": Images.plan,
+    "plain.npz": Images.plan,
+    "a.tar.gz": Images.plan,
+    "a.tar": Images.plan,
+    "a.wav": audio.Audio.plan,
+    "a.png": image_files.open_images,
+    "a.xz": text.Text.plan,
+    "a.zip": text.Text.plan,
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from longstride.common.files import DEEPEST, check_run_folder, walk
 from longstride.data.prepare import open_data, prepare
-from longstride.training.sealed import DamagedError, check_sealed, seal
+from longstride.training.manifest import DamagedError, check_manifest, write_manifest
 
 
 def deep(folder, levels):
@@ -20,8 +20,8 @@ def test_as_deep_as_the_limit(tmp_path):
     assert sorted(path.name for path in walk(folder)) == ["a"] * (DEEPEST - 1) + ["link", "x.txt"]
     assert sum(prepare(folder, tmp_path / "out").splits.values()) == 500
     (folder / "link").unlink()
-    seal(folder)
-    check_sealed(folder)
+    write_manifest(folder)
+    check_manifest(folder)
 
 
 def test_deeper_folders_are_refused(tmp_path):
@@ -32,7 +32,7 @@ def test_deeper_folders_are_refused(tmp_path):
             read(folder, tmp_path / "out")
     (folder / "manifest.json").write_text('{\n  "files": {},\n  "version": 1\n}\n')
     with pytest.raises(DamagedError, match=says):
-        check_sealed(folder)
+        check_manifest(folder)
     deep(tmp_path / "run/checkpoints/step-1", DEEPEST)
     with pytest.raises(ValueError, match=r"run/checkpoints has folders inside each other"):
         check_run_folder("train", tmp_path / "run")

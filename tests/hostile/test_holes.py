@@ -13,12 +13,13 @@ import soundfile
 from PIL import Image
 
 from longstride.data import limits
-from longstride.data.images import open_images
+from longstride.data.audio import Audio
+from longstride.data.image_files import open_images
 from longstride.data.prepare import open_data, prepare
+from longstride.data.raw_bytes import RawBytes
 from longstride.data.store import open_store, write_store
-from longstride.sampling.prompts import find_prompts
+from longstride.sampling.prompts import read_prompts
 from longstride.sampling.request import Request
-from longstride.sampling.subject import Subject
 
 HUGE = 3073 << 27
 """Bytes, of which CIFAR-10's binary form is a multiple."""
@@ -119,10 +120,10 @@ def test_a_prompt_is_read_up_to_the_context(tmp_path):
         with pytest.raises(
             ValueError, match=r"prompt_file = '.*' has 64 bytes or more, and the context is 64; give at most 63"
         ):
-            find_prompts(Request(prompt_file=path), Subject("bytes", (), 0), 64)
+            read_prompts(Request(prompt_file=path), RawBytes(), 64)
 
 
 def test_seconds_of_a_prompt_that_overflow(tmp_path):
     (tmp_path / "a.wav").write_bytes(sound("WAV"))
     with pytest.raises(ValueError, match=r"seconds = 1e\+308 is .* bytes, and the context is 64; "):
-        find_prompts(Request(prompt_file=tmp_path / "a.wav", seconds=1e308), Subject("audio", (), 12_000), 64)
+        read_prompts(Request(prompt_file=tmp_path / "a.wav", seconds=1e308), Audio(rate=12_000), 64)

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from longstride.commands import runs
 from longstride.commands.main import main
-from longstride.common.console import StandardError
-from longstride.data.hashes import sha256_of
+from longstride.common.console import Progress, StandardError
+from longstride.data.hashes import cached_sha256
 from longstride.data.prepare import prepare
-from longstride.training.sealed import check_sealed, seal
+from longstride.training.manifest import check_manifest, write_manifest
 
 NAME = "\x1b]0;title\x07\x1b[31m\u202e"
 
@@ -38,10 +38,10 @@ def test_files_that_are_left_out(tmp_path, capsys):
 
 def test_what_a_checkpoint_says(tmp_path, capsys):
     (tmp_path / NAME).write_text("")
-    seal(tmp_path)
+    write_manifest(tmp_path)
     (tmp_path / NAME).unlink()
     with pytest.raises(ValueError, match="is missing") as caught:
-        check_sealed(tmp_path)
+        check_manifest(tmp_path)
     StandardError().print(str(caught.value), soft_wrap=True)
     assert capsys.readouterr().err[:-1].isprintable()
 
@@ -49,6 +49,17 @@ def test_what_a_checkpoint_says(tmp_path, capsys):
 def test_lines_and_tabs_stay(capsys):
     StandardError().print("one\n\ttwo", soft_wrap=True)
     assert capsys.readouterr().err.split() == ["one", "two"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_name_of_a_bar(terminal, monkeypatch, capsys):
+    monkeypatch.setattr(Console, "is_terminal", terminal)
+    with Progress(10, name=NAME) as progress:
+        progress.advance(10)
+    assert progress.line.startswith("\ufffd]0;title\ufffd\ufffd[31m\ufffd  10 of 10 bytes")
+    err = capsys.readouterr().err
+    assert "\x1b]0;" not in err
+    assert "\u202e" not in err
 
 
 def test_brackets_in_names_are_no_markup(tmp_path, monkeypatch):
@@ -61,8 +72,8 @@ def test_brackets_in_names_are_no_markup(tmp_path, monkeypatch):
         (folder / name).write_text("text " * 100)
         prepare(folder / name, tmp_path / f"out-{name}")
     prepare(folder, tmp_path / "out")
-    sha256_of([folder / "b].txt", folder / "[link=x]c.txt"], tmp_path / "cache")
-    sha256_of([tmp_path / "a[/b].txt"], tmp_path / "cache")
+    cached_sha256([folder / "b].txt", folder / "[link=x]c.txt"], tmp_path / "cache")
+    cached_sha256([tmp_path / "a[/b].txt"], tmp_path / "cache")
 
 
 def test_a_row_of_runs_is_narrow():

@@ -12,7 +12,7 @@ import pytest
 from longstride.commands import main as cli
 from longstride.training import train
 from longstride.training.config import TrainConfig
-from longstride.training.sealed import seal
+from longstride.training.manifest import write_manifest
 from longstride.training.trainer import Trainer
 from tests.training.saved import keeper, made, names, save
 from tests.training.small import config
@@ -262,11 +262,11 @@ def test_a_forged_state(name, run, planned, capsys):
     numbers = json.loads((folder / "state.json").read_text())
     for value in STATES[name]:
         (folder / "state.json").write_text(json.dumps(numbers | {name: value}))
-        seal(folder)
+        write_manifest(folder)
         assert "step-4" in ends_in_one_line(capsys, command("train", run))
     del numbers[name]
     (folder / "state.json").write_text(json.dumps(numbers))
-    seal(folder)
+    write_manifest(folder)
     assert "step-4" in ends_in_one_line(capsys, command("train", run))
     assert names(run / "checkpoints") == ["damaged-step-9", "step-2", "step-4"]
 
@@ -277,7 +277,7 @@ def test_a_forged_state(name, run, planned, capsys):
 def test_a_state_that_is_none(text, run, capsys):
     folder = run / "checkpoints/step-4"
     (folder / "state.json").write_text(text)
-    seal(folder)
+    write_manifest(folder)
     assert "step-4 cannot be read: " in ends_in_one_line(capsys, command("train", run))
     assert "step-4 cannot be read: " in ends_in_one_line(capsys, [*command("eval", run), "--checkpoint", "step-4"])
 
@@ -288,7 +288,7 @@ def test_a_checkpoint_of_more_steps_than_the_run_has(run, planned, capsys):
         shutil.copytree(run / "checkpoints/step-4", folder)
         numbers = json.loads((folder / "state.json").read_text())
         (folder / "state.json").write_text(json.dumps(numbers | {"step": step}))
-        seal(folder)
+        write_manifest(folder)
         assert "step must be at most the run's 6 steps" in ends_in_one_line(capsys, command("train", run))
         shutil.rmtree(folder)
 

@@ -3,7 +3,8 @@ import torch
 
 from longstride.attention.slots import slots
 from longstride.model import preset
-from longstride.model.cache import Cache, block_slots, cache_bytes
+from longstride.model.byte_cost import cache_bytes
+from longstride.model.cache import Cache, block_slots
 from tests.model.small import config
 
 
@@ -30,9 +31,9 @@ def test_a_prompt_at_once_leaves_what_one_byte_after_the_other_does(pattern):
 
 
 def test_costs_what_it_says():
-    small = config(pattern="distinct(merged(fixed(6, 2)))", qk_ratio=0.5)
+    small = config(pattern="distinct(merged(fixed(6, 2)))", qk_ratio=0.5, precision="bfloat16")
     cache = Cache(small, 3, value_dtype=torch.bfloat16)
-    assert cache.bytes == 3 * cache_bytes(small, 4, 2)
+    assert cache.bytes == 3 * cache_bytes(small)
 
 
 def test_the_text_network_keeps_a_quarter_of_a_dense_one():
@@ -42,7 +43,7 @@ def test_the_text_network_keeps_a_quarter_of_a_dense_one():
 
 
 def test_a_shorter_sequence_needs_less():
-    assert cache_bytes(preset("enwik8"), length=256) == 30 * 2 * 4 * 512 * (2 * 32 + 128)
+    assert cache_bytes(preset("enwik8"), length=256) == 30 * (4 + 2) * 512 * (2 * 32 + 128)
 
 
 def test_slots_are_made_once():

@@ -3,7 +3,7 @@ import torch
 
 from longstride.attention import api
 from longstride.model import inspection
-from longstride.model.inspection import look
+from longstride.model.inspection import inspect_attention
 from tests.model.small import model, some_bytes
 
 PLACED = [
@@ -52,7 +52,7 @@ def test_weights_are_the_oracles(pattern, position):
     made, tokens = small(pattern, precision="float64"), some_bytes(1)[0]
     with torch.no_grad():
         expected, probabilities = by_the_oracle(made, tokens, position)
-    found = look(made, tokens, position)
+    found = inspect_attention(made, tokens, position)
     assert found.weights.shape == (3, 2, position + 1)
     torch.testing.assert_close(found.weights, expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found.probabilities, probabilities)
@@ -64,36 +64,36 @@ def test_weights_are_the_oracles(pattern, position):
 
 
 def test_a_query_that_sees_nothing_looks_nowhere():
-    found = look(small("summary(8, 2)", precision="float64"), some_bytes(1)[0], 5)
+    found = inspect_attention(small("summary(8, 2)", precision="float64"), some_bytes(1)[0], 5)
     assert (found.weights == 0).all()
     assert found.probabilities.isfinite().all()
 
 
 def test_some_layers_and_heads_in_the_order_they_are_named():
     made, tokens = small("interleave(strided(4))", precision="float64"), some_bytes(1)[0]
-    whole = look(made, tokens, 17).weights
-    part = look(made, tokens, 17, layers=[2, 0], heads=[1]).weights
+    whole = inspect_attention(made, tokens, 17).weights
+    part = inspect_attention(made, tokens, 17, layers=[2, 0], heads=[1]).weights
     assert torch.equal(part, whole[[2, 0]][:, [1]])
 
 
 def test_what_comes_later_is_not_looked_at():
     made, tokens = small("dense()", precision="float64"), some_bytes(1)[0]
     other = torch.cat([tokens[:9], 255 - tokens[9:]])
-    assert torch.equal(look(made, tokens, 9).weights, look(made, other, 9).weights)
-    assert not torch.equal(look(made, tokens, 10).weights, look(made, other, 10).weights)
+    assert torch.equal(inspect_attention(made, tokens, 9).weights, inspect_attention(made, other, 9).weights)
+    assert not torch.equal(inspect_attention(made, tokens, 10).weights, inspect_attention(made, other, 10).weights)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_softmax_is_float32(precision):
     made = model(pattern="dense()", precision=precision)
-    found = look(made, some_bytes(1)[0], 20)
+    found = inspect_attention(made, some_bytes(1)[0], 20)
     assert found.weights.dtype == torch.float32
     torch.testing.assert_close(found.weights.sum(-1), torch.ones(3, 2))
 
 
 def test_dropout_rests_and_the_mode_comes_back():
     made = model(dropout=0.5).train()
-    first, second = (look(made, some_bytes(1)[0], 20).weights for _ in range(2))
+    first, second = (inspect_attention(made, some_bytes(1)[0], 20).weights for _ in range(2))
     assert torch.equal(first, second)
     assert made.training
 
@@ -119,7 +119,7 @@ def test_no_square_is_computed(monkeypatch):
 
     monkeypatch.setattr(inspection, "last_row", measured)
     made = model(pattern="interleave(strided(64))", context=4096, embedding="matrix(64)", layers=1)
-    look(made, some_bytes(1, 4096)[0], 4095)
+    inspect_attention(made, some_bytes(1, 4096)[0], 4095)
     assert 0 < largest <= 4096 * 16
 
 
@@ -152,4 +152,4 @@ def test_other_attention_can_stand_in():
 )
 def test_mistakes_are_named(arguments, says):
     with pytest.raises(ValueError, match=says):
-        look(model(), **{"tokens": some_bytes(1)[0], "position": 3, **arguments})
+        inspect_attention(model(), **{"tokens": some_bytes(1)[0], "position": 3, **arguments})

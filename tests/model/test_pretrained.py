@@ -1,5 +1,6 @@
 import json
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,6 +109,16 @@ def test_saved_weights_replace_each_other(tmp_path):
     found = load_file(tmp_path / "model.safetensors")
     assert found["x"].dtype == torch.float32
     assert torch.equal(found["x"], torch.full((3, 2), 2.0))
+
+
+def test_a_model_of_the_first_version_gives_the_logits_it_gave_then():
+    """tests/model/old_model was saved, with these logits, by the first version that trains (commit 6bafcc3)."""
+    folder = Path(__file__).with_name("old_model")
+    recorded = json.loads((folder / "logits.json").read_text())
+    loaded = SparseTransformer.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = loaded(torch.tensor([recorded["bytes"]], dtype=torch.uint8))[0, -1, ::16]
+    assert torch.allclose(logits, torch.tensor(recorded["last"]), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("value", [nan, inf, -inf])

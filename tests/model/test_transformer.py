@@ -133,7 +133,7 @@ def test_the_feed_forward_network_in_parts(dropout, monkeypatch):
     mask, scale = layers.draw_mask(x, dropout), 1 / (1 - dropout)
     assert len(layers._parts(x, 32)) == 2
     plain = layers.drop(outer(layers.gelu(inner(x))), mask, scale)
-    again = layers.feed_forward_again(x, inner, outer, mask, scale)
+    again = layers.recomputed_feed_forward(x, inner, outer, mask, scale)
     torch.testing.assert_close(again, plain)
     slopes = torch.randn_like(plain)
     torch.testing.assert_close(torch.autograd.grad(again, inputs, slopes), torch.autograd.grad(plain, inputs, slopes))

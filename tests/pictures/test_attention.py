@@ -1,5 +1,6 @@
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ pytest.importorskip("matplotlib")
 
 from PIL import Image
 
+from longstride.data.text import Text
 from longstride.model import SparseTransformer
-from longstride.model.inspection import look
+from longstride.model.inspection import inspect_attention
 from longstride.pictures import attention
-from longstride.pictures.attention import evenly, plot_attention
-from longstride.pictures.panels import SEEN, UNSEEN, characters, image_panel, lines, matrix_panel, to_rgb
-from longstride.pictures.scene import open_scene
+from longstride.pictures.attention import evenly_spaced, plot_attention
+from longstride.pictures.attention_example import open_example
+from longstride.pictures.attention_panels import SEEN, UNSEEN, has_glyph, image_panel, largest_weights, matrix_panel, to_rgb
 from tests.pictures.small import saved, store
 
 CPU = torch.device("cpu")
@@ -53,7 +55,7 @@ def test_svg_names_layers_heads_and_patterns(tmp_path, monkeypatch):
     assert shown == ["layer 0", "layer 2", "head 1"]
     assert "Summary(8, 2)" in text
     assert "Local(8)" not in text
-    assert "predicts byte 50" in text
+    assert "prediction of byte 50" in text
 
 
 def test_several_positions_get_a_picture_each(tmp_path):
@@ -73,12 +75,12 @@ def test_what_the_panels_show_is_what_the_heads_weigh(tmp_path, monkeypatch):
     folder, data = saved(tmp_path, "text", pattern="interleave(strided(8))")
     drawn = []
     monkeypatch.setattr(
-        attention, "_panel", lambda figure, box, scene, weights, pattern, size: drawn.append((weights, pattern))
+        attention, "_draw_panel", lambda figure, box, example, weights, pattern, size: drawn.append((weights, pattern))
     )
     plot_attention(folder, [61], [2, 1], data=data, split="train", item=1, out=tmp_path / "look.png")
     model = SparseTransformer.from_pretrained(folder)
     tokens = torch.from_numpy(np.fromfile(data / "train.bin", np.uint8)[96:192])
-    expected = look(model, tokens, 61).weights
+    expected = inspect_attention(model, tokens, 61).weights
     for (weights, pattern), (layer, head) in zip(drawn, [(2, 0), (2, 1), (1, 0), (1, 1)], strict=True):
         np.testing.assert_allclose(weights, expected[layer, head], rtol=1e-5)
         assert pattern == model.config.patterns(layer)[head]
@@ -118,16 +120,16 @@ def test_a_run_without_weights(tmp_path):
 
 
 def test_deep_models_are_thinned_evenly():
-    assert evenly(3) == [0, 1, 2]
-    assert evenly(8) == list(range(8))
-    assert evenly(128) == [0, 18, 36, 54, 73, 91, 109, 127]
+    assert evenly_spaced(3) == [0, 1, 2]
+    assert evenly_spaced(8) == list(range(8))
+    assert evenly_spaced(128) == [0, 18, 36, 54, 73, 91, 109, 127]
 
 
 def test_default_positions(tmp_path):
     folder, data = saved(tmp_path / "a", "images")
-    assert open_scene(folder, data, "valid", 0, CPU).default_position == (3 * 5 + 2) * 3
+    assert open_example(folder, data, "valid", 0, CPU).default_position == (3 * 5 + 2) * 3
     folder, data = saved(tmp_path / "b", "text")
-    assert open_scene(folder, data, "valid", 0, CPU).default_position == 8 * 8 + 4
+    assert open_example(folder, data, "valid", 0, CPU).default_position == 8 * 8 + 4
 
 
 def test_image_panels_are_white_where_weights_are_and_black_ahead():
@@ -176,11 +178,11 @@ def test_long_matrices_keep_their_thin_lines():
 
 def test_words_name_the_byte_that_a_slot_has_read(tmp_path):
     folder, data = saved(tmp_path, "text")
-    scene = open_scene(folder, data, "valid", 0, CPU)
-    scene.tokens[:20] = np.frombuffer(b"abc\ndefghijk$mnopqrs", np.uint8)
+    example = open_example(folder, data, "valid", 0, CPU)
+    example.tokens[:20] = np.frombuffer(b"abc\ndefghijk$mnopqrs", np.uint8)
     weights = np.zeros(19, np.float32)
     weights[[0, 4, 18]] = 0.25, 0.05, 0.7
-    assert lines(scene, weights) == [
+    assert largest_weights(example, weights) == [
         " 70%     1 back  ijk$mnop[q]",  # And no 'r', which is predicted.
         " 25%  the start",
         "5.0%    15 back       abc[↵]defghijk",
@@ -190,21 +192,22 @@ def test_words_name_the_byte_that_a_slot_has_read(tmp_path):
 def test_text_that_is_no_ascii():
     text = "aé—b中😀\u0301ק".encode() + b"\xff\xe2\x82"
     tokens = np.frombuffer(text, np.uint8)
-    shown = characters(tokens, 0, len(tokens))
+    spell = partial(Text().spell, tokens, has_glyph=has_glyph)
+    shown = spell(0, len(tokens))
     assert shown == "aé‿—‿‿b" + "·" * (len(text) - 7)
     assert len(shown) == len(text)  # One letter for each byte.
     for first in range(len(text)):
-        assert characters(tokens, first, len(tokens)) == shown[first:]
-    assert characters(tokens, 0, 4) == "aé‿·"  # What the rest of that one is, nobody knows yet.
+        assert spell(first, len(tokens)) == shown[first:]
+    assert spell(0, 4) == "aé‿·"  # What the rest of that one is, nobody knows yet.
 
 
 def test_words_for_text_that_is_no_ascii(tmp_path):
     folder, data = saved(tmp_path, "text")
-    scene = open_scene(folder, data, "valid", 0, CPU)
-    scene.tokens[:12] = np.frombuffer("één, één".encode(), np.uint8)
+    example = open_example(folder, data, "valid", 0, CPU)
+    example.tokens[:12] = np.frombuffer("één, één".encode(), np.uint8)
     weights = np.zeros(9, np.float32)
     weights[[4, 8]] = 0.4, 0.6
-    assert lines(scene, weights) == [
+    assert largest_weights(example, weights) == [
         " 60%     1 back   é‿é‿n, [·]",  # Its second byte is what is predicted.
         " 40%     5 back       é‿é[‿]n, ·",
     ]
@@ -214,11 +217,11 @@ def test_words_for_sound_and_other_bytes(tmp_path):
     weights = np.zeros(19, np.float32)
     weights[7] = 1
     folder, data = saved(tmp_path, "audio")
-    assert lines(open_scene(folder, data, "valid", 0, CPU), weights) == ["100%      1.0 ms back (12)"]
-    scene = open_scene(folder, store(tmp_path / "other", "bytes"), "valid", 0, CPU)
-    scene.tokens[6] = 200
-    assert lines(scene, weights) == ["100%    12 back  200"]
-    assert lines(scene, np.zeros(5, np.float32)) == []
+    assert largest_weights(open_example(folder, data, "valid", 0, CPU), weights) == ["100%      1.0 ms back (12)"]
+    example = open_example(folder, store(tmp_path / "other", "bytes"), "valid", 0, CPU)
+    example.tokens[6] = 200
+    assert largest_weights(example, weights) == ["100%    12 back  200"]
+    assert largest_weights(example, np.zeros(5, np.float32)) == []
 
 
 def test_text_that_reads_like_a_formula(tmp_path):
@@ -254,13 +257,13 @@ def test_mistakes_are_named_and_leave_nothing(options, says, tmp_path, monkeypat
 
 def test_images_of_another_size_are_refused(tmp_path):
     folder, _ = saved(tmp_path, "images")
-    with pytest.raises(ValueError, match=r"the model is for images of 5 x 5 x 3, and .* has no images"):
+    with pytest.raises(ValueError, match=r"text has text, and the model is for images of 5 x 5 x 3; give other --data"):
         plot_attention(folder, data=store(tmp_path / "text", "text"), out=tmp_path / "look.png")
 
 
 def test_too_many_panels(tmp_path, monkeypatch):
     folder, data = saved(tmp_path, "text", layers=2)
-    monkeypatch.setattr(attention, "MOST", 3)
+    monkeypatch.setattr(attention, "MOST_PANELS", 3)
     with pytest.raises(ValueError, match="2 layers of 2 heads are 4 panels; name at most 3"):
         plot_attention(folder, data=data, out=tmp_path / "look.png")
 

@@ -4,9 +4,8 @@ import pytest
 
 import longstride.pictures.patterns
 from longstride.commands.bench import sampling
-from longstride.commands.bench.attention import Row
 from longstride.patterns.notation import parse
-from longstride.pictures.benchmarks import plot_rates, plot_times
+from longstride.pictures.benchmarks import plot_rates
 from longstride.pictures.patterns import Scheme, plot_patterns
 
 
@@ -99,17 +98,6 @@ def test_mistakes_are_named_and_leave_nothing(tmp_path, texts, options, says):
     with pytest.raises(ValueError, match=says):
         plot_patterns(schemes(*texts), path, **options)
     assert not list(tmp_path.iterdir())
-
-
-def test_draws_times_against_length(tmp_path):
-    rows = [
-        Row(f"n = {n}", n, name, "", n, forward_ms=n / 10, both_ms=n / 3) for n in (64, 128) for name in ("ours", "Flex")
-    ]
-    rows.append(Row("n = 256", 256, "Flex", "", 256, failure="too long"))
-    plot_times(rows, tmp_path / "times.svg")
-    text = (tmp_path / "times.svg").read_text()
-    assert "<svg" in text
-    assert text.count("<!-- ours -->") + text.count("<!-- Flex -->") == 2  # in the legend
 
 
 def rates(batches, positions):

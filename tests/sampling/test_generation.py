@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from longstride.sampling import generate
-from longstride.sampling.choose import Choice, probabilities
-from longstride.sampling.decoder import Decoder, Plain
+from longstride.sampling.decoder import Decoder, TorchStreams
+from longstride.sampling.sampler import SamplingParams, probabilities
 from tests.model.small import model, some_bytes
 
 
@@ -44,14 +44,14 @@ def test_pieces_that_are_asked_for_ahead(size, monkeypatch):
     prompts = [b"", b"abcdefg", b"xyz"]
     one_by_one = whole(generate(made, prompts, 23, seed=1))
     asked = []
-    make = Plain.make
+    make = TorchStreams.extend
 
     def noted(self, steps, *rest):
         asked.append(self.position)
         return make(self, steps, *rest)
 
-    monkeypatch.setattr(Plain, "make", noted)
-    monkeypatch.setattr(Plain, "returns_early", True)
+    monkeypatch.setattr(TorchStreams, "extend", noted)
+    monkeypatch.setattr(TorchStreams, "is_async", True)
     monkeypatch.setattr(import_module("longstride.sampling.generation"), "piece_size", lambda device: size)
     pieces = generate(made, prompts, 23, seed=1)
     first = next(pieces)
@@ -121,7 +121,7 @@ def test_the_chain_rule():
     bits = 0.0
     for position in range(47):
         logits = decoder.step(tokens[:, position - 1] if position else None)
-        bits -= float(probabilities(logits, Choice())[0, tokens[0, position]].log2())
+        bits -= float(probabilities(logits, SamplingParams())[0, tokens[0, position]].log2())
     with torch.no_grad():
         wanted = float(made.nats(tokens).double().sum()) / log(2)
     assert bits == pytest.approx(wanted, rel=1e-6)
@@ -136,7 +136,7 @@ def test_samples_are_as_likely_as_the_network_says():
     prompts = [b"q"] * 3000
     pairs = whole(generate(made, prompts, 1, top_k=4, seed=2))
     with torch.no_grad():
-        likely = probabilities(made(torch.tensor([list(b"qq")]))[:, 1], Choice(top_k=4))[0]
+        likely = probabilities(made(torch.tensor([list(b"qq")]))[:, 1], SamplingParams(top_k=4))[0]
     expected = likely / likely.sum() * 3000
     counts = torch.tensor([pair[0] for pair in pairs]).bincount(minlength=256)
     there = expected > 0

@@ -8,17 +8,17 @@ import torch
 
 from longstride.model import SparseTransformer, preset
 from longstride.sampling import batched, generate, resident
-from longstride.sampling.batched import Batched, in_parts
-from longstride.sampling.choose import Choice, stream_state
-from longstride.sampling.decoder import Plain
-from longstride.sampling.resident import Resident, fits
-from longstride.sampling.streams import choose, open_streams
+from longstride.sampling.batched import BatchedStreams, in_parts
+from longstride.sampling.decoder import TorchStreams
+from longstride.sampling.resident import ResidentStreams, fits
+from longstride.sampling.sampler import SamplingParams, random_state
+from longstride.sampling.streams import choose_implementation, open_streams
 from tests.model.small import config, model, some_bytes
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-UNCHANGED = Choice()
-MAKERS = {"resident": Resident, "batched": Batched}
+UNCHANGED = SamplingParams()
+MAKERS = {"resident": ResidentStreams, "batched": BatchedStreams}
 
 
 def stir(made):
@@ -38,13 +38,13 @@ def compare(made, maker, prompt, steps, choice=UNCHANGED, batch=2, length=None, 
     tokens = some_bytes(batch, prompt + given).to(torch.uint8).to(DEVICE)
     more = [number % every == every - 1 for number in range(batch)]
     known = torch.tensor([prompt + given * is_given for is_given in more], dtype=torch.int32, device=DEVICE)
-    state = stream_state(9, torch.arange(batch, device=DEVICE))
+    state = random_state(9, torch.arange(batch, device=DEVICE))
     found, logits = [], []
-    for make in (Plain, MAKERS[maker]):
+    for make in (TorchStreams, MAKERS[maker]):
         streams = make(made, batch, length)
         streams.tokens[:, : prompt + given] = tokens
         streams.prefill(tokens[:, :prompt])
-        pieces = [streams.make(some, known, state, choice) for some in (steps - 2, 2)]
+        pieces = [streams.extend(some, known, state, choice) for some in (steps - 2, 2)]
         assert streams.position == prompt + steps
         found.append(torch.cat(pieces, 1).cpu())
         logits.append(streams.logits.cpu())
@@ -113,9 +113,11 @@ def test_from_nothing_and_for_sizes_that_are_no_powers_of_two(maker):
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("choice", [Choice(0.7, top_k=3), Choice(top_p=0.6), Choice(2.0, 40, 0.9)], ids=str)
-def test_the_same_choice(maker, choice):
-    compare(model(layers=1, context=9, width=8), maker, 1, 5, choice)
+@pytest.mark.parametrize(
+    "params", [SamplingParams(0.7, top_k=3), SamplingParams(top_p=0.6), SamplingParams(2.0, 40, 0.9)], ids=str
+)
+def test_filters_leave_the_same_bytes(maker, params):
+    compare(model(layers=1, context=9, width=8), maker, 1, 5, params)
 
 
 @pytest.mark.parametrize("of", [1, 2, 3])
@@ -170,7 +172,7 @@ def test_which_parts_are_multiplied(of):
 
 def test_products_that_programs_share(monkeypatch):
     monkeypatch.setattr(batched, "BLOCK_IN", 16)
-    monkeypatch.setattr(batched, "SHARE", 16)
+    monkeypatch.setattr(batched, "LEAST_SHARE", 16)
     assert batched.product_tile(2, 32, 32, whole=False)[2] == 16
     compare(model(layers=2, context=9, width=32), "batched", 1, 5)
 
@@ -195,7 +197,7 @@ def test_parts_are_as_good_as_float32(precision, parts):
     if GPU or precision != "bfloat16":  # For which the interpreter is silently wrong.
         half = precision in ("bfloat16", "float16")
         compare(made, "batched", 5, 30, given=30, tolerance=0.01 if half else 1e-4, every=1)
-    streams = Batched(made.to(DEVICE), 2, 40)
+    streams = BatchedStreams(made.to(DEVICE), 2, 40)
     weight = streams.weights["inner_weight"]
     assert weight.shape[1] == parts
     assert torch.equal(weight.double().sum(1)[1], streams.model.blocks[1].ff.inner.weight.double())
@@ -247,7 +249,7 @@ def test_far_into_a_text_in_half_precision_on_a_gpu(maker, batch):
 def test_heads_that_take_turns_on_a_gpu():
     """Of five streams' heads, each of a group of four programs has some."""
     made = model(width=320, heads=20, layers=2, context=300, pattern="dense()")
-    assert resident._shares(made.config, 5, 128)[:2] == (4, 1)
+    assert resident._partition(made.config, 5, 128)[:2] == (4, 1)
     compare(made, "resident", 250, 20, batch=5)
 
 
@@ -263,11 +265,11 @@ def test_the_same_samples_whatever_the_batch_on_a_gpu():
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 def test_the_same_bits_a_hundred_times():
     made = model(context=600, width=64, layers=4).to(DEVICE)
-    known, state = torch.zeros(2, dtype=torch.int32, device=DEVICE), stream_state(1, torch.arange(2, device=DEVICE))
+    known, state = torch.zeros(2, dtype=torch.int32, device=DEVICE), random_state(1, torch.arange(2, device=DEVICE))
     found = set()
     for _ in range(100):
-        streams = Resident(made, 2, 600)
-        streams.make(50, known, state, Choice())
+        streams = ResidentStreams(made, 2, 600)
+        streams.extend(50, known, state, SamplingParams())
         found.add(streams.logits.cpu().numpy().tobytes())
     assert len(found) == 1
 
@@ -276,30 +278,30 @@ def test_the_same_bits_a_hundred_times():
 def test_the_same_bits_with_programs_that_only_look():
     """Within one block of 128, so that what is made again does not overwrite what it looks at."""
     made = lively("enwik8", "bfloat16").to(DEVICE)
-    known, state = torch.zeros(1, dtype=torch.int32, device=DEVICE), stream_state(1, torch.arange(1, device=DEVICE))
-    streams = Resident(made, 1, 12_288)
+    known, state = torch.zeros(1, dtype=torch.int32, device=DEVICE), random_state(1, torch.arange(1, device=DEVICE))
+    streams = ResidentStreams(made, 1, 12_288)
     each = streams.tables.most_between(12_050, 12_069) // streams.splits
-    assert resident._look(made.config, streams.workers, streams.warps, each)["LOOKERS"]
+    assert resident._attention_settings(made.config, streams.workers, streams.warps, each)["LOOKERS"]
     streams.prefill(some_bytes(1, 12_050).to(torch.uint8).to(DEVICE))
     chosen, found = streams.chosen.clone(), set()
     for _ in range(100):
         streams.position = 12_050
         streams.chosen.copy_(chosen)
-        made_bytes = streams.make(20, known, state, Choice()).cpu()
+        made_bytes = streams.extend(20, known, state, SamplingParams()).cpu()
         found.add(streams.logits.cpu().numpy().tobytes() + made_bytes.numpy().tobytes())
     assert len(found) == 1
 
 
 def test_how_programs_share_the_work():
     """enwik8: 8 heads of 64, W = 512, F = 2048."""
-    group, splits, rows, held = resident._shares(preset("enwik8"), 1, 128)
+    group, splits, rows, held = resident._partition(preset("enwik8"), 1, 128)
     assert (group, splits, held) == (16, 16, 16 * 512)
     wanted = {"QKV_ROWS": 16, "PROJECT_ROWS": 32, "INNER_ROWS": 16, "WIDTH_ROWS": 4, "LOGIT_ROWS": 2}
     assert rows == wanted
     # Eight streams: two programs look at a head of each, and project it.
-    assert resident._shares(preset("enwik8"), 8, 128)[:2] == (16, 2)
+    assert resident._partition(preset("enwik8"), 8, 128)[:2] == (16, 2)
     # Three heads: a group of the largest power of two, and each head has one.
-    assert resident._shares(config(width=12, heads=3), 1, 8)[:2] == (2, 2)
+    assert resident._partition(config(width=12, heads=3), 1, 8)[:2] == (2, 2)
 
 
 def test_how_programs_look():
@@ -307,7 +309,7 @@ def test_how_programs_look():
     enwik8 = preset("enwik8")
 
     def looks(each, workers=128, warps=4, config=enwik8):
-        shape = resident._look(config, workers, warps, each)
+        shape = resident._attention_settings(config, workers, warps, each)
         return shape["CHUNKS"], shape["CHUNK"], shape["LOOKERS"], shape["REST"]
 
     assert looks(7) == (1, 16, False, False)
@@ -324,10 +326,10 @@ def test_how_programs_look():
 
 
 def test_who_makes_the_bytes():
-    assert choose(config(), 1, torch.device("cpu"))[0] == "plain"
-    assert isinstance(open_streams(model(), 1, 24), Plain)
+    assert choose_implementation(config(), 1, torch.device("cpu"))[0] == "pytorch"
+    assert isinstance(open_streams(model(), 1, 24), TorchStreams)
     if GPU:
-        assert choose(preset("enwik8"), 1, DEVICE)[0] == "resident"
-        assert choose(preset("enwik8"), 64, DEVICE)[0] == "batched"
+        assert choose_implementation(preset("enwik8"), 1, DEVICE)[0] == "resident"
+        assert choose_implementation(preset("enwik8"), 64, DEVICE)[0] == "batched"
         assert fits(preset("music-65536"), 8, DEVICE)
         assert not fits(config(width=4096, heads=32), 1, DEVICE)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from longstride.commands import main as cli
-from longstride.data import audio, images, samples
+from longstride.data import audio, samples
+from longstride.data.image_files import from_png
 from longstride.data.store import open_store, write_store
 
 COUNT, SIZE, KNOWN = 10, 32, 8
@@ -69,7 +70,7 @@ def test_ten_images_from_their_upper_third(pictures, tmp_path, words):
     np.save(tmp_path / "known.npy", np.frombuffer(b"".join(known), np.uint8).reshape(COUNT, *ITEM))
     words = [*words, "--prompt-file", str(tmp_path / "known.npy"), "--keep-top", "0.33", "--out", str(tmp_path / "made")]
     cli.main(["sample", str(run), *words, "--device", "cpu"])
-    made = [images.from_png(tmp_path / f"made/sample-{number}.png")[0] for number in range(COUNT)]
+    made = [from_png(tmp_path / f"made/sample-{number}.png")[0] for number in range(COUNT)]
     assert made == known
 
 
@@ -77,7 +78,7 @@ def test_images_from_nothing_are_among_those_it_knows(pictures, tmp_path):
     """All of them, and not one alone."""
     run, known, _ = pictures
     cli.main(["sample", str(run), "--count", "20", "--out", str(tmp_path / "made"), "--device", "cpu"])
-    made = [images.from_png(path)[0] for path in sorted((tmp_path / "made").glob("sample-*.png"))]
+    made = [from_png(path)[0] for path in sorted((tmp_path / "made").glob("sample-*.png"))]
     assert len(made) == 20
     assert set(made) <= set(known)
     assert len(set(made)) > 4

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 
-from longstride.training import checkpoint, state
-from longstride.training.sealed import seal
+from longstride.training import checkpoint, checkpoint_files
+from longstride.training.manifest import write_manifest
 from tests.training.saved import bits, equal, keeper, made, names, part, save, walk
 from tests.training.small import MODEL
 
@@ -40,13 +40,13 @@ def test_round_trip_has_the_same_bits(name, walked, tmp_path):
 
 def test_what_is_saved_is_the_state_at_that_time(tmp_path, monkeypatch):
     """Nothing is written before training has gone on: from weights to numbers, all was copied."""
-    gone_on, prepare = Event(), state.Writer.prepare_local_plan
+    gone_on, prepare = Event(), checkpoint_files.Writer.prepare_local_plan
 
     def late(self, plan):
         assert gone_on.wait(60)
         return prepare(self, plan)
 
-    monkeypatch.setattr(state.Writer, "prepare_local_plan", late)
+    monkeypatch.setattr(checkpoint_files.Writer, "prepare_local_plan", late)
     saved, losses = made("muon", steps=2), [0.5]
     before = bits(*saved)
     checkpoints = keeper(tmp_path)
@@ -209,7 +209,7 @@ def test_a_weight_of_another_shape_is_refused(tmp_path):
     folder = save(tmp_path, 1)
     weights = load_file(folder / "model.safetensors")
     save_file({**weights, "norm.weight": torch.ones(1)}, folder / "model.safetensors")
-    seal(folder)
+    write_manifest(folder)
     with pytest.raises(ValueError, match=r"optimizer: norm.weight has the shape \[1\], and \[32\] is wanted$"):
         keeper(tmp_path).load(1, *made())
 
@@ -234,7 +234,7 @@ def test_another_version_or_step_is_refused(changes, says, tmp_path):
     folder = save(tmp_path, 1)
     content = json.loads((folder / "state.json").read_text())
     (folder / "state.json").write_text(json.dumps({**content, **changes}))
-    seal(folder)
+    write_manifest(folder)
     assert keeper(tmp_path).newest(silent) == 1
     with pytest.raises(ValueError, match=f"step-1 cannot be read: {says}"):
         keeper(tmp_path).load(1, *made())
@@ -251,11 +251,11 @@ def half(self, plan, planner):
 
 
 PLACES = {
-    "the folder": ("longstride.training.state.Writer.prepare_local_plan", fails),
-    "the state": ("longstride.training.state.Writer.write_data", half),
+    "the folder": ("longstride.training.checkpoint_files.Writer.prepare_local_plan", fails),
+    "the state": ("longstride.training.checkpoint_files.Writer.write_data", half),
     "the weights": ("longstride.training.checkpoint.save_file", fails),
-    "the seal": ("longstride.training.checkpoint.seal", fails),
-    "the seal's last moment": ("longstride.common.atomic.os.replace", fails),
+    "the manifest": ("longstride.training.checkpoint.write_manifest", fails),
+    "the manifest's last moment": ("longstride.common.atomic.os.replace", fails),
 }
 
 
@@ -292,7 +292,7 @@ def test_a_save_that_fails_leaves_the_last_one(place, failure, tmp_path, monkeyp
 
 
 def test_the_next_save_says_that_the_last_one_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "seal", fails)
+    monkeypatch.setattr(checkpoint, "write_manifest", fails)
     checkpoints = keeper(tmp_path)
     checkpoints.save(1, *made(), {})
     with pytest.raises(OSError, match=r"step-1 could not be written: .*; no checkpoint was written before"):
@@ -328,7 +328,7 @@ def test_ctrl_c_while_loading_is_no_fault_of_the_checkpoint(cause, seen, tmp_pat
         raise CheckpointException("read", {0: (cause, None)})
 
     save(tmp_path, 1)
-    monkeypatch.setattr(state, "load_spread", stopped)
+    monkeypatch.setattr(checkpoint_files, "load_sharded", stopped)
     with pytest.raises(seen) as caught:
         keeper(tmp_path).load(1, *made())
     assert ("is not of this run's model and optimizer: odd" in str(caught.value)) == (seen is ValueError)

@@ -55,18 +55,18 @@ def test_a_run_stops_with_a_message_and_goes_on_when_there_is_room(name, file, t
 
 def test_the_message_names_a_checkpoint_that_is_still_being_written(tmp_path, monkeypatch):
     """When the metrics cannot be: it is waited for first."""
-    wanted, seal, wait = Event(), checkpoint.seal, checkpoint.Checkpoints.wait
+    wanted, write_manifest, wait = Event(), checkpoint.write_manifest, checkpoint.Checkpoints.wait
 
     def late(folder):
         assert wanted.wait(60)
-        seal(folder)
+        write_manifest(folder)
 
     def waits(checkpoints):
         if checkpoints._pending_save is not None:
             wanted.set()
         wait(checkpoints)
 
-    monkeypatch.setattr(checkpoint, "seal", late)
+    monkeypatch.setattr(checkpoint, "write_manifest", late)
     monkeypatch.setattr(checkpoint.Checkpoints, "wait", waits)
     monkeypatch.setattr(Run, "log", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match=r"step 3: .*No space left on device; step-2 is whole, and --resume goes on from it$"):

@@ -16,7 +16,7 @@ from longstride.common.tensor_file import save_file
 from longstride.data.store import open_store, write_store
 from longstride.model import SparseTransformer
 from longstride.training import train
-from longstride.training.sealed import check_sealed, seal
+from longstride.training.manifest import check_manifest, write_manifest
 from tests.training.saved import keeper, made, part, save
 from tests.training.small import MODEL, config, store
 
@@ -100,8 +100,8 @@ NUMBERS = {
 
 def refused(folder):
     """Sealed, as if it were ours; the manifest is no proof of who wrote it."""
-    seal(folder)
-    check_sealed(folder)
+    write_manifest(folder)
+    check_manifest(folder)
     with pytest.raises(ValueError, match=r"step-1 (cannot be read|is not of this run's model and optimizer): [^\n]+$"):
         keeper(folder.parent).load(1, *made())
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_is_not_unpickled(write, tmp_path):
     (folder / "state/.metadata").write_bytes(write(marker))
     (folder / "state/__0_0.distcp").write_bytes(write(marker))
     (folder / "state.pt").write_bytes(write(marker))
-    seal(folder)
+    write_manifest(folder)
     keeper(tmp_path).load(1, *made())
     assert not marker.exists()
 
@@ -170,7 +170,7 @@ def test_a_run_stops_at_one(tmp_path):
     train(planned, until=2)
     folder = tmp_path / "run/checkpoints/step-2"
     part(folder).write_bytes(pickled(marker))
-    seal(folder)
+    write_manifest(folder)
     with pytest.raises(ValueError, match="step-2 cannot be read"):
         train(planned, resume=True)
     assert not marker.exists()
@@ -237,7 +237,7 @@ def test_a_checkpoint_that_is_not_finite_is_refused(name, value, says, tmp_path)
     folder = tmp_path / "run/checkpoints/step-2"
     path = folder / "model.safetensors" if name == "norm.weight" else part(folder)
     rewrite(path, lambda found: found[name].view(-1)[:1].fill_(value))
-    seal(folder)
+    write_manifest(folder)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.parent.parent.iterdir() if path.name != ".lock")
     with pytest.raises(ValueError, match=rf"run/checkpoints/step-2/{says}"):
         train(planned, resume=True)
@@ -250,7 +250,7 @@ def test_a_wider_kind_of_number_is_no_way_around(tmp_path):
     folder = save(tmp_path, 1)
     large = {"norm.weight": torch.full((32,), 1e300, dtype=torch.float64)}
     rewrite(folder / "model.safetensors", lambda found: found.update(large))
-    seal(folder)
+    write_manifest(folder)
     with pytest.raises(ValueError, match=r"'norm\.weight' has a value of inf"):
         keeper(tmp_path).load(1, *made())
 
@@ -261,6 +261,6 @@ def test_an_optimizer_that_counts_wrongly_is_refused(name, count, tmp_path):
     """It would divide by zero, or take roots of what is negative."""
     folder = save(tmp_path, 1, given=made(name, steps=1))
     rewrite(part(folder), lambda found: [x.fill_(count) for key, x in found.items() if key.endswith(".step")])
-    seal(folder)
+    write_manifest(folder)
     with pytest.raises(ValueError, match="an optimizer's step must be from 0 to 1, got "):
         keeper(tmp_path).load(1, *made(name))

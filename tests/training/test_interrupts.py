@@ -13,9 +13,9 @@ def test_the_first_is_noted_and_the_second_ends(one, monkeypatch):
     monkeypatch.setattr("longstride.training.interrupts.monotonic", lambda: now[0])
     before = [signal.getsignal(each) for each in SIGNALS]
     with Interrupts() as interrupts:
-        assert not interrupts.asked
+        assert not interrupts.requested
         signal.raise_signal(one)
-        assert interrupts.asked
+        assert interrupts.requested
         for again in SIGNALS:
             signal.raise_signal(again)
         now[0] += 2.1
@@ -29,10 +29,10 @@ def test_what_another_process_heard_is_the_same_request(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("longstride.training.interrupts.monotonic", lambda: now[0])
     with Interrupts() as interrupts:
-        interrupts.hear()
-        assert interrupts.asked
+        interrupts.mark_requested()
+        assert interrupts.requested
         now[0] += 1.5
-        interrupts.hear()
+        interrupts.mark_requested()
         signal.raise_signal(signal.SIGTERM)
         now[0] += 0.6
         with pytest.raises(KeyboardInterrupt):
@@ -51,7 +51,7 @@ def test_in_another_thread_it_asks_for_nothing():
 
     def work():
         with Interrupts() as interrupts:
-            found.append(interrupts.asked)
+            found.append(interrupts.requested)
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -32,13 +32,13 @@ def test_they_round_trip(tmp_path):
 
 def test_nothing_yet(tmp_path):
     found = Metrics(tmp_path)
-    assert found.forget_after(3) is None
+    assert found.truncate_after(3) is None
     assert (found.last_step(), found.last_values("loss"), names(tmp_path)) == (0, {}, [])
 
 
 def test_steps_that_are_done_once_more_are_kept_until_then(tmp_path):
     found = logged(tmp_path, 1, 2, 3, 4)
-    assert found.forget_after(2) == tmp_path / "metrics-to-step-4.jsonl"
+    assert found.truncate_after(2) == tmp_path / "metrics-to-step-4.jsonl"
     assert steps(tmp_path) == [1, 2]
     logged(tmp_path, 3)
     assert names(tmp_path) == ["metrics-to-step-4.jsonl", "metrics.jsonl"]
@@ -49,19 +49,19 @@ def test_steps_that_are_done_once_more_are_kept_until_then(tmp_path):
 
 def test_of_several_the_longest_is_kept(tmp_path):
     """A run that is killed again before it has caught up."""
-    logged(tmp_path, 1, 2, 3, 4, 5).forget_after(2)
+    logged(tmp_path, 1, 2, 3, 4, 5).truncate_after(2)
     logged(tmp_path, 3, 4)
-    assert Metrics(tmp_path).forget_after(2) == tmp_path / "metrics-to-step-5.jsonl"
+    assert Metrics(tmp_path).truncate_after(2) == tmp_path / "metrics-to-step-5.jsonl"
     assert names(tmp_path) == ["metrics-to-step-5.jsonl", "metrics.jsonl"]
     assert steps(tmp_path) == [1, 2]
     logged(tmp_path, 3, 4, 5, 6)
     assert names(tmp_path) == ["metrics.jsonl"]
-    assert Metrics(tmp_path).forget_after(2) == tmp_path / "metrics-to-step-6.jsonl"
+    assert Metrics(tmp_path).truncate_after(2) == tmp_path / "metrics-to-step-6.jsonl"
 
 
 def test_nothing_to_forget(tmp_path):
     found = logged(tmp_path, 1, 2)
-    assert found.forget_after(2) is None
+    assert found.truncate_after(2) is None
     assert names(tmp_path) == ["metrics.jsonl"]
 
 
@@ -71,7 +71,7 @@ def test_a_line_cut_short_is_left_out(tmp_path):
     with found.path.open("a") as file:
         file.write('{"step": 2, "lo')
     assert read_metrics(tmp_path) == [{"step": 1}]
-    found.forget_after(5)
+    found.truncate_after(5)
     found.append({"step": 2})
     assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
 
@@ -79,7 +79,7 @@ def test_a_line_cut_short_is_left_out(tmp_path):
 def test_lines_stay_as_they_were_written(tmp_path):
     found = Metrics(tmp_path)
     found.path.write_text('{"step":1,   "loss": 1.50}\n{"step": 2}\n')
-    found.forget_after(1)
+    found.truncate_after(1)
     assert found.path.read_text() == '{"step":1,   "loss": 1.50}\n'
 
 
@@ -111,7 +111,7 @@ LINES = {
 def test_damaged_lines_are_named(line, says, tmp_path):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     before = names(tmp_path)
-    for read in (lambda: read_metrics(tmp_path), lambda: Metrics(tmp_path).forget_after(1)):
+    for read in (lambda: read_metrics(tmp_path), lambda: Metrics(tmp_path).truncate_after(1)):
         with pytest.raises(ValueError, match=rf"metrics\.jsonl is damaged: {says}") as caught:
             read()
         assert "\n" not in str(caught.value)
@@ -121,7 +121,7 @@ def test_damaged_lines_are_named(line, says, tmp_path):
 
 def test_a_file_too_large_to_be_drawn_can_still_be_gone_on_with(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "LARGEST", 20)
-    logged(tmp_path, 1, 2, 3).forget_after(2)
+    logged(tmp_path, 1, 2, 3).truncate_after(2)
     assert Metrics(tmp_path).last_step() == 2
     with pytest.raises(ValueError, match=r"metrics.jsonl has 24 bytes; at most 20 are read as a whole"):
         read_metrics(tmp_path)

@@ -3,10 +3,11 @@ from dataclasses import replace
 
 import pytest
 
+from longstride.data.kinds import all_kinds
 from longstride.model import preset
 from longstride.model.presets import PRESETS
 from longstride.training import train_preset
-from longstride.training.presets import PRESETS_FOR, SETTINGS
+from longstride.training.presets import SETTINGS
 
 
 def test_every_model_has_its_training():
@@ -62,9 +63,10 @@ def test_changes_that_are_refused(changes, says):
 
 
 def test_every_preset_is_for_some_data():
-    assert {name for names in PRESETS_FOR.values() for name in names} == PRESETS.keys()
+    made_for = {kind.name: kind.presets for kind in all_kinds()}
+    assert {name for names in made_for.values() for name in names} == PRESETS.keys()
     for name in PRESETS:
-        assert (name in PRESETS_FOR["images"]) == preset(name).embedding.startswith("image(")
+        assert (name in made_for["images"]) == preset(name).embedding.startswith("image(")
 
 
 def test_an_unknown_name():

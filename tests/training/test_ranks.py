@@ -64,7 +64,7 @@ SAYS = "train: step {}: [Errno 28] No space left on device; step-2 is whole, and
 PLACES = {
     "the folder": ("run.Run.begin", [0], FULL, "[Errno 28] No space left on device"),
     "what is set aside": ("checkpoint.Checkpoints.set_aside", [0], FULL, "[Errno 28]"),
-    "old metrics": ("run.Run.go_back", [0], FULL, "[Errno 28]"),
+    "old metrics": ("run.Run.prepare_resume", [0], FULL, "[Errno 28]"),
     "metrics": ("run.Run.log", [0], FULL, SAYS.format(3)),
     "best weights": ("run.save_weights", [0], FULL, SAYS.format(4)),
     "damaged checkpoints": ("checkpoint.Checkpoints.newest", [0], ValueError("train: none is good"), "train: none is good"),

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from longstride.training import train, trainer
+from longstride.training import loop, train, trainer
+from longstride.training.manifest import write_manifest
 from longstride.training.metrics import read_metrics
 from longstride.training.ranks import Ranks
 from longstride.training.run import Run
-from longstride.training.sealed import seal
 from longstride.training.trainer import Trainer
 from tests.training.saved import names
 from tests.training.small import config, same, weights
@@ -142,7 +142,7 @@ def test_processes_that_torchrun_starts_anew_do_as_auto(tmp_path, monkeypatch):
 
         def __exit__(self, *given): ...
 
-    monkeypatch.setattr(trainer, "joined", Joined)
+    monkeypatch.setattr(loop, "join_process_group", Joined)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
     with pytest.raises(ValueError, match="already holds a run"):
         train(made)
@@ -267,7 +267,7 @@ def test_a_run_that_was_copied_or_renamed_goes_on(tmp_path):
 def without_id(folder):
     path = folder / "state.json"
     path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "run"}))
-    seal(folder)
+    write_manifest(folder)
 
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path):

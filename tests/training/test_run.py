@@ -6,7 +6,7 @@ import pytest
 
 from longstride.data.store import Store
 from longstride.training import TrainConfig, train
-from longstride.training.run import FREE, Run
+from longstride.training.run import CHANGEABLE, Run
 from tests.training.small import MODEL, config
 
 
@@ -82,7 +82,7 @@ OTHER = {
 
 def test_what_changes_no_step_may_change(tmp_path):
     begun(tmp_path)
-    assert OTHER.keys() == FREE - {"out"}
+    assert OTHER.keys() == CHANGEABLE - {"out"}
     for name, value in OTHER.items():
         assert Run.resumed(of(tmp_path, **{name: value} if name != "data" else {})).folder == tmp_path
     assert Run.resumed(replace(of(tmp_path), data="elsewhere")).folder == tmp_path

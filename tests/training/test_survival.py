@@ -22,14 +22,14 @@ PLAN = {
 }  # fmt: skip
 ALL = (
     "longstride.training.trainer.Trainer.take_step",
-    "longstride.training.state.Writer.write_data",
+    "longstride.training.checkpoint_files.Writer.write_data",
 )
 """What a process of any rank may die of."""
 FIRST = (
     *ALL,
     "hashlib.file_digest",
     "longstride.training.checkpoint.save_file",
-    "longstride.training.checkpoint.seal",
+    "longstride.training.checkpoint.write_manifest",
     "longstride.training.run.Run.log",
     "longstride.training.trainer.Trainer.validate",
     "os.fsync",

@@ -77,8 +77,8 @@ def test_by_hand():
     assert step_bytes(replace(config, averaging="float32"), 4) == 6 * weights
     assert step_bytes(replace(config, accumulate=8), 2) == step_bytes(config, 2)
     assert part_bytes(config.model) == 4 * (2 * weights - outside)
-    spread = replace(config, parallel="fsdp", accumulate=2)
-    assert step_bytes(spread, 2) == 2 * 4 * (2 * weights - outside) // 2 + weights
+    parallel = replace(config, parallel="fsdp", accumulate=2)
+    assert step_bytes(parallel, 2) == 2 * 4 * (2 * weights - outside) // 2 + weights
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="not run from the repository")

@@ -12,8 +12,8 @@ from longstride.data import samples
 from longstride.data.store import write_store
 from longstride.model import SparseTransformer
 from longstride.training import train, train_preset, trainer
+from longstride.training.manifest import write_manifest
 from longstride.training.run import read_metrics
-from longstride.training.sealed import seal
 from tests.training.small import TEXT, config, same, store, weights
 
 
@@ -286,7 +286,7 @@ def test_what_is_wrong_is_refused_before_anything_is_written(changes, says, tmp_
 
 def test_images_that_the_model_is_not_for(tmp_path):
     write_store(tmp_path / "images", "images", {"train": TEXT[:3840], "valid": TEXT[:3840]}, (8, 8, 1))
-    with pytest.raises(ValueError, match=r"images of 8 x 8 x 1.*is for 16 x 4 x 1.*image\(8, 8, 1\)"):
+    with pytest.raises(ValueError, match=r"images of 8 x 8 x 1.*is for images of 16 x 4 x 1.*image\(8, 8, 1\)"):
         train(config(tmp_path, data=str(tmp_path / "images"), model={"embedding": "image(16, 4, 1)"}))
 
 
@@ -322,11 +322,11 @@ def test_a_refused_resumption_lets_go_of_the_folder(tmp_path):
     path = tmp_path / "run/checkpoints/step-5/state.json"
     kept = path.read_text()
     path.write_text(json.dumps({**json.loads(kept), "losses": None}))
-    seal(path.parent)
+    write_manifest(path.parent)
     with pytest.raises(ValueError, match=r"step-5/state.json: losses must be a list, got NoneType") as refused:
         train(made, resume=True)
     path.write_text(kept)
-    seal(path.parent)
+    write_manifest(path.parent)
     assert refused.value  # Still there, with all that its frames hold.
     assert train(made, resume=True).step == 6
 

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longstride.commands.main import main
 from longstride.model import SparseTransformer
+from longstride.training import checkpoint_files as state_files
 from longstride.training import distributed, interrupts, train
-from longstride.training import state as state_files
+from longstride.training.checkpoint_files import Writer
 from longstride.training.distributed import full_tensor
 from longstride.training.precision import Updates
-from longstride.training.ranks import REPORTED, joined
-from longstride.training.state import Writer
+from longstride.training.ranks import REPORTED, join_process_group
 from longstride.training.trainer import Trainer
 from tests.training.small import config
 
@@ -72,12 +72,12 @@ def state(trainer):
 def saved(folder, plans, steps):
     """Of each the state after so many steps, as it is saved."""
     found = []
-    with joined("cpu") as ranks:
+    with join_process_group("cpu") as ranks:
         for one in plans:
             with closing(Trainer(plan(folder, **one), False, ranks)) as trainer:
                 for _ in range(steps):
                     step(trainer)
-                trainer.standing.losses = []
+                trainer.run_state.losses = []
                 trainer.save()
                 trainer.checkpoints.wait()
                 found.append(state(trainer))
@@ -87,7 +87,7 @@ def saved(folder, plans, steps):
 def loaded(folder, plans, until):
     """Of each the state that it is resumed with. Then it goes on."""
     found = []
-    with joined("cpu") as ranks:
+    with join_process_group("cpu") as ranks:
         for one in plans:
             with closing(Trainer(plan(folder, **one), True, ranks)) as trainer:
                 found.append(state(trainer))
@@ -98,7 +98,7 @@ def loaded(folder, plans, until):
 def refused(folder, plans):
     """What is wrong with each."""
     found = []
-    with joined("cpu"):
+    with join_process_group("cpu"):
         for one in plans:
             try:
                 train(plan(folder, **one))
@@ -111,7 +111,7 @@ def overflowed(folder, plans, shard):
     """Of each, for every step whether it was skipped, the scale then, and the state. At one, rank 1 alone has an overflow:
     in its loss, or in its shard of a single weight."""
     loss, update, found = SparseTransformer.loss, Updates.update, []
-    with joined("cpu") as ranks:
+    with join_process_group("cpu") as ranks:
 
         def shaken():
             return len(found[-1]) == SHAKEN and ranks.rank == 1
@@ -140,7 +140,10 @@ def ended(folder, changes, count):
     goes right after it."""
 
     def one(number):
-        with joined("cpu") as ranks, closing(Trainer(plan(folder, f"{number}", **changes), False, ranks)) as trainer:
+        with (
+            join_process_group("cpu") as ranks,
+            closing(Trainer(plan(folder, f"{number}", **changes), False, ranks)) as trainer,
+        ):
             step(trainer)
 
     for number in range(count):
@@ -164,7 +167,7 @@ class Counted(TorchDispatchMode):
 def third_step(folder, plans, watch):
     """Of each what `watch`, a context made for so many ranks, sees of the third step. The first ones do other things too."""
     found = []
-    with joined("cpu") as ranks:
+    with join_process_group("cpu") as ranks:
         for one in plans:
             with closing(Trainer(plan(folder, **one), False, ranks)) as trainer:
                 step(trainer)
@@ -236,7 +239,7 @@ FAILURES = [
 def disagreed():
     """Of each what this process raises, and whether it need not show it."""
     found = []
-    with joined("cpu") as ranks:
+    with join_process_group("cpu") as ranks:
         for who, error in FAILURES:
 
             def work(who=who, error=error):

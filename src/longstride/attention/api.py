@@ -3,7 +3,6 @@
 Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batch, heads, n, d_v].
 """
 
-import difflib
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from torch import Tensor
 from longstride.attention.blocked import attend_blocked
 from longstride.attention.precision import DTYPES, cast_as_autocast_would, without_autocast
 from longstride.attention.reference import attend_reference
+from longstride.common.checks import suggest
 from longstride.patterns import Pattern
 
 
@@ -94,9 +94,7 @@ class Choice(NamedTuple):
 def choose(impl: str, device: torch.device) -> Choice:
     """Returns the implementation for `impl` on this device; an error if it cannot run there."""
     if impl not in CHOICES:
-        near = difflib.get_close_matches(str(impl), CHOICES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(map(repr, CHOICES))}"
-        raise ValueError(f"attend: impl = {impl!r} is not an implementation; {hint}")
+        raise ValueError(f"attend: impl = {impl!r} is not an implementation; {suggest(str(impl), CHOICES)}")
     on_gpu = device.type == "cuda"
     if impl == "triton" or (impl == "auto" and on_gpu):
         missing = _missing_for_triton(on_gpu)

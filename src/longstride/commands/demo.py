@@ -1,4 +1,4 @@
-"""From bundled bytes to a trained model and its bits per byte, in minutes on two cores: longstride demo"""
+"""Trains text-small on bundled text and compares its bits per byte with gzip and xz: longstride demo"""
 
 import gzip
 import lzma
@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from longstride.commands.ending import describe_ending, exit_if_interrupted
 from longstride.common.checks import whole_number
 from longstride.data import samples
 from longstride.data.store import Store, open_store, write_store
@@ -15,8 +16,9 @@ from longstride.model import SparseTransformer
 from longstride.training import train, train_preset
 
 HELD_OUT = 195 * 512
-"""The last bytes of the text, whole sequences of text-small; those before them choose the best weights."""
-CHOOSING = 50_000
+"""Bytes at the end of the text for the test split: whole sequences of text-small."""
+VALIDATION = 50_000
+"""Bytes before them for the validation split, which selects the best weights."""
 
 
 def demo(folder: Path, steps: int, console: Console | None = None) -> float:
@@ -24,26 +26,25 @@ def demo(folder: Path, steps: int, console: Console | None = None) -> float:
     whole_number("demo", "steps", steps, 1)
     console = console or Console()
     store = _store(folder / "wikipedia")
-    run = _free(folder)
+    run = _next_run_folder(folder)
     console.print(f"Training text-small on {store.splits['train']:,} bytes of Wikipedia, {steps} steps.")
     config = train_preset("text-small", data=str(store.folder), out=str(run), steps=steps, validate_every=steps // 4 or 1)
-    found = train(config, console=console)
-    if found.step < steps:
-        raise ValueError(
-            f"demo: {found.reason} at step {found.step}; to go on: longstride train text-small --data {store.folder} "
-            f"--out {run} --steps {steps} --resume"
-        )
+    summary = train(config, console=console)
+    if not summary.done:
+        for line in describe_ending("text-small", summary):
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+        exit_if_interrupted(summary)
     bits = held_out_bits(SparseTransformer.from_pretrained(run), store)
 
     console.print(f"The last {HELD_OUT:,} bytes of the text, which no step has seen:")
     table = Table()
     table.add_column("")
     table.add_column("bits per byte", justify="right")
-    for name, size in {f"text-small after {found.seconds:.0f} s": bits, **compressed_bits(store)}.items():
+    for name, size in {f"text-small after {summary.seconds:.0f} s": bits, **compressed_bits(store)}.items():
         table.add_row(name, f"{size:.3f}")
     console.print(table)
-    there = "curve.png, sample-data.txt, sample-model.txt, model.safetensors, metrics.jsonl"
-    console.print(f"The run is {run}: {there}", soft_wrap=True, markup=False)
+    files = "curve.png, sample-data.txt, sample-model.txt, model.safetensors, metrics.jsonl"
+    console.print(f"The run is {run}: {files}", soft_wrap=True, markup=False)
     console.print(f"Let it write:            longstride sample {run} --prompt 'The '", soft_wrap=True, markup=False)
     console.print("Next, on your own bytes: longstride train text-small --data FILE --out RUN --steps 2000", soft_wrap=True)
     console.print("The paper's networks:    longstride presets")
@@ -51,18 +52,18 @@ def demo(folder: Path, steps: int, console: Console | None = None) -> float:
 
 
 def held_out_bits(model: SparseTransformer, store: Store) -> float:
-    """Bits per byte of the test split, each sequence of the context's length from nothing."""
+    """Bits per byte of the test split, in sequences as long as the context, each without bytes before it."""
     return bits_per_byte(model, store.split("test"), batch=8).bits_per_byte
 
 
 def compressed_bits(store: Store) -> dict[str, float]:
-    """What others make of the same bytes: alone, and xz also with the training text before them."""
-    test, before = store.split("test").tobytes(), store.split("train").tobytes()
-    knowing = len(lzma.compress(before + test, preset=9)) - len(lzma.compress(before, preset=9))
+    """Bits per byte of gzip and xz on the test split; of xz also when it has compressed the training text before."""
+    test, training = store.split("test").tobytes(), store.split("train").tobytes()
+    after_training = len(lzma.compress(training + test, preset=9)) - len(lzma.compress(training, preset=9))
     sizes = {
         "gzip -9": len(gzip.compress(test, 9)),
         "xz -9": len(lzma.compress(test, preset=9)),
-        "xz -9 that has read the training text": knowing,
+        "xz -9 that has read the training text": after_training,
     }
     return {name: 8 * size / len(test) for name, size in sizes.items()}
 
@@ -72,12 +73,12 @@ def _store(folder: Path) -> Store:
         return open_store(folder)
     text = samples.text()
     end = len(text) - HELD_OUT
-    splits = {"train": text[: end - CHOOSING], "valid": text[end - CHOOSING : end], "test": text[end:]}
+    splits = {"train": text[: end - VALIDATION], "valid": text[end - VALIDATION : end], "test": text[end:]}
     return write_store(folder, "text", splits, source="a part of enwik8, bundled with longstride")
 
 
-def _free(folder: Path) -> Path:
-    """The next run's folder that is not there yet."""
+def _next_run_folder(folder: Path) -> Path:
+    """The first of run-1, run-2, ... that does not exist."""
     number = 1
     while (folder / f"run-{number}").exists():
         number += 1

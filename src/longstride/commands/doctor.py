@@ -1,4 +1,4 @@
-"""What is installed, which devices there are, and what `attend` would run on each; and what sampling from a model costs."""
+"""Versions, devices, the implementation that `attend` selects on each, and the cost of sampling from a model."""
 
 import importlib.metadata
 import importlib.util
@@ -15,30 +15,29 @@ from rich.table import Table
 from longstride.attention import attend
 from longstride.attention.api import choose
 from longstride.attention.kernels import saved
-from longstride.common.device import choose_device, machine
-from longstride.model.byte_cost import dense_cache_bytes, kept, keys_seen, value_bytes, weight_bytes
-from longstride.model.cache import cache_bytes
+from longstride.common.device import choose_device, describe_machine
+from longstride.model.byte_cost import cache_bytes, dense_cache_bytes, kept, keys_seen, weight_bytes
 from longstride.model.config import ModelConfig
 from longstride.model.cost import parameter_count
 from longstride.model.presets import DENSE, PRESETS, preset
 from longstride.model.pretrained import read_config, settings_path
 from longstride.patterns import Column, Local
-from longstride.sampling.streams import choose as choose_maker
+from longstride.sampling.streams import choose_implementation as choose_maker
 from longstride.version import __version__
 
 OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}
 
 
 def examine(model: str = "") -> bool:
-    """Prints all there is to say, also of a model if one is named; whether everything is in order."""
+    """Prints the report, with the cost of sampling if a model is named. Returns whether everything works."""
     config = find_config(model) if model else None
-    fine = True
+    all_work = True
     for what, finding in report():
         print(f"{what:<16}{finding}")
-        fine &= "FAILED" not in finding and "DISAGREES" not in finding
+        all_work &= "FAILED" not in finding and "DISAGREES" not in finding
     if config is not None:
         show_sampling(model, config)
-    return fine
+    return all_work
 
 
 def report() -> Iterator[tuple[str, str]]:
@@ -56,11 +55,11 @@ def report() -> Iterator[tuple[str, str]]:
         except RuntimeError as error:
             yield f"auto on {device}", f"FAILED here: {error}"
         else:
-            yield f"auto on {device}", f"{picked.impl}: {picked.reason}; {_try_out(device)}"
+            yield f"auto on {device}", f"{picked.impl}: {picked.reason}; {_compare_with_reference(device)}"
 
 
 def find_config(name: str) -> ModelConfig:
-    """Of a run, a saved model or a preset; a folder counts if it has a config."""
+    """The config of a run, a saved model or a preset. A folder with a config precedes a preset of the same name."""
     path = settings_path(Path(name))
     if path.is_file():
         return read_config(path)
@@ -73,24 +72,24 @@ def find_config(name: str) -> ModelConfig:
 
 
 def sampling_report(name: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Lines of (what, finding): what one more byte costs."""
+    """Lines of (what, finding): the cost of sampling one byte."""
     parameters = parameter_count(config)
     device = choose_device("doctor", "auto")
     weights = f"{_mib(weight_bytes(config))} of weights in {config.precision}"
     if device.type == "cpu" and config.precision in ("bfloat16", "float16"):
-        weights += f", {_mib(weight_bytes(replace(config, precision='float32')))} in float32, as a CPU has them"
+        weights += f", {_mib(weight_bytes(replace(config, precision='float32')))} in float32, which a CPU uses"
     yield "sampling", f"{name}: {parameters:,} parameters, {weights}"
     for streams in (1, 64):
-        made_by, why = choose_maker(config, streams, device)
-        yield f"{streams} stream{'s' if streams > 1 else ''}", f"{made_by}: {why}"
-    cache, dense = cache_bytes(config, value_bytes=value_bytes(config)), dense_cache_bytes(config)
+        decoder, why = choose_maker(config, streams, device)
+        yield f"{streams} stream{'s' if streams > 1 else ''}", f"{decoder}: {why}"
+    cache, dense = cache_bytes(config), dense_cache_bytes(config)
     yield "cache", f"{_mib(cache)} a stream, {cache / dense:.1%} of the {_mib(dense)} that dense attention would keep"
     seen, all_keys = keys_seen(config, config.context - 1), config.layers * config.heads * config.context
     yield "keys", f"{seen:,.0f} read for the last byte of {config.context:,}, {seen / all_keys:.1%} of what dense would read"
 
 
 def show_sampling(name: str, config: ModelConfig, console: Console | None = None) -> None:
-    """The report, and below it what heads keep, a row for each kind of pattern."""
+    """Prints the cost of sampling, and a table of the cache with a row for each pattern."""
     console = console or Console()
     for what, finding in sampling_report(name, config):
         console.print(f"{what:<16}{finding}", highlight=False, markup=False, soft_wrap=True)
@@ -100,8 +99,8 @@ def show_sampling(name: str, config: ModelConfig, console: Console | None = None
     table.add_column("each keeps", overflow="fold")
     for heading in ("keys of the\nlast byte", "cache of\na stream"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in kept(config):
-        table.add_row(repr(one.pattern), f"{one.heads:,}", one.slots, f"{one.seen:,}", _mib(one.bytes))
+    for row in kept(config):
+        table.add_row(repr(row.pattern), f"{row.heads:,}", row.slots, f"{row.seen:,}", _mib(row.bytes))
     console.print(table)
 
 
@@ -127,29 +126,29 @@ def _installed(name: str) -> str | None:
 
 
 def _settings() -> str:
-    """Which file has the kernels' settings, and for which GPUs."""
+    """The file of the kernels' settings, and the GPUs in it."""
     path = saved.place()
     if path is None:
-        return f"shipped, as {saved.VARIABLE} is empty"
+        return f"shipped, because {saved.VARIABLE} is empty"
     try:
         by_gpu = saved.in_force()
     except ValueError as error:
         return f"FAILED here: {error}"
     if not path.exists():
         return f"shipped; longstride bench tune saves a GPU's own in {path}"
-    return f"{path}: " + (", ".join(f"{len(rows)} for {name}" for name, rows in by_gpu.items()) or "none in it")
+    return f"{path}: " + (", ".join(f"{len(rows)} for {name}" for name, rows in by_gpu.items()) or "it is empty")
 
 
 def _describe(device: torch.device) -> str:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, compute {properties.major}.{properties.minor}"
-    about = machine(device)
+    about = describe_machine(device)
     return f"{about['device']}, {about['threads']} threads"
 
 
-def _try_out(device: torch.device) -> str:
-    """Runs what `auto` picks against the oracle, forward and backward, on a handful of numbers."""
+def _compare_with_reference(device: torch.device) -> str:
+    """Compares what `auto` selects with the reference implementation, forward and backward, on small inputs."""
     pattern = Local(5) | Column(7)
     q, k, v = (torch.randn(1, 2, 40, 8, device=device, requires_grad=True) for _ in range(3))
     try:
@@ -157,7 +156,7 @@ def _try_out(device: torch.device) -> str:
         for impl in ("auto", "reference"):
             output = attend(q, k, v, pattern, impl=impl)
             results.append((output, *torch.autograd.grad(output.square().sum(), (q, k, v))))
-        wrong = max((ours - oracle).abs().max().item() for ours, oracle in zip(*results))
-    except Exception as error:
-        return f"FAILED here: {type(error).__name__}: {error}"
-    return "agrees with the oracle here" if wrong < 1e-2 else f"DISAGREES with the oracle here, by {wrong:.3g}"
+        error = max((ours - oracle).abs().max().item() for ours, oracle in zip(*results))
+    except Exception as failure:
+        return f"FAILED here: {type(failure).__name__}: {failure}"
+    return "agrees with the oracle here" if error < 1e-2 else f"DISAGREES with the oracle here, by {error:.3g}"

@@ -1,4 +1,4 @@
-"""How a command ends: with an exit code, and if anything is wrong with one line that says what."""
+"""Exit codes of the command line. Every failure that a user can cause or mend is one line on standard error."""
 
 import os
 import sys
@@ -8,81 +8,92 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import NoReturn
 
+from longstride.commands.interrupts import INTERRUPTED, raise_on_interrupt
 from longstride.common.checks import printable
 
-BAD_INPUT, INTERRUPTED, UNREAD = 2, 130, 141
-"""The last two as shells have them: 128 and the signal's number."""
-NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed", "unable to mmap")
-"""What PyTorch says on a CPU, in a plain RuntimeError."""
+BAD_INPUT, BROKEN_PIPE = 2, 141
+SIGNAL_BASE = 128
+"""Shells add this to a signal's number: 130 for SIGINT, 141 for SIGPIPE, 143 for SIGTERM."""
+OUT_OF_MEMORY = ("can't allocate memory", "Storage size calculation overflowed", "unable to mmap")
+"""PyTorch's messages on a CPU, each in a plain RuntimeError."""
 
 
 @contextmanager
-def told_in_one_line(verb: str) -> Iterator[None]:
+def exit_with_message(verb: str) -> Iterator[None]:
+    """Context that turns errors of the verb into one line on standard error and an exit code.
+
+    ValueError, OSError, FloatingPointError and a lack of memory exit with 2, Ctrl-C with 130, and output that nobody reads
+    with 141. Other exceptions are our mistakes and keep their traceback.
+    """
     try:
         try:
+            raise_on_interrupt(True)
             yield
         except SystemExit as end:
-            if isinstance(end.__context__, BrokenPipeError):  # As rich ends where its table is not read to the end.
+            if isinstance(end.__context__, BrokenPipeError):  # rich exits where its output is not read to the end.
                 raise end.__context__ from None
             _flush()
             raise
+        finally:
+            raise_on_interrupt(False)
         _flush()
-    except BrokenPipeError:  # Whoever reads has enough.
-        _end(UNREAD, at_once=_is_joined())
+    except BrokenPipeError:
+        _exit(BROKEN_PIPE, at_once=_is_joined())
     except (ValueError, OSError, FloatingPointError) as error:
-        _end(BAD_INPUT, "" if _is_said(error) else str(error), at_once=_is_joined())
+        _exit(BAD_INPUT, "" if _is_reported(error) else str(error), at_once=_is_joined())
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         first = next(iter(str(error).splitlines()), "") or "The machine has too little memory."
         more = "" if verb in ("eval", "sample") else "--accumulate, --model.recompute on, or "
         hint = f" Try {more}a smaller --batch." if verb in ("train", "eval", "sample", "demo") else ""
-        _end(BAD_INPUT, f"{first}{hint}", at_once=_is_joined())
+        _exit(BAD_INPUT, f"{first}{hint}", at_once=_is_joined())
     except KeyboardInterrupt:
-        # A checkpoint that is being written is not waited for: it is known as unfinished.
-        _end(INTERRUPTED, "interrupted" if is_main_process() else "", at_once=_is_joined() or _threads_work())
+        # Does not wait for a checkpoint in progress: it stays marked as unfinished.
+        _exit(INTERRUPTED, "interrupted" if is_main_process() else "", at_once=_is_joined() or _has_threads())
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had, of a GPU or of the machine."""
+    """Whether an allocation failed, on a GPU or in main memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def is_main_process() -> bool:
-    """Whether this process prints: the only one, or the first of those that torchrun has started."""
+    """Whether this process prints: the only one, or the first of those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _ranks() -> ModuleType | None:
-    """The module that joins processes, if anything has imported it: torch is not imported to find out."""
+    """The module of distributed training, if it has been imported. Importing it here would import torch."""
     return sys.modules.get("longstride.training.ranks")
 
 
 def _is_joined() -> bool:
+    """Whether this process is connected to other processes, for which a normal exit would wait."""
     ranks = _ranks()
-    return ranks is not None and ranks.is_joined()
+    return ranks is not None and ranks.in_process_group()
 
 
-def _is_said(error: BaseException) -> bool:
-    """Whether the first process prints this error, too."""
+def _is_reported(error: BaseException) -> bool:
+    """Whether another process prints this error."""
     ranks = _ranks()
     return ranks is not None and ranks.REPORTED in getattr(error, "__notes__", ())
 
 
-def _threads_work() -> bool:
-    """Whether there are threads that the end of the process would wait for."""
-    return any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread())
+def _has_threads() -> bool:
+    """Whether threads are running for which a normal exit would wait."""
+    return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
 
 def _flush() -> None:
-    if sys.stdout is not None:  # As it is where it was closed.
+    if sys.stdout is not None:  # None if it was closed.
         sys.stdout.flush()
 
 
-def _end(code: int, line: str = "", *, at_once: bool) -> NoReturn:
-    """At once: what waits for threads, or for other processes, is left as it is."""
+def _exit(code: int, line: str = "", *, at_once: bool) -> NoReturn:
+    """Prints the line and exits. `at_once`: without waiting for threads and other processes."""
     if line and sys.stderr is not None:
         with suppress(OSError):
             print(f"longstride: {printable(' '.join(line.splitlines()))}", file=sys.stderr)

@@ -1,50 +1,45 @@
-"""Words to the call of a verb, by tyro; what it refuses becomes ValueError, whose one line names the nearest flag."""
+"""Parses the arguments of a verb with tyro. Bad arguments are ValueErrors of one line that names the nearest flag."""
 
 import difflib
 import inspect
 import io
 import os
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from decimal import Decimal, InvalidOperation
 from functools import partial, wraps
-from typing import Any, NoReturn
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from longstride.common.checks import shown
+from longstride.commands.help import box_lines, format_help, sections, terminal_width
+from longstride.common.checks import short_repr
 
 HELP = ("-h", "--help")
 WIDE, NARROW = 4000, 100
-"""Columns in which no line of tyro's errors is wrapped, and in which its help has no boxes beside each other."""
+"""Widths for tyro's output: one that wraps no error, and one at which the help has a single column of boxes."""
 DIGITS = 30
-"""Of a whole number, so that 1e999999999 takes no memory; a verb refuses those far smaller."""
+"""The most digits of a whole number: 1e999999999 would take a gigabyte."""
 
 
 def parse(function: Callable[..., None], prog: str, words: Sequence[str], verb: str = "") -> Callable[[], None]:
-    """Returns the call of `function` with its arguments as the words give them. `verb` names it in errors.
+    """Parses the arguments and returns the call of `function` with them. `verb`: its name in errors.
 
     --help prints the help and raises SystemExit.
     """
 
-    @wraps(function)
-    def bind(*arguments: Any, **named: Any) -> Callable[[], None]:
-        return partial(function, *arguments, **named)
-
-    bind.__doc__ = _unwrapped(function.__doc__ or "")
-    bind.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    del bind.__wrapped__  # tyro would read the docstring of that function.
+    bind = with_unwrapped_help(function)
 
     def read(typed: Sequence[str]) -> Any:
-        return tyro.cli(bind, prog=prog, args=typed, registry=_registry())
+        return tyro.cli(bind, prog=prog, args=typed, registry=number_registry())
 
     if any(word in HELP for word in words):
-        _print_help(read, words)
+        print(format_help(_help(read), terminal_width()))
+        sys.exit(0)
     box = _Captured()
     try:
         with redirect_stdout(box), redirect_stderr(box), _columns(WIDE):
@@ -52,13 +47,13 @@ def parse(function: Callable[..., None], prog: str, words: Sequence[str], verb: 
             return call
     except SystemExit:
         owner = verb or prog.removeprefix("longstride ")
-        wrong = _unknown_flag(words, _flags(read)) or _refusal(box.getvalue())
+        wrong = _unknown_flag(words, _flags(_help(read))) or _refusal(box.getvalue())
         see = "" if wrong.endswith("?") else f"; longstride {owner} --help lists the flags"
         raise ValueError(f"{owner}: {wrong}{see}") from None
 
 
 def whole_number_from(text: str) -> int:
-    """A whole number as somebody types it: 1000, 1_000 or 1e3."""
+    """Parses a whole number: 1000, 1_000 or 1e3."""
     try:
         return int(text)
     except ValueError:
@@ -68,7 +63,7 @@ def whole_number_from(text: str) -> int:
     except InvalidOperation:
         number = Decimal("nan")
     if not number.is_finite() or number.adjusted() > DIGITS or number != number.to_integral_value():
-        raise ValueError(f"must be a whole number, got {shown(text)}")
+        raise ValueError(f"must be a whole number, got {short_repr(text)}")
     return int(number)
 
 
@@ -76,19 +71,47 @@ def number_from(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"must be a number, got {shown(text)}") from None
+        raise ValueError(f"must be a number, got {short_repr(text)}") from None
+
+
+def with_unwrapped_help(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """A function with the same parameters that returns the call, and whose docstring has no line breaks inside sentences."""
+
+    @wraps(function)
+    def bind(*arguments: Any, **named: Any) -> Callable[[], None]:
+        return partial(function, *arguments, **named)
+
+    bind.__doc__ = _unwrapped(function.__doc__ or "")
+    signature = inspect.signature(function)
+    given = {name: _with_typing_union(parameter.annotation) for name, parameter in signature.parameters.items()}
+    parameters = [parameter.replace(annotation=given[name]) for name, parameter in signature.parameters.items()]
+    bind.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    bind.__annotations__ = {**given, "return": signature.return_annotation}
+    del bind.__wrapped__  # tyro would read the docstring of that function.
+    return bind
+
+
+def _with_typing_union(annotation: Any) -> Any:
+    """`int | None` as Union[int, None]: only that does tyro check without typeguard, whose import takes 0.1 s."""
+    if isinstance(annotation, UnionType):
+        return Union[get_args(annotation)]  # noqa: UP007
+    if get_origin(annotation) is Annotated:
+        inner, *about = get_args(annotation)
+        return Annotated[_with_typing_union(inner), *about]
+    return annotation
 
 
 def _unwrapped(docstring: str) -> str:
-    """The docstring with each paragraph, and what it says of each argument, on one line: tyro keeps the ends of lines."""
+    """The docstring with each paragraph and each argument's description on one line: tyro keeps line breaks."""
     lines: list[str] = []
     for line in inspect.cleandoc(docstring).splitlines():
-        goes_on = lines and lines[-1] and line and not re.match(r"Args:| {4}\w+:", line) and lines[-1] != "Args:"
-        lines[-1:] = [f"{lines[-1]} {line.strip()}"] if goes_on else [*lines[-1:], line]
+        continues = lines and lines[-1] and line and not re.match(r"Args:| {4}\w+:", line) and lines[-1] != "Args:"
+        lines[-1:] = [f"{lines[-1]} {line.strip()}"] if continues else [*lines[-1:], line]
     return "\n".join(lines)
 
 
-def _registry() -> ConstructorRegistry:
+def number_registry() -> ConstructorRegistry:
+    """How tyro reads numbers: whole ones also as 1e3."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
@@ -108,30 +131,17 @@ def _registry() -> ConstructorRegistry:
 
 
 class _Captured(io.StringIO):
-    """Text that is printed, with boxes as for UTF-8; `like`: boxes and colours as that stream has them."""
+    """Text that tyro prints, in boxes of Unicode characters and without colours."""
 
-    def __init__(self, like: Any = None) -> None:
-        super().__init__()
-        self.like = like
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8" if self.like is None else str(self.like.encoding)
-
-    def isatty(self) -> bool:
-        return self.like is not None and bool(self.like.isatty())
+    encoding = "utf-8"
 
 
-def _print_help(read: Callable[[Sequence[str]], Any], words: Sequence[str]) -> NoReturn:
-    """Prints the help with lines no longer than the terminal's. tyro wraps what is in its boxes only."""
-    text = _Captured(sys.stdout) if sys.stdout is not None else _Captured()
-    with redirect_stdout(text), suppress(SystemExit):
-        read(words)
-    width = shutil.get_terminal_size().columns
-    for line in text.getvalue().replace(" Example: ", "\nExample: ", 1).splitlines():
-        long = len(line) > width and line[:1].isalpha()
-        print(textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False) if long else line)
-    sys.exit(0)
+def _help(read: Callable[[Sequence[str]], Any]) -> str:
+    """The help as tyro prints it."""
+    text = _Captured()
+    with redirect_stdout(text), _columns(NARROW), suppress(SystemExit):
+        read(["--help"])
+    return text.getvalue()
 
 
 @contextmanager
@@ -147,20 +157,14 @@ def _columns(width: int) -> Iterator[None]:
             os.environ["COLUMNS"] = before
 
 
-def _flags(read: Callable[[Sequence[str]], Any]) -> list[str]:
-    """The flags that the help lists."""
-    text = _Captured()
-    try:
-        with redirect_stdout(text), _columns(NARROW):
-            read(["--help"])
-    except SystemExit:
-        pass
-    lines = (re.match(r"(?:-{1,2}[\w.-]+(?:, )?)+", line) for line in _content(text.getvalue()))
-    return [flag for line in lines if line for flag in line[0].split(", ")]
+def _flags(text: str) -> list[str]:
+    """The flags that a help lists."""
+    entries = (flags for section in sections(text) for flags, _ in section.entries)
+    return [flag for flags in entries for flag in re.findall(r"(?:^|, )(-{1,2}[\w.-]+)", flags)]
 
 
 def _unknown_flag(words: Sequence[str], flags: Sequence[str]) -> str | None:
-    """What is wrong with the first word that looks like a flag, and is none."""
+    """The error for the first argument that looks like a flag but is none; None if there is no such argument."""
     for word in words:
         name = word.split("=")[0]
         if re.match(r"--?[A-Za-z]", word) and name.replace("_", "-") not in flags:
@@ -170,7 +174,7 @@ def _unknown_flag(words: Sequence[str], flags: Sequence[str]) -> str | None:
 
 
 def _nearest(name: str, flags: Sequence[str]) -> str | None:
-    """The flag with that name in another group, with these initials (lr: learning-rate), or spelled most like it."""
+    """The flag of that name in another group, with these initials (lr: learning-rate), or with the closest spelling."""
     last = {flag: flag.lstrip("-").split(".")[-1] for flag in flags}
     for flag, word in last.items():
         initials = "".join(part[0] for part in word.split("-") if part)
@@ -184,8 +188,8 @@ def _nearest(name: str, flags: Sequence[str]) -> str | None:
 
 
 def _refusal(box: str) -> str:
-    """The first part of what tyro prints, as a line."""
-    lines = _content(box)
+    """The first error in tyro's output, as one line in our words."""
+    lines = box_lines(box)
     rule = next((number for number, line in enumerate(lines) if set(line.strip()) == {"─"}), len(lines))
     lines = lines[:rule]
     text = " ".join(" ".join(lines).split())
@@ -198,7 +202,7 @@ def _refusal(box: str) -> str:
     if lacking := re.match(r"Missing value for argument '(.*)'", text):
         return f"{lacking[1]} needs a value"
     if extra := re.match("Unrecognized options: (.*)", text):
-        return f"unexpected {shown(extra[1])}"
+        return f"unexpected {short_repr(extra[1])}"
     if value := re.match(r"Error parsing ([^:]*): (.*)", text):
         flag, why = value.groups()
         if ours := re.search(r"must be a (?:whole )?number, got .*", why):
@@ -206,10 +210,4 @@ def _refusal(box: str) -> str:
         if typed := re.search(r"Could not find valid parse for arguments: \[(.*)\]", why):
             return f"{flag} cannot be {typed[1]}"
         return why if why.startswith(flag) else f"{flag}: {why}"
-    return text or "these words cannot be read"
-
-
-def _content(box: str) -> list[str]:
-    """The lines inside a box, without its sides and colours."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    return [line[2:-1].rstrip() for line in plain.splitlines() if line.startswith("│")]
+    return text or "these arguments cannot be parsed"

@@ -1,4 +1,4 @@
-"""The presets as a table: what `longstride presets` prints."""
+"""The table of presets: longstride presets"""
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -10,6 +10,7 @@ from longstride.model.presets import DENSE, PRESETS, preset
 
 
 def show(dense: bool = False, console: Console | None = None) -> None:
+    """Prints the presets with their size, pattern and cost. `dense`: with their forms with full attention."""
     console = console or Console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("preset", no_wrap=True)
@@ -24,8 +25,8 @@ def show(dense: bool = False, console: Console | None = None) -> None:
             table.add_row(*_row(name + DENSE, preset(name + DENSE)))
     console.print(table)
     console.print(
-        "A step is one sequence, forward and backward, with its weights, their gradients and Adam's averages; memory is "
-        "reckoned, not measured.",
+        "A step is one sequence, forward and backward. Memory includes weights, gradients and Adam's averages; it is "
+        "estimated, not measured.",
         highlight=False,
     )
     if not dense:
@@ -33,17 +34,17 @@ def show(dense: bool = False, console: Console | None = None) -> None:
 
 
 def _row(name: str, config: ModelConfig) -> list[str]:
-    found = cost(config)
+    estimate = cost(config)
     return [
         name,
-        f"{found.parameters / 1e6:.1f}",
+        f"{estimate.parameters / 1e6:.1f}",
         f"{config.context:,}",
         config.pattern,
-        _figures(found.flops / 1e12),
-        _figures(found.memory / 2**30),
+        _figures(estimate.flops / 1e12),
+        _figures(estimate.memory / 2**30),
     ]
 
 
 def _figures(x: float) -> str:
-    """Two or three that count, however large or small."""
+    """Formats with two or three significant digits."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}" if x >= 1 else f"{x:.2g}"

@@ -1,4 +1,4 @@
-"""The runs in a folder: how far each is, its best bits per byte, and whether it is running, done, stopped or damaged."""
+"""The runs in a folder: step, best bits per byte, and state (running, done, stopped or damaged)."""
 
 import fcntl
 import os
@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from longstride.common.checks import printable
-from longstride.common.files import open_inside, read_text
+from longstride.common.checks import printable, whole_number
+from longstride.common.files import open_inside, read_json, read_text
 from longstride.training.config import TrainConfig
 from longstride.training.lock import NAME as LOCK
 from longstride.training.metrics import NAME as METRICS
 from longstride.training.metrics import iterate
 
 LEVELS = 2
-"""Folders inside each other in which runs are looked for."""
+"""Levels of folders that are searched for runs."""
 MOST_FOLDERS = 10_000
-"""That are looked at."""
+"""The most folders that are searched."""
+LONGEST_STEP = 20
+"""The most digits of a step in the name of a checkpoint."""
 SHOWN = 60
-"""Characters of a name, or of what is wrong, that a line has."""
+"""The most characters of a problem in a line."""
 WIDE = 1e4
 """Bits per byte from which on an exponent is shorter."""
 
@@ -30,7 +32,7 @@ WIDE = 1e4
 class RunState:
     folder: Path
     changed: float
-    """When its metrics or its config were written last, in seconds since 1970."""
+    """Time of the last write to its metrics or config, in seconds since 1970."""
     state: str
     """running, done, stopped or damaged."""
     step: int = 0
@@ -38,11 +40,11 @@ class RunState:
     best: float | None = None
     """Bits per byte of the best validation."""
     problem: str = ""
-    """What is wrong with a damaged one."""
+    """Why it is damaged."""
 
 
 def list_runs(folder: Path) -> list[RunState]:
-    """The runs in a folder, and in its folders, newest first. Links are not followed."""
+    """The runs in a folder and its subfolders, newest first. Does not follow links."""
     if not folder.is_dir():
         raise ValueError(f"runs: {folder} is no folder; give the folder that has the runs")
     return sorted((read_state(run) for run in _folders(folder, LEVELS)), key=lambda run: run.changed, reverse=True)
@@ -62,12 +64,14 @@ def show_runs(folder: Path) -> None:
 
 
 def read_state(folder: Path) -> RunState:
-    """Never raises: what cannot be read is damaged."""
+    """Never raises for a bad file: a run that cannot be read is damaged."""
     changed = max(_modified(folder / name) or 0.0 for name in ("config.json", METRICS))
     try:
         config = TrainConfig.from_json(read_text(folder / "config.json"), "config.json")
         step, best, without_better = _read_metrics(folder / METRICS)
         running = _is_locked(folder / LOCK)
+        if not running:
+            without_better = _without_better(folder / "checkpoints", without_better)
     except (ValueError, OSError) as error:
         return RunState(folder, changed, "damaged", problem=str(error))
     done = step >= config.steps or 0 < config.patience <= without_better
@@ -76,7 +80,7 @@ def read_state(folder: Path) -> RunState:
 
 
 def _folders(folder: Path, levels: int) -> Iterator[Path]:
-    """The folder, if it is a run, and the runs in it."""
+    """Yields the folder if it is a run, else the runs below it."""
     left = MOST_FOLDERS
     level = [folder]
     for _ in range(levels + 1):
@@ -94,13 +98,13 @@ def _folders(folder: Path, levels: int) -> Iterator[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    """A saved model has a config.json, too, but nothing of these."""
+    """Whether the folder is a run. A saved model also has a config.json, but none of the other files."""
     names = ("run.json", METRICS, LOCK)
     return _modified(folder / "config.json") is not None and any(os.path.lexists(folder / name) for name in names)
 
 
 def _read_metrics(path: Path) -> tuple[int, float | None, int]:
-    """The last step, the best validation, and how many validations came after that."""
+    """Returns the last step, the best validation, and the number of validations since the best."""
     step, best, without_better = 0, None, 0
     for row in iterate(path) if os.path.lexists(path) else ():
         step = max(step, row["step"])
@@ -112,8 +116,20 @@ def _read_metrics(path: Path) -> tuple[int, float | None, int]:
     return step, best, without_better
 
 
+def _without_better(checkpoints: Path, counted: int) -> int:
+    """The number of validations since the best in the newest checkpoint, from which a run goes on; else `counted`. They
+    differ after an extension, which counts anew."""
+    # A checkpoint without state.json is unfinished.
+    names = (path.parent.name.removeprefix("step-") for path in checkpoints.glob("step-*/state.json"))
+    steps = [int(name) for name in names if name.isascii() and name.isdigit() and len(name) < LONGEST_STEP]
+    if not steps:
+        return counted
+    state = read_json(checkpoints / f"step-{max(steps)}" / "state.json")
+    return whole_number("state.json", "without_better", state.get("without_better"), 0)
+
+
 def _is_locked(path: Path) -> bool:
-    """Whether a process trains there."""
+    """Whether a process holds the lock: a run in progress."""
     if not os.path.lexists(path):
         return False
     handle = open_inside(path, os.O_RDONLY)
@@ -121,7 +137,7 @@ def _is_locked(path: Path) -> bool:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # Of file systems that have no locks.
+    except OSError:  # The file system has no locks.
         return False
     finally:
         os.close(handle)
@@ -129,7 +145,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _modified(path: Path) -> float | None:
-    """When a regular file was written last."""
+    """Time of the last write to a regular file; None for anything else."""
     try:
         about = path.lstat()
     except OSError:

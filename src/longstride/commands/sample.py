@@ -1,4 +1,4 @@
-"""Text, images or sound from a run or a saved model, from nothing or from a beginning that is given.
+"""Samples text, images or sound from a run or a saved model, with or without a prompt.
 
 longstride sample RUN --prompt 'The history of ' --temperature 0.8
 longstride sample RUN --count 16
@@ -10,26 +10,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from longstride.common.console import StandardError
+from longstride.common.console import Progress, StandardError, print_line
 from longstride.common.device import choose_device
 from longstride.model import SparseTransformer
 from longstride.sampling import generate
-from longstride.sampling.generation import kept
-from longstride.sampling.meter import Meter
-from longstride.sampling.outputs import Stream, find_output
-from longstride.sampling.prompts import Prompts, find_prompts
+from longstride.sampling.data_kind import find_data_kind
+from longstride.sampling.generation import window_overlap
+from longstride.sampling.outputs import StandardOutput, plan_output
+from longstride.sampling.prompts import Prompts, read_prompts
 from longstride.sampling.request import OWNER, Request
-from longstride.sampling.subject import find_subject
 from longstride.training.source import open_source
 
 TOGETHER = 65_536
-"""Bytes of the samples that are made together, if nothing else is said."""
+"""Bytes of the samples in a batch, unless --batch is given."""
 
 
 def sample(folder: Path, request: Request) -> list[bytes]:
-    """Makes the samples, and prints or writes them; returns them with their prompts. `longstride sample --help` has more.
+    """Generates samples, prints or writes them, and returns them with their prompts. `longstride sample --help` has more.
 
-    An interruption leaves what there is by then: texts and sounds as far as they have come, and whole images.
+    Ctrl-C writes what is complete so far: partial texts and sounds, and whole images.
     """
     request.check()
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
@@ -39,25 +38,25 @@ def sample(folder: Path, request: Request) -> list[bytes]:
         )
     source = open_source(OWNER, folder, request.checkpoint)
     model = SparseTransformer.from_pretrained(source.weights)
-    subject = find_subject(source, model.config, request.kind)
-    prompts = find_prompts(request, subject, model.config.context)
+    kind = find_data_kind(source, model.config, request.kind)
+    prompts = read_prompts(request, kind, model.config.context)
     _check(model, prompts, request)
     device = choose_device(OWNER, request.device)
-    output = find_output(request, source, subject, len(prompts.each))
+    output = plan_output(request, source, kind, len(prompts.prompts))
     model = model.to(device)
 
-    made = [bytearray(prompt) for prompt in prompts.each]
-    ends = [model.config.context if prompts.length is None else len(one) + prompts.length for one in prompts.each]
-    stream = None if output is not None else Stream()
-    total = sum(ends) - sum(map(len, prompts.each))
+    made = [bytearray(prompt) for prompt in prompts.prompts]
+    ends = [model.config.context if prompts.length is None else len(one) + prompts.length for one in prompts.prompts]
+    stream = None if output is not None else StandardOutput()
+    total = sum(ends) - sum(map(len, prompts.prompts))
     interrupted = False
     console = StandardError()
     if max(ends) > model.config.context:
-        console.print(_sliding(max(ends), model.config.context), highlight=False, soft_wrap=True)
-    with Meter(console, total, shown=stream is None or (stream.file and console.is_terminal)) as meter:
+        print_line(console, _sliding(max(ends), model.config.context))
+    with Progress(total, console, shown=stream is None or (stream.file and console.is_terminal)) as progress:
         try:
             if stream is not None:
-                stream.write(prompts.each[0])
+                stream.write(prompts.prompts[0])
             for first, new in _batches(model, prompts, request):
                 for number, some in enumerate(new, first):
                     made[number] += some
@@ -65,38 +64,38 @@ def sample(folder: Path, request: Request) -> list[bytes]:
                     stream.write(new[0])
                     if not stream.open:
                         break
-                meter.advance(sum(map(len, new)))
+                progress.advance(sum(map(len, new)))
         except KeyboardInterrupt:
             interrupted = True
     if stream is not None:
         stream.close()
-        if stream.in_front_of_errors:
+        if stream.precedes_stderr:
             console.print()
-        console.print(meter.summary(), highlight=False, soft_wrap=True)
-    there = [bytes(one) for one in made]
+        print_line(console, progress.summary())
+    samples = [bytes(sample) for sample in made]
     if interrupted:
-        begun = [len(one) > len(prompt) for one, prompt in zip(there, prompts.each)]
-        whole = [len(one) == end for one, end in zip(there, ends)]
-        there = [one for one, keep in zip(there, whole if subject.kind == "images" else begun) if keep]
-    if output is not None and there:
-        output.write(there, prompts.each, prompts.originals)
-        of = f" of {len(made):,}" if len(there) < len(made) else ""
-        print(f"wrote {output.place}: {len(there):,}{of} {_noun(subject.kind, len(made))}, {meter.summary()}")
+        begun = [len(sample) > len(prompt) for sample, prompt in zip(samples, prompts.prompts)]
+        whole = [len(sample) == end for sample, end in zip(samples, ends)]
+        samples = [sample for sample, keep in zip(samples, whole if kind.item else begun) if keep]
+    if output is not None and samples:
+        output.write(samples, prompts.prompts, prompts.originals)
+        of = f" of {len(made):,}" if len(samples) < len(made) else ""
+        print(f"wrote {output.location}: {len(samples):,}{of} {kind.nouns[len(made) != 1]}, {progress.summary()}")
     if interrupted:
         raise KeyboardInterrupt
-    if stream is not None and stream.unread:
+    if stream is not None and stream.reader_closed:
         raise BrokenPipeError
-    return there
+    return samples
 
 
 def _batches(model: SparseTransformer, prompts: Prompts, request: Request) -> Iterator[tuple[int, list[bytes]]]:
-    """The number of the first sample of those that are made now, and what is new in each."""
-    longest = max(map(len, prompts.each)) + prompts.length if prompts.length else model.config.context
+    """Yields the number of the batch's first sample, and the new bytes of each sample in the batch."""
+    longest = max(map(len, prompts.prompts)) + prompts.length if prompts.length else model.config.context
     longest = min(longest, model.config.context)
     size = request.batch or max(1, TOGETHER // longest)
-    for first in range(0, len(prompts.each), size):
-        with _in_our_name():
-            for new in _generate(model, prompts.each[first : first + size], prompts.length, request, first):
+    for first in range(0, len(prompts.prompts), size):
+        with _errors_of_sample():
+            for new in _generate(model, prompts.prompts[first : first + size], prompts.length, request, first):
                 yield first, new
 
 
@@ -110,13 +109,14 @@ def _generate(
 
 
 def _check(model: SparseTransformer, prompts: Prompts, request: Request) -> None:
-    """What `generate` refuses, before anything is made or printed."""
-    with _in_our_name():
-        _generate(model, prompts.each[:1], prompts.length, request, 0)
+    """Raises the errors of `generate` before anything is sampled or printed."""
+    with _errors_of_sample():
+        _generate(model, prompts.prompts[:1], prompts.length, request, 0)
 
 
 @contextmanager
-def _in_our_name() -> Iterator[None]:
+def _errors_of_sample() -> Iterator[None]:
+    """Errors of `generate` name the command instead."""
     try:
         yield
     except ValueError as error:
@@ -126,10 +126,5 @@ def _in_our_name() -> Iterator[None]:
 def _sliding(end: int, context: int) -> str:
     return (
         f"{end:,} bytes are more than the context of {context:,}: the window slides, and each further one begins with the "
-        f"last {kept(context):,} bytes of the one before"
+        f"last {window_overlap(context):,} bytes of the one before"
     )
-
-
-def _noun(kind: str, count: int) -> str:
-    plural = {"text": "texts", "images": "images", "audio": "sounds", "bytes": "samples"}[kind]
-    return plural if count != 1 else plural[:-1]

@@ -8,13 +8,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
-TEMPORARY = re.compile(r"\.[a-z0-9-]+\.\d+(-[0-9a-f]{8})?\.(json|jsonl|safetensors|png|txt|wav|bin)")
+TEMPORARY = re.compile(r"\.[a-z0-9-]+\.\d+(-[0-9a-f]{8}\.[a-z0-9]+|\.(json|jsonl|safetensors|png|txt|wav|bin))")
 """Temporary names that `atomic_path` makes for the files of a run. Earlier versions made them without a random part."""
 
 
 @contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """An OSError that names no file, as that of a full disk, gets the name of this one."""
+def add_path_to_errors(path: str | Path) -> Iterator[None]:
+    """Adds this path to an OSError that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -30,7 +30,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _make_empty(path)
     try:
-        with naming(path):
+        with add_path_to_errors(path):
             yield temporary
             sync(temporary)  # Otherwise a crash may leave an empty file under the final name.
             os.replace(temporary, path)
@@ -64,10 +64,10 @@ def sync(path: Path) -> None:
 
 
 def check_output(owner: str, name: str, path: str | Path, may_replace: bool) -> Path:
-    """`path`, where a file of results may be written: the one rule for the outputs of all verbs, before any work.
+    """Checks that a verb may write its output to `path` and returns it; ValueError otherwise. Call it before the long work.
 
-    A folder that is not there is not made. A file that is there is replaced only if it may be: with --force, or if it has
-    the name that the run itself gives it.
+    The folder must exist. An existing file is refused unless `may_replace`: with --force, or for names that a run gives to
+    its own files.
     """
     path = Path(path)
     if not path.parent.is_dir():

@@ -10,23 +10,23 @@ from typing import Any, Protocol
 
 from longstride.common.limits import check_limit
 
-MOST = 2**62
+LARGEST_INTEGER = 2**62
 """The largest integer argument: positions and seeds are 64-bit integers on a device."""
-SHOWN = 160
+LONGEST_REPR = 160
 """The most characters of a value that an error message quotes."""
 REPLACEMENT = "\ufffd"
 """Stands for a character that cannot be printed."""
 
 
-def shown(value: object) -> str:
-    """Returns the value's repr on one line, truncated to SHOWN characters."""
+def short_repr(value: object) -> str:
+    """Returns the value's repr on one line, truncated to LONGEST_REPR characters."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # An int beyond Python's digit limit, or deeply nested lists.
         text = f"a very long {type(value).__name__}"
     if "\n" in text:
         text = " ".join(text.split())
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 20]}... ({len(text):,} characters)"
+    return text if len(text) <= LONGEST_REPR else f"{text[: LONGEST_REPR - 20]}... ({len(text):,} characters)"
 
 
 def printable(text: str, kept: str = "") -> str:
@@ -36,9 +36,9 @@ def printable(text: str, kept: str = "") -> str:
 
 
 def short_reason(error: BaseException) -> str:
-    """A library's message on one line, cut off where it is long; the type of the error where it has none."""
+    """Returns a library's error message on one line, truncated; the type of the error if the message is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 2 * SHOWN else f"{text[: 2 * SHOWN]}..."
+    return text if len(text) <= 2 * LONGEST_REPR else f"{text[: 2 * LONGEST_REPR]}..."
 
 
 def whole_number(owner: str, name: str, value: object, least: int, limit: str | None = None) -> int:
@@ -48,13 +48,13 @@ def whole_number(owner: str, name: str, value: object, least: int, limit: str | 
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ValueError(f"{owner}: {name} must be a whole number of at least {least}, got {shown(value)}") from None
+        raise ValueError(f"{owner}: {name} must be a whole number of at least {least}, got {short_repr(value)}") from None
     if number < least:
-        raise ValueError(f"{owner}: {name} must be at least {least}, got {shown(number)}")
+        raise ValueError(f"{owner}: {name} must be at least {least}, got {short_repr(number)}")
     if limit is not None:
         check_limit(owner, name, number, limit)
-    elif number > MOST:
-        raise ValueError(f"{owner}: {name} must be at most 2 ** 62, got {shown(number)}")
+    elif number > LARGEST_INTEGER:
+        raise ValueError(f"{owner}: {name} must be at most 2 ** 62, got {short_repr(number)}")
     return number
 
 
@@ -68,7 +68,7 @@ def finite_number(owner: str, name: str, value: Any) -> float:
             return number
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
-    raise ValueError(f"{owner}: {name} must be a finite number, got {shown(value)}")
+    raise ValueError(f"{owner}: {name} must be a finite number, got {short_repr(value)}")
 
 
 class Rule(Protocol):
@@ -101,7 +101,7 @@ class Real:
 
     def check(self, owner: str, name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{owner}: {name} must be a number, got {shown(value)}")
+            raise ValueError(f"{owner}: {name} must be a number, got {short_repr(value)}")
         if value == inf and self.infinite:
             return inf
         inside = value > self.least if self.above else value >= self.least
@@ -109,7 +109,7 @@ class Real:
         if not inside:  # NaN fails both comparisons.
             least = f"{'more than' if self.above else 'at least'} {self.least:,}"
             most = f"{'less than' if self.below else 'at most'} {self.most:,}"
-            raise ValueError(f"{owner}: {name} must be {least} and {most}, got {shown(value)}")
+            raise ValueError(f"{owner}: {name} must be {least} and {most}, got {short_repr(value)}")
         return value
 
 
@@ -121,7 +121,7 @@ class Text:
 
     def check(self, owner: str, name: str, value: Any) -> str:
         if not isinstance(value, str):
-            raise ValueError(f"{owner}: {name} must be text, got {shown(value)}")
+            raise ValueError(f"{owner}: {name} must be text, got {short_repr(value)}")
         if self.limit is not None:
             check_limit(owner, f"the length of {name}", len(value), self.limit)
         return value
@@ -134,7 +134,7 @@ class PathText:
     def check(self, owner: str, name: str, value: Any) -> str:
         path = os.fspath(value) if isinstance(value, os.PathLike) else value
         if not isinstance(path, str):
-            raise ValueError(f"{owner}: {name} must be a path, got {shown(value)}")
+            raise ValueError(f"{owner}: {name} must be a path, got {short_repr(value)}")
         return path
 
 
@@ -144,7 +144,7 @@ class Boolean:
 
     def check(self, owner: str, name: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise ValueError(f"{owner}: {name} must be true or false, got {shown(value)}")
+            raise ValueError(f"{owner}: {name} must be true or false, got {short_repr(value)}")
         return value
 
 
@@ -156,19 +156,19 @@ class Choice:
 
     def check(self, owner: str, name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in self.names:
-            raise ValueError(f"{owner}: {name} must be one of {', '.join(self.names)}, got {shown(value)}")
+            raise ValueError(f"{owner}: {name} must be one of {', '.join(self.names)}, got {short_repr(value)}")
         return value
 
 
 @dataclass(frozen=True)
 class InstanceOf:
-    """An instance of `kind`, such as a nested config."""
+    """An instance of a class, such as a nested config."""
 
-    kind: type
+    expected: type
 
     def check(self, owner: str, name: str, value: Any) -> Any:
-        if not isinstance(value, self.kind):
-            raise ValueError(f"{owner}: {name} must be a {self.kind.__name__}, got {shown(value)}")
+        if not isinstance(value, self.expected):
+            raise ValueError(f"{owner}: {name} must be a {self.expected.__name__}, got {short_repr(value)}")
         return value
 
 
@@ -180,20 +180,20 @@ def check_fields(owner: str, config: Any, rules: Mapping[str, Rule]) -> None:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Returns a hint for a misspelt name: the closest known name, or all of them."""
+    """Returns a hint for a misspelt name: the closest known name, or all known names."""
     known = list(known)
-    matches = difflib.get_close_matches(name[:SHOWN], known, n=1)
+    matches = difflib.get_close_matches(name[:LONGEST_REPR], known, n=1)
     return f"did you mean {matches[0]!r}?" if matches else f"the names are {', '.join(known)}"
 
 
-def known_fields(given: Any, owner: str, kind: Any) -> dict[str, Any]:
-    """Returns `given`, fields from JSON, if each is a field of the dataclass `kind` and every required one is present."""
+def check_field_names(given: Any, owner: str, config: Any) -> dict[str, Any]:
+    """Returns `given`, an object from JSON, if its names are fields of the dataclass `config`, with all required ones."""
     if not isinstance(given, dict):
         raise ValueError(f"{owner} must hold an object with the config's fields, got {type(given).__name__}")
-    known = {field.name: field for field in fields(kind)}
+    known = {field.name: field for field in fields(config)}
     for name in given:
         if name not in known:
-            raise ValueError(f"{owner}: there is no field {shown(name)}; {suggest(name, known)}")
+            raise ValueError(f"{owner}: there is no field {short_repr(name)}; {suggest(name, known)}")
     required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     missing = [name for name in required if name not in given]
     if missing:

@@ -1,13 +1,14 @@
-"""Standard streams that may be closed, and progress on stderr: a bar on a terminal, one line per 10 % elsewhere."""
+"""Standard streams that may be closed, and the progress of long tasks on stderr."""
 
 import io
 import os
 import sys
-from contextlib import ExitStack
+from time import perf_counter
 from typing import IO, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as LiveProgress
 
 from longstride.common.checks import printable
 
@@ -34,50 +35,99 @@ class StandardError(Console):
 TENTHS = 10
 
 
-class Bar:
-    """Progress bar on a terminal; elsewhere one line per tenth of `total`."""
+class Progress:
+    """Progress of a long task on stderr: one live line with a bar on a terminal, plain lines for logs elsewhere.
 
-    def __init__(self, console: Console, total: float = 1.0, line: str = "", shown: bool = True) -> None:
-        """`shown`: False where the results themselves go to the terminal."""
-        self.console, self.total, self.shown = console, total, shown
+    Use it as a context. The line has the work done, the rate and the time left:
+
+        with Progress(total, name="enwik8") as progress:
+            progress.advance(4096)      # enwik8  4,096 of 100,000,000 bytes  20,000,000 bytes/s  0:05 left
+    """
+
+    def __init__(
+        self, total: float, console: Console | None = None, *, name: str = "", done: int = 0, steps: bool = False,
+        shown: bool = True, plain_lines: bool = True,
+    ) -> None:  # fmt: skip
+        """total: bytes, or steps if `steps`; done: how many of them were done before.
+        shown: False shows nothing, such as where the results themselves go to the terminal.
+        plain_lines: without a terminal, print a line per tenth of `total`; for steps, only those that `log` is given.
+        """
+        self.total, self.console, self.steps = total, console or StandardError(), steps
+        self.name = printable(name)  # It may be the name of a file.
+        self.done: float = done
+        self.start = done
+        self.note = ""
+        self.plain_lines = shown and plain_lines
         self.tenths = 0
-        self.stack = ExitStack()
-        self.live: Progress | None = None
-        if shown and console.is_terminal:
-            self.live = Progress(BarColumn(10), TextColumn("{task.fields[line]}"), console=console, transient=True)
-            self.task = self.live.add_task("", total=total, line=line)
+        self.begun = perf_counter()
+        self.ended: float | None = None
+        self.live: LiveProgress | None = None
+        if shown and self.console.is_terminal:
+            columns = (BarColumn(10), TextColumn("{task.fields[line]}", markup=False))
+            self.live = LiveProgress(*columns, console=self.console, transient=not steps)
+            self.task = self.live.add_task("", total=total, completed=done, line=self.line)
 
     def __enter__(self) -> Self:
         if self.live is not None:
-            self.stack.enter_context(self.live)
+            self.live.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.stack.close()
-
-    def show(self, done: float, line: str) -> None:
-        tenths = int(done * TENTHS / self.total)
+    def __exit__(self, *_: object) -> None:
+        self.ended = perf_counter()
         if self.live is not None:
-            self.live.update(self.task, completed=done, line=line)
-        elif self.shown and tenths > self.tenths:
+            self.live.stop()
+
+    @property
+    def seconds(self) -> float:
+        return (perf_counter() if self.ended is None else self.ended) - self.begun
+
+    @property
+    def rate(self) -> float:
+        """Bytes or steps per second."""
+        return (self.done - self.start) / max(self.seconds, 1e-9)
+
+    def advance(self, amount: float) -> None:
+        self.update(self.done + amount)
+
+    def update(self, done: float, note: str | None = None) -> None:
+        """Shows that `done` of the total is done. `note` replaces the rate, here and in later lines."""
+        self.done, self.note = done, self.note if note is None else note
+        tenths = int(done * TENTHS / self.total) if self.total else TENTHS
+        if self.live is not None:
+            self.live.update(self.task, completed=done, line=self.line)
+        elif self.plain_lines and not self.steps and tenths > self.tenths:
             self.tenths = tenths
-            self.console.print(line, highlight=False, soft_wrap=True)
+            self.say(self.line)
+
+    def log(self, step: int, note: str) -> None:
+        """Shows a step and a note; without a terminal as a line of its own."""
+        self.update(step, note)
+        if self.live is None and self.plain_lines:
+            self.say(f"step {self.line}")
+
+    def say(self, text: str) -> None:
+        """Prints a line; on a terminal above the bar."""
+        print_line(self.console, text)
+
+    @property
+    def line(self) -> str:
+        if self.steps:
+            return f"{self.done:.0f}/{self.total:.0f}  {self.note}"
+        left = f"{format_duration(max(0, self.total - self.done) / self.rate)} left" if self.rate > 0 else ""
+        rate = self.note or f"{self.rate:,.0f} bytes/s"
+        parts = (self.name, f"{self.done:,.0f} of {self.total:,.0f} bytes", rate, left)
+        return "  ".join(part for part in parts if part)
+
+    def summary(self) -> str:
+        return f"{self.done:,.0f} bytes in {format_duration(self.seconds)}, {self.rate:,.0f} bytes/s"
 
 
-def byte_bar(shown: bool = True) -> Progress:
-    """Returns a progress bar on stderr for bytes read, written or downloaded. Shown on a terminal only."""
-    console = StandardError()
-    columns = (
-        TextColumn("{task.description}", markup=False),  # The names of files may have brackets.
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
+def print_line(console: Console, text: str) -> None:
+    """Prints text as it is: no markup, no colours for numbers, no line breaks at the terminal's width."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def count(x: float) -> str:
+def format_count(x: float) -> str:
     """Formats a count with a metric prefix: 12,300 is "12.3 k"."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if x >= size:
@@ -85,7 +135,7 @@ def count(x: float) -> str:
     return f"{x:.0f} "
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Formats seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

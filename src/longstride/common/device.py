@@ -32,7 +32,7 @@ def memory_bytes(device: torch.device) -> int | None:
         return None
 
 
-def machine(device: torch.device) -> dict[str, str | int]:
+def describe_machine(device: torch.device) -> dict[str, str | int]:
     """Describes hardware and versions, for files that record a measurement."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longstride.common.atomic import atomic_path
+from longstride.common.lazy import import_optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,25 +23,26 @@ def picture_path(owner: str, path: str | Path) -> Path:
 
 def new_figure(owner: str, width: float, height: float, **options: Any) -> "Figure":
     """Returns an empty figure of this size in inches; ValueError with the pip command if matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{owner} needs {error.name}, which is not installed: pip install 'longstride[plot]'") from None
-    return Figure(figsize=(width, height), **options)
+    figure: Figure = import_optional("matplotlib.figure", owner, "plot").Figure(figsize=(width, height), **options)
+    return figure
 
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 150) -> None:
+    """Writes the figure atomically, in the format of the path's suffix."""
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=dpi)
 
 
 INK, QUIET = "#0b2545", "#66717d"
+"""Colours of text: important, and secondary."""
 EDGE, GAP = 0.2, 0.14
+"""Inches around a figure, and between panels."""
 MONO = 0.602
 """Width of a character of the monospaced font, as a fraction of the font size."""
 
 
 def add_axes(figure: "Figure", left: float, top: float, width: float, height: float, bare: bool = True) -> "Axes":
+    """Adds axes at this place, in inches from the top left. `bare`: without ticks."""
     figure_width, figure_height = figure.get_figwidth(), figure.get_figheight()
     axes = figure.add_axes(
         (left / figure_width, 1 - (top + height) / figure_height, width / figure_width, height / figure_height)
@@ -63,6 +65,6 @@ def add_text(
     )
 
 
-def letters(inches: float, size: float) -> int:
-    """How many monospaced characters of that size fit into this width."""
+def characters_that_fit(inches: float, size: float) -> int:
+    """Returns how many monospaced characters of this font size fit into this width."""
     return int(inches * 72 / (MONO * size))

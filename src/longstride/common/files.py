@@ -3,6 +3,7 @@
 Opening a FIFO may block for ever, reading a device may never end, and a link may lead out of the run's folder.
 """
 
+import hashlib
 import json
 import os
 import stat
@@ -15,21 +16,21 @@ from typing import Any
 LARGEST_JSON = 2**24
 """The most bytes of a JSON file."""
 LEVELS = 32
-"""The deepest nesting of lists and objects."""
+"""The deepest nesting of lists and objects in a JSON file."""
 CONTAINERS = 100_000
-"""The most lists and objects in a file: each takes far more memory than its two bytes of text."""
+"""The most lists and objects in a JSON file: each takes far more memory than its two bytes of text."""
 
 DEEPEST = 64
 """The most levels of folders inside each other."""
 LOCK_NAME = ".lock"
 RUN_SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".png", ".wav")
-"""Of the files that a run writes."""
+"""Suffixes of files that a run writes."""
 RUN_TREES = ("checkpoints", "tensorboard")
 """Subfolders that a run writes into."""
 
 
 def real_path(path: str | Path) -> Path:
-    """The path without links. A loop of links is no error here, as it is in `Path.resolve`: opening it is."""
+    """Returns the path with all links resolved. Unlike `Path.resolve`, a loop of links raises no error; opening it does."""
     return Path(os.path.realpath(path))
 
 
@@ -64,6 +65,12 @@ def read_text(path: str | Path, most: int = LARGEST_JSON) -> str:
         raise ValueError(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
+def file_sha256(path: str | Path) -> str:
+    """Returns the SHA-256 of a file's bytes, as hexadecimal digits."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_json(path: str | Path, finite: bool = True) -> dict[str, Any]:
     """Returns the object in a JSON file. `finite`: refuse numbers such as NaN or 1e999."""
     return parse_object(read_text(path), str(path), finite)
@@ -85,7 +92,7 @@ def parse_object(text: str, owner: str, finite: bool = True) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{owner} is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{owner} must hold a JSON object, got {_kind(content)}")
+        raise ValueError(f"{owner} must hold a JSON object, got {_json_type(content)}")
     return content
 
 
@@ -96,7 +103,7 @@ def open_regular(path: Path, flags: int) -> int:
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
-        raise ValueError(f"{path} is {_kind_of_file(mode)}, and no regular file")
+        raise ValueError(f"{path} is {_file_type(mode)}, and no regular file")
     return handle
 
 
@@ -106,11 +113,11 @@ def open_inside(path: Path, flags: int) -> int:
         handle = open_regular(path, flags | os.O_NOFOLLOW)
     except OSError:
         if path.is_symlink():
-            raise ValueError(_refused(path, "is a link")) from None
+            raise ValueError(_refusal(path, "is a link")) from None
         raise
     if os.fstat(handle).st_nlink > 1:
         os.close(handle)
-        raise ValueError(_refused(path, "is a hard link, and has another name elsewhere"))
+        raise ValueError(_refusal(path, "is a hard link, and has another name elsewhere"))
     return handle
 
 
@@ -124,7 +131,7 @@ def check_run_folder(owner: str, folder: Path) -> None:
         for path in _entries(folder):
             mode = path.lstat().st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                raise ValueError(f"{owner}: {_refused(path, f'is {_kind_of_file(mode)}')}")
+                raise ValueError(f"{owner}: {_refusal(path, f'is {_file_type(mode)}')}")
             if stat.S_ISDIR(mode) and (path.name == LOCK_NAME or path.suffix in RUN_SUFFIXES):
                 raise ValueError(f"{owner}: {path} is a folder, and a run has a file of that name; remove it")
             if stat.S_ISREG(mode) and (path.name in RUN_TREES or path.name.startswith("step-")):
@@ -138,13 +145,13 @@ def _entries(folder: Path) -> Iterator[Path]:
             yield from walk(folder / name)
 
 
-def _refused(path: Path, why: str) -> str:
+def _refusal(path: Path, why: str) -> str:
     return f"{path} {why}; a run holds only files and folders of its own, so remove it or replace it by a copy of its target"
 
 
-def _kind_of_file(mode: int) -> str:
-    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
+def _file_type(mode: int) -> str:
+    types = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    return types.get(stat.S_IFMT(mode), "a device")
 
 
 def _finite(text: str) -> float:
@@ -168,6 +175,6 @@ def _is_shallow(content: Any) -> bool:
     return False
 
 
-def _kind(value: object) -> str:
+def _json_type(value: object) -> str:
     names = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")

@@ -1,9 +1,14 @@
-"""Public names of a package, imported at their first use (PEP 562), so that the command line starts without torch."""
+"""Imports at first use: public names of a package (PEP 562), so that --help needs no torch, and optional dependencies."""
+
+from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False  # True for type checkers.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 
 def lazy_names(package: str, public: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -32,3 +37,15 @@ def lazy_names(package: str, public: Mapping[str, Sequence[str]]) -> tuple[Calla
         return sorted({*vars(sys.modules[package]), *modules})
 
     return get_attribute, list_names
+
+
+def import_optional(module: str, purpose: str, extra: str) -> Any:
+    """Imports an optional dependency; ValueError with the pip command if it is missing.
+
+    `purpose`: what needs it, for the error. `extra`: the optional dependencies of the package that include it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        name = (error.name or module).split(".")[0]
+        raise ValueError(f"{purpose} needs {name}: pip install 'longstride[{extra}]' ({error})") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longstride.common.checks import shown
+from longstride.common.checks import short_repr
 
 NAMES = {
     torch.float64: "F64",
@@ -53,4 +53,6 @@ def check_finite(path: str | Path, name: str, x: Tensor) -> None:
         return
     for extreme in x.aminmax():  # NaN if any value is.
         if not isfinite(extreme):
-            raise ValueError(f"{path}: {shown(name)} has a value of {float(extreme)}; all must be finite, as they are saved")
+            raise ValueError(
+                f"{path}: {short_repr(name)} has a value of {float(extreme)}; all must be finite, as they are saved"
+            )

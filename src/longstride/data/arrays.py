@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from longstride.common.checks import shown
+from longstride.common.checks import short_repr
 from longstride.data.limits import Limit
-from longstride.data.plan import is_packed
-from longstride.data.store import READ, Bytes
+from longstride.data.plan import READ, Bytes, is_compressed
 from longstride.data.streams import Reader, gather, open_entry, open_reader, zip_entries
 
 MAGIC = b"\x93NUMPY"
@@ -42,7 +41,7 @@ class Header:
 def open_npy(path: Path, limit: Limit | None = None) -> Bytes:
     """Opens the array of a file as a memory map. A compressed file (.npy.xz) is decompressed first."""
     limit = limit or Limit(path)
-    if is_packed(path):
+    if is_compressed(path):
         with open_reader(path, True, limit) as file:
             return _read_array(file, limit)
     limit.take(path, path.stat().st_size)
@@ -63,10 +62,10 @@ def open_npz(path: Path, limit: Limit | None = None) -> Iterator[tuple[str, Byte
         for entry, archive in zip_entries(stack, path):
             name = entry.filename
             if not name.endswith(".npy"):
-                raise ValueError(f"{path} cannot be read as .npz: it holds {shown(name)}, which is no .npy file")
+                raise ValueError(f"{path} cannot be read as .npz: it holds {short_repr(name)}, which is no .npy file")
             with ExitStack() as opening:
                 file = open_entry(opening, path, entry, archive)
-                yield name.removesuffix(".npy"), _read_array(Reader(f"{path}: array {shown(name)}", file, limit), limit)
+                yield name.removesuffix(".npy"), _read_array(Reader(f"{path}: array {short_repr(name)}", file, limit), limit)
 
 
 def _read_array(file: Reader, limit: Limit) -> Bytes:

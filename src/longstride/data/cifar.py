@@ -8,7 +8,7 @@ import numpy as np
 
 from longstride.data.limits import Limit
 from longstride.data.pickles import Array, read_pickle
-from longstride.data.store import Bytes
+from longstride.data.plan import Bytes
 from longstride.data.streams import open_reader
 from longstride.data.tars import tar_members
 
@@ -21,16 +21,16 @@ BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST = "test_batch"
 FOLDERS = {"cifar-10-batches-py": "", "cifar-10-batches-bin": ".bin"}
 WANTED = {name + ending for name in (*BATCHES, TEST) for ending in FOLDERS.values()}
-BESIDES = {"batches.meta", "batches.meta.txt", "readme.html"}
-"""Other files in the published folders."""
+OTHER_FILES = {"batches.meta", "batches.meta.txt", "readme.html"}
+"""Other files in the published folders; they hold no images."""
 IMAGES = 50_000
-"""Training images, of which the paper holds back HELD for validation."""
-HELD = 2_000
+"""Training images, of which the paper holds back HELD_OUT for validation."""
+HELD_OUT = 2_000
 
 Groups = dict[str, Bytes]
 
 
-def find(folder: Path) -> Path | None:
+def find_batches(folder: Path) -> Path | None:
     """Returns the folder with the batches: this one, or one of the published name in it; None if there is none."""
     for place in (folder, *(folder / name for name in FOLDERS)):
         if any((place / (BATCHES[0] + ending)).is_file() for ending in FOLDERS.values()):
@@ -90,7 +90,8 @@ def is_binary(path: Path) -> bool:
 
 
 def read_binary(data: bytes | Bytes, owner: str) -> Bytes:
-    return interleaved(records(data, owner)[:, 1:])
+    """Returns the images of a batch in the binary form."""
+    return interleave_channels(records(data, owner)[:, 1:])
 
 
 def records(data: bytes | Bytes, owner: str) -> Bytes:
@@ -104,6 +105,7 @@ def records(data: bytes | Bytes, owner: str) -> Bytes:
 
 
 def read_python(data: bytes, owner: str) -> Bytes:
+    """Returns the images of a pickled batch."""
     try:
         batch = read_pickle(data)
     except Exception as error:  # A broken pickle may raise anything.
@@ -112,10 +114,10 @@ def read_python(data: bytes, owner: str) -> Bytes:
     images = data_entry.array if isinstance(data_entry, Array) else None
     if images is None or images.shape[1] != PLANES:
         raise ValueError(f"{owner} is no batch of CIFAR-10: it must hold 'data', uint8 of shape [n, {PLANES}]")
-    return interleaved(images)
+    return interleave_channels(images)
 
 
-def interleaved(planes: Bytes) -> Bytes:
+def interleave_channels(planes: Bytes) -> Bytes:
     """Converts rows of red, green and blue planes to images with the channel last: [n, 32, 32, 3]."""
     height, width, channels = ITEM
     return np.ascontiguousarray(planes.reshape(-1, channels, height, width).transpose(0, 2, 3, 1))

@@ -3,7 +3,6 @@
 longstride data fetch enwik8
 """
 
-import hashlib
 import http.client
 import os
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from longstride.common.atomic import check_writable
+from longstride.common.atomic import check_output, check_writable
 from longstride.common.checks import suggest
-from longstride.common.console import byte_bar
+from longstride.common.console import Progress
+from longstride.common.files import file_sha256
 
 CHUNK = 2**18
 TIMEOUT = 60.0
@@ -53,20 +53,24 @@ SOURCES = {
 }
 
 
-def fetch(name: str, folder: str | Path, progress: bool = True) -> Path:
+def fetch(name: str, folder: str | Path, progress: bool = True, force: bool = False) -> Path:
     """Returns the archive of a data set in `folder`, downloaded if it is missing or incomplete. It stays compressed.
 
     Downloads into a file with the suffix .part until its SHA-256 is right. A later call resumes that file.
+    `force`: a file of that name with other content may be replaced.
     """
     if name not in SOURCES:
         raise ValueError(f"fetch: there is no data set {name!r}; {suggest(name, SOURCES)}")
     source = SOURCES[name]
-    path = check_writable("fetch", "folder", Path(folder) / source.file)
-    if path.is_file() and path.stat().st_size == source.size and _sha256(path) == source.sha256:
+    path = Path(folder) / source.file
+    if path.is_file() and path.stat().st_size == source.size and file_sha256(path) == source.sha256:
         return path
+    if path.parent.parent.is_dir() and not path.parent.exists():
+        check_writable("fetch", "folder", path)  # Makes the folder that was asked for, but none above it.
+    check_output("fetch", "folder", path, may_replace=force)
     part = path.with_name(path.name + ".part")
     _download(source, part, progress)
-    digest = _sha256(part)
+    digest = file_sha256(part)
     if digest != source.sha256:
         part.unlink()
         raise ValueError(
@@ -85,17 +89,15 @@ def _download(source: Source, part: Path, progress: bool) -> None:
         return
     if received > source.size:
         received = 0
-    with byte_bar(progress) as bar:
-        task = bar.add_task(source.name, total=source.size)
-        with _request(source, received) as response:
-            received = _response_start(source, response, received)
-            bar.update(task, completed=received)
-            with part.open("r+b" if received else "wb") as file:
-                file.seek(received)
-                for chunk in _chunks(source, response, source.size - received):
-                    file.write(chunk)
-                    received += len(chunk)
-                    bar.update(task, completed=received)
+    with _request(source, received) as response:
+        received = _response_start(source, response, received)
+        progress_bar = Progress(source.size, name=source.name, done=received, shown=progress, plain_lines=False)
+        with progress_bar as bar, part.open("r+b" if received else "wb") as file:
+            file.seek(received)
+            for chunk in _chunks(source, response, source.size - received):
+                file.write(chunk)
+                received += len(chunk)
+                bar.update(received)
     if received < source.size:
         raise OSError(_stopped(source, f"the connection ended after {received:,} of {source.size:,} bytes"))
 
@@ -150,8 +152,3 @@ def _stopped(source: Source, why: str) -> str:
 
 def _reason(error: Exception) -> str:
     return f"the connection broke: {str(error) or type(error).__name__}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,14 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import printable
-from longstride.common.console import byte_bar
+from longstride.common.console import Progress
 from longstride.common.files import real_path
 
 CACHE = "LONGSTRIDE_CACHE"
 """Environment variable that replaces ~/.cache/longstride."""
-MEMORY = ".sha256"
-"""The folder in the data cache with one small file for each cached hash."""
+HASH_FOLDER = ".sha256"
+"""Folder in the data cache, with one small file per cached hash."""
 LARGE = 1 << 28
 """Bytes from which a progress bar is shown."""
 SETTLED = 2_000_000_000
@@ -30,7 +29,7 @@ def data_cache() -> Path:
     return Path(os.environ.get(CACHE) or "~/.cache/longstride").expanduser() / "data"
 
 
-def sha256_of(paths: Sequence[Path], cache: Path | None = None, progress: bool = True) -> str:
+def cached_sha256(paths: Sequence[Path], cache: Path | None = None, progress: bool = True) -> str:
     """Returns the SHA-256 of the concatenated files.
 
     The result is cached in `cache`, keyed by each file's path, size, inode, mtime and ctime. A program cannot set ctime
@@ -41,7 +40,7 @@ def sha256_of(paths: Sequence[Path], cache: Path | None = None, progress: bool =
 
 def _cached(paths: Sequence[Path], cache: Path | None, compute: Callable[[], str]) -> str:
     before, newest = _identity(paths)
-    cache_file = (data_cache() if cache is None else cache) / MEMORY / before
+    cache_file = (data_cache() if cache is None else cache) / HASH_FOLDER / before
     with suppress(OSError, ValueError):
         known = cache_file.read_text(encoding="ascii").strip()
         if re.fullmatch("[0-9a-f]{64}", known):
@@ -68,11 +67,11 @@ def _identity(paths: Sequence[Path]) -> tuple[str, int]:
 
 def _hash(paths: Sequence[Path], progress: bool) -> str:
     digest, total = hashlib.sha256(), sum(path.stat().st_size for path in paths)
-    with byte_bar(progress and total >= LARGE) as bar:
-        task = bar.add_task(printable(f"checking {paths[0].name if len(paths) == 1 else paths[0].parent}"), total=total)
+    name = f"checking {paths[0].name if len(paths) == 1 else paths[0].parent}"
+    with Progress(total, name=name, shown=progress and total >= LARGE, plain_lines=False) as bar:
         for path in paths:
             with path.open("rb", buffering=0) as file:
                 while piece := file.read(CHUNK):
                     digest.update(piece)
-                    bar.advance(task, len(piece))
+                    bar.advance(len(piece))
     return digest.hexdigest()

@@ -1,290 +1,149 @@
-"""Images as bytes in raster order, channel fastest: CIFAR-10, .npy, .npz, folders of PNG or JPEG; and back to PNG."""
+"""Images as bytes in raster order, channel fastest; and back to PNG files, one by one or as a sheet."""
 
 import math
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import shown, whole_number
-from longstride.data import cifar
-from longstride.data.arrays import open_npy, open_npz
+from longstride.common.checks import short_repr, whole_number
+from longstride.common.lazy import import_optional
+from longstride.data import cifar, image_files
+from longstride.data.image_files import ARRAYS, LOOKED_FOR, MODES, PICTURES, open_images, shape_text
+from longstride.data.kind import DataKind, Prompt, name_prompt_in_errors
 from longstride.data.limits import Limit
-from longstride.data.plan import (
-    ARRAYS,
-    PICTURES,
-    Plan,
-    data_suffix,
-    files_under,
-    named_splits,
-    optional,
-    split_of,
-    split_sizes,
-)
-from longstride.data.store import READ, SPLITS, Bytes
-from longstride.data.streams import open_reader, read_start
+from longstride.data.plan import Bytes, Plan, data_suffix
+from longstride.data.streams import detect_compression
 
-LOOKED_FOR = f"{', '.join(PICTURES + ARRAYS)} and CIFAR-10"
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-SEED = 0
-"""Seed of the shuffle that selects the held-out images."""
-SCANS = 1 << 33
-"""The most pixels that all scans of a JPEG may cover: a scan of a few bytes can cover the whole image."""
-INDEX = 32
-"""Bytes of memory per image that the shuffle needs."""
-
-Item = tuple[int, int, int]
-Places = NDArray[np.int64]
+ACROSS = 8
+"""The most images in a row of a sheet of samples."""
+EXAMPLES_ACROSS = 4
+GREY = b"\x80"
+MOST_PROMPTS = 64
+"""The most images of a file that are completed unless they are chosen by --items."""
 
 
-@dataclass(frozen=True)
-class Images:
-    """Images of one shape, read on demand."""
+class Images(DataKind):
+    name = "images"
+    label = "images"
+    nouns = ("image", "images")
+    suffixes = PICTURES + ARRAYS
+    has_items = True
+    presets = ("image-small", "cifar10", "imagenet64")
+    ending = ".png"
+    needs_ending = True
+    overview_name = "sheet.png"
+    can_join = True
+    prompt_example = "an image, as in --prompt-file a.png"
+    prompt_options = ("keep_top", "items")
+    output_options = ("scale",)
+    examples = 16
 
-    owner: str
-    count: int
-    item: Item
-    read: Callable[[Places], Bytes]
-    """Returns the images with these indices: [images, height, width, channels]."""
+    @classmethod
+    def plan(
+        cls, source: Path, limit: Limit | None = None, join: bool = False, others: Sequence[str] = ()
+    ) -> Plan:  # fmt: skip
+        return image_files.plan(cls.name, source, limit, join)
 
-    def pieces(self, places: Places) -> Iterator[Bytes]:
-        step = max(1, READ // math.prod(self.item))
-        for start in range(0, len(places), step):
-            yield self.read(places[start : start + step])
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """Whether it is a batch of CIFAR-10 in its binary form, or a tar archive."""
+        if data_suffix(path) == ".bin" and cifar.is_binary(path):
+            return True
+        return detect_compression(path) != "zip" and image_files.is_tar(path)
 
+    @classmethod
+    def recognizes_folder(cls, folder: Path, paths: Sequence[Path]) -> bool:
+        return cifar.find_batches(folder) is not None
 
-@dataclass(frozen=True)
-class ImageSource:
-    """The images of a source, by split."""
+    @classmethod
+    def looked_for(cls) -> str:
+        return f"{cls.label} ({LOOKED_FOR})"
 
-    groups: dict[str, Images]
-    """The images of each split of the source; '' for images without a split."""
-    used: Sequence[Path]
-    is_cifar: bool = False
-
-
-def plan(source: Path, limit: Limit | None = None, join: bool = False) -> Plan:
-    """Plans images. CIFAR-10's 50,000 training images become 48,000 for train and 2,000 for valid. Other images are split
-    90/5/5 per cent, unless files, folders or arrays are named train, valid and test; with `join` the names of files and
-    folders do not count."""
-    limit = limit or Limit(source)
-    source_images = _open_source(source, limit, join)
-    groups, is_cifar = source_images.groups, source_images.is_cifar
-    items = {images.item: images for images in groups.values()}
-    if len(items) > 1:
-        first, second = list(items.values())[:2]
-        raise ValueError(
-            f"{second.owner} has images of {shape_text(second.item)} and {first.owner} of {shape_text(first.item)}; "
-            "all must have one shape"
-        )
-    unsplit = groups.get("") or (None if "valid" in groups else groups.get("train"))
-    if unsplit and (unsplit.count, unsplit.item) == (cifar.IMAGES, cifar.ITEM):
-        groups = {"train": unsplit} | {name: images for name, images in groups.items() if name == "test"}
-        is_cifar = True
-    item = next(iter(items))
-    count = sum(images.count for images in groups.values())
-    limit.check(source, f"{count:,} images of {shape_text(item)}", count * max(math.prod(item), INDEX))
-    chosen, how = _select(source, groups, is_cifar)
-    splits: dict[str, Iterable[Bytes] | Bytes] = {name: images.pieces(places) for name, (images, places) in chosen.items()}
-    total = sum(len(places) for _, places in chosen.values()) * math.prod(item)
-    return Plan("images", splits, total, f"{source.name}: {shape_text(item)}; {how}", item=item, used=source_images.used)
-
-
-def _select(source: Path, groups: dict[str, Images], is_cifar: bool) -> tuple[dict[str, tuple[Images, Places]], str]:
-    if "" in groups:
-        sizes, how = split_sizes(source, groups[""].count, "images"), "train, valid and test"
-        groups = dict.fromkeys(SPLITS, groups[""])
-    elif "valid" not in groups:
-        count = groups["train"].count
-        if count < 2:
-            raise ValueError(f"{groups['train'].owner} holds {count} image; at least 2 are needed, for train and valid")
-        held = max(1, count * cifar.HELD // cifar.IMAGES if is_cifar else count * 5 // 100)
-        sizes, how = {"train": count - held, "valid": held}, "train and valid"
-        groups = {"train": groups["train"], "valid": groups["train"]} | groups
-    else:
-        return {name: (groups[name], np.arange(groups[name].count)) for name in SPLITS if name in groups}, "splits as named"
-    # RandomState gives the same order in every version of NumPy.
-    order = np.random.RandomState(SEED).permutation(sum(sizes.values())).astype(np.int64)
-    start, chosen = 0, {}
-    for name in (name for name in SPLITS if name in groups):
-        images = groups[name]
-        size = sizes.get(name)
-        chosen[name] = (images, np.arange(images.count) if size is None else np.sort(order[start : start + size]))
-        start += size or 0
-    return chosen, f"{how} by a shuffle with seed {SEED}: {', '.join(f'{name} {size}' for name, size in sizes.items())}"
-
-
-def _open_source(source: Path, limit: Limit, join: bool = False) -> ImageSource:
-    if source.is_dir():
-        place = cifar.find(source)
-        if place:
-            used = [path for path in files_under(place) if path.name in cifar.WANTED | cifar.BESIDES]
-            return ImageSource(
-                {name: _from_array(x, str(place)) for name, x in cifar.from_folder(place, limit).items()}, used, True
-            )
-        return _from_folder(source, limit, join)
-    if source.stat().st_size == 0:
-        raise ValueError(f"{source} is empty")
-    groups = _from_file(source, limit)
-    if groups is None:
-        return ImageSource(
-            {name: _from_array(x, str(source)) for name, x in cifar.from_tar(source, limit).items()}, [source], True
-        )
-    return ImageSource(groups, [source])
-
-
-def _from_file(source: Path, limit: Limit) -> dict[str, Images] | None:
-    """Returns the images of a file by split; None for a tar archive."""
-    kind = data_suffix(source)
-    if kind in PICTURES:
-        return {"": _from_pictures([source], limit)}
-    if kind == ".npz" or (kind != ".npy" and zipfile.is_zipfile(source)):
-        return _from_npz(source, limit)
-    if kind == ".npy" or read_start(source, False, 6) == b"\x93NUMPY":
-        return {"": _from_array(open_npy(source, limit), str(source))}
-    if kind == ".bin":
-        records = cifar.records(np.memmap(source, np.uint8, mode="r"), str(source))
-        return {"": Images(str(source), len(records), cifar.ITEM, lambda places: cifar.interleaved(records[places, 1:]))}
-    if is_tar(source):
+    @classmethod
+    def describe_misnamed(cls, start: bytes) -> str | None:
+        if start.startswith((b"\x89PNG\r\n", b"\xff\xd8\xff", b"\x93NUMPY")):
+            return "holds an image or an array; give it the ending .png, .jpg or .npy"
         return None
-    raise ValueError(f"{source} is no file of images; looked for {LOOKED_FOR} (.tar.gz, .bin)")
 
+    @classmethod
+    def check_form(cls, owner: str, item: Sequence[Any], rate: object) -> None:
+        if len(item) != 3:
+            raise ValueError(f"{owner}: item of images must be [height, width, channels], got {short_repr(list(item))}")
+        for name, size in zip(("height", "width", "channels"), item):
+            whole_number(owner, name, size, 1)
+        super().check_form(owner, (), rate)
 
-def is_tar(path: Path) -> bool:
-    return read_start(path, True, 262)[257:] == b"ustar"
+    @classmethod
+    def item_of_model(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return sizes if len(sizes) == 3 else ()
 
+    @classmethod
+    def of_model(cls, owner: str, known: DataKind | None, sizes: tuple[int, ...], embedding: str) -> Self:
+        item = (known.item if known else ()) or cls.item_of_model(sizes)
+        if not item:
+            raise ValueError(
+                f"{owner}: kind = 'images', and neither the run's data nor the embedding {embedding!r} says how large "
+                "they are; give another --kind"
+            )
+        if item[2] not in MODES:
+            raise ValueError(f"{owner}: a PNG cannot have {item[2]} channels ({shape_text(item)}); give --kind bytes")
+        return cls(item)
 
-def _from_folder(folder: Path, limit: Limit, join: bool) -> ImageSource:
-    paths, make = files_under(folder, PICTURES), _from_pictures
-    if not paths:
-        paths, make = files_under(folder, ARRAYS), _single_array
-    if not paths:
-        raise ValueError(f"{folder} holds no images; looked for {LOOKED_FOR} ({cifar.BATCHES[0]}, {cifar.BATCHES[0]}.bin)")
-    named = None if join else named_splits(folder, paths, valid_from_train=True)
-    groups = named or {"": paths}
-    used = [path for members in groups.values() for path in members]
-    return ImageSource({name: make(members, limit) for name, members in groups.items()}, used)
+    def describe(self) -> str:
+        return f"images of {shape_text(self.item)}"
 
+    def check_writer(self, owner: str) -> None:
+        import_optional("PIL.Image", f"{owner}: writing images", "data")
 
-def _single_array(paths: Sequence[Path], limit: Limit) -> Images:
-    if len(paths) > 1:
-        raise ValueError(
-            f"{paths[0]} and {paths[1].name} are two arrays; keep one in the folder, or name them train, valid and test"
-        )
-    if data_suffix(paths[0]) == ".npz":
-        raise ValueError(f"{paths[0]} lies in a folder; give the file itself")
-    return _from_array(open_npy(paths[0], limit), str(paths[0]))
+    def write_sample(self, data: bytes, path: Path, scale: int = 1) -> None:
+        to_png(data, self.item, path, scale)
 
+    def write_together(
+        self, samples: Sequence[bytes], path: Path, prompts: Sequence[bytes], originals: Sequence[bytes], scale: int = 1
+    ) -> None:  # fmt: skip
+        """Writes a sheet. With originals it has a row for each: the original, the part that was kept, and its samples."""
+        images, across = list(samples), min(ACROSS, math.ceil(math.sqrt(len(samples))))
+        if originals:
+            images, across = side_by_side(samples, prompts, originals)
+        sheet(b"".join(images), self.item, across, path, scale=scale)
 
-def _from_array(array: Bytes, owner: str) -> Images:
-    shape = list(array.shape)
-    if array.ndim == 4 and shape[3] not in MODES and shape[1] in MODES:
-        raise ValueError(f"{owner} has shape {shape}: move the channels to the end, [n, height, width, channels]")
-    if array.ndim not in (3, 4) or 0 in shape or (array.ndim == 4 and shape[3] not in MODES):
-        raise ValueError(
-            f"{owner} has shape {shape}; images must be [n, height, width, channels], with 1, 3 or 4 channels, or "
-            "[n, height, width]: reshape it"
-        )
-    height, width, channels = (*shape[1:], 1)[:3]
-    return Images(owner, shape[0], (height, width, channels), lambda places: np.asarray(array[places]))
+    def write_examples(self, sequences: Bytes, folder: Path, stem: str) -> Path:
+        path = folder / f"{stem}.png"
+        sheet(sequences, self.item, EXAMPLES_ACROSS, path)
+        return path
 
+    def read_prompts(self, owner: str, path: Path, context: int, options: Mapping[str, Any]) -> list[Prompt]:
+        """Reads images, all or the chosen `items`. Of each the upper part is kept, the share `keep_top` of its rows."""
+        originals = self._read_originals(owner, path, options["items"])
+        share, height = 0.5 if options["keep_top"] is None else options["keep_top"], self.item[0]
+        rows = round(height * share)
+        if not 0 < rows < height:
+            between = f"between {0.5 / height:.3g} and {1 - 0.5 / height:.3g}"
+            raise ValueError(f"{owner}: keep_top = {share} keeps {rows} of {height} rows; give a number {between}")
+        kept = rows * math.prod(self.item[1:])
+        return [Prompt(original[:kept], original) for original in originals]
 
-def _from_npz(path: Path, limit: Limit) -> dict[str, Images]:
-    """Returns the images of one array, or of arrays named train, valid and test."""
-    arrays: dict[str, Images] = {}
-    for name, array in open_npz(path, limit):
-        if name in arrays:
-            raise ValueError(f"{path} holds the array {shown(name)} twice; save it again")
-        arrays[name] = _from_array(array, f"{path}: array {shown(name)}")
-    if len(arrays) == 1:
-        return {"": next(iter(arrays.values()))}
-    splits = [split_of(name) for name in arrays]
-    if None in splits or "train" not in splits or len(set(splits)) < len(splits):
-        names = ", ".join(map(shown, list(arrays)[:5])) + (", ..." if len(arrays) > 5 else "") if arrays else "(none)"
-        raise ValueError(f"{path} holds the arrays {names}; keep one, or train, valid and test")
-    return {str(name): images for name, images in zip(splits, arrays.values())}
-
-
-def _from_pictures(paths: Sequence[Path], limit: Limit) -> Images:
-    """Returns the images of PNG and JPEG files, all of one size. If any is RGB, grey ones become RGB."""
-    sizes: dict[tuple[int, int], Path] = {}
-    channels = 1
-    for path in paths:
-        limit.check_held(path, "its file", path.stat().st_size)  # Pillow reads each chunk as a whole, also a comment.
-        with _open_picture(path) as image:
-            if image.mode not in ("L", "RGB"):
-                raise ValueError(f"{path} has mode {image.mode}; convert it to RGB or grey (L), 8 bits a channel")
-            if image.format == "PNG" and getattr(image, "n_frames", 1) > 1:
-                raise ValueError(f"{path} is animated; save each of its images in a file of its own")
-            channels = max(channels, len(image.mode))
-            sizes.setdefault((image.height, image.width), path)
-        if len(sizes) > 1:
-            (first, one), (second, other) = sizes.items()
-            shapes = f"{other} is {shape_text(second)} and {one} is {shape_text(first)}"
-            raise ValueError(f"{shapes}; all images must have one size")
-    mode = MODES[channels]
-    height, width = next(iter(sizes))
-    limit.check_held(paths[0], f"an image of {shape_text((height, width, channels))}", height * width * channels)
-
-    def read(places: Places) -> Bytes:
-        return np.stack([_read_pixels(paths[place], mode, (height, width)) for place in places])
-
-    return Images(str(paths[0].parent), len(paths), (height, width, channels), read)
-
-
-@contextmanager
-def _open_picture(path: Path) -> Iterator[Any]:
-    """Opens an image; reads its header, but no pixels."""
-    pillow = optional("PIL.Image", f"{path}: reading images")
-    # `Limit.held` replaces Pillow's own bound on pixels, which first warns and then raises.
-    bound, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None
-    try:
-        image = pillow.open(path, formats=("PNG", "JPEG"))
-    except Exception as error:  # A broken image may raise anything.
-        reason = "it is empty" if path.stat().st_size == 0 else str(error).replace(f" '{path}'", "")
-        raise ValueError(f"{path} cannot be read as PNG or JPEG: {reason or type(error).__name__}") from None
-    finally:
-        pillow.MAX_IMAGE_PIXELS = bound
-    with image:
-        yield image
-
-
-def _read_pixels(path: Path, mode: str, size: tuple[int, int]) -> Bytes:
-    with _open_picture(path) as image:
-        if (image.height, image.width) != size:
-            raise ValueError(f"{path} changed while it was read")
-        if image.format != "PNG" and (scans := _count_scans(path)) * math.prod(size) > SCANS:
-            raise ValueError(f"{path} has about {scans:,} scans of {shape_text(size)} pixels; save it again, as PNG")
-        try:
-            pixels = np.asarray(image if image.mode == mode else image.convert(mode), np.uint8)
-        except Exception as error:
-            raise ValueError(f"{path} cannot be read to its end: {str(error) or type(error).__name__}") from None
-    return pixels.reshape(*pixels.shape[:2], -1)
-
-
-def _count_scans(path: Path) -> int:
-    with open_reader(path, False) as file:
-        return sum(piece.count(b"\xff\xda") for piece in iter(lambda: file.read(READ), b""))
-
-
-def open_images(source: Path) -> Images:
-    """Opens all images of a file or folder, in the order of their names; ValueError if it has several splits."""
-    groups = _open_source(source, Limit(source)).groups
-    if len(groups) > 1:
-        raise ValueError(f"{source} has images for {', '.join(groups)}; give one file or folder of them")
-    return next(iter(groups.values()))
-
-
-def from_png(path: str | Path) -> tuple[bytes, Item]:
-    """Returns the bytes and the shape of one image."""
-    images = _from_pictures([Path(path)], Limit(Path(path)))
-    return images.read(np.zeros(1, np.int64)).tobytes(), images.item
+    def _read_originals(self, owner: str, path: Path, items: Sequence[int]) -> list[bytes]:
+        with name_prompt_in_errors(owner, path):
+            found = open_images(path)
+        repeat = self.item[2] if found.item[2] == 1 else 1  # A grey image becomes one with equal channels.
+        if (*found.item[:2], found.item[2] * repeat) != self.item:
+            raise ValueError(
+                f"{owner}: {path} is {shape_text(found.item)}, and the model makes images of {shape_text(self.item)}; "
+                "give such"
+            )
+        for item in items:
+            if not 0 <= item < found.count:
+                raise ValueError(f"{owner}: items must be 0 to {found.count - 1:,}, got {item}; {path} has {found.count:,}")
+        if not items and found.count > MOST_PROMPTS:
+            raise ValueError(f"{owner}: {path} has {found.count:,} images; say which, as in --items 0 1 2")
+        places = np.array(items or range(found.count), np.int64)
+        with name_prompt_in_errors(owner, path):
+            images: Bytes = found.read(places).reshape(len(places), *found.item)
+        return [image.tobytes() for image in images.repeat(repeat, -1)]
 
 
 def to_png(data: bytes | Bytes, item: tuple[int, ...], path: str | Path, scale: int = 1) -> None:
@@ -296,7 +155,7 @@ def sheet(
     data: bytes | Bytes, item: tuple[int, ...], columns: int, path: str | Path, gap: int = 2, scale: int = 1
 ) -> None:  # fmt: skip
     """Writes the bytes of images as one PNG file: a grid, row by row, on white. `scale` as for `to_png`."""
-    pillow = optional("PIL.Image", f"{path}: writing images")
+    pillow = import_optional("PIL.Image", f"{path}: writing images", "data")
     columns = whole_number("sheet", "columns", columns, 1)
     if len(item) != 3 or item[2] not in MODES:
         raise ValueError(f"sheet: item must be (height, width, channels) with 1, 3 or 4 channels, got {tuple(item)}")
@@ -315,5 +174,17 @@ def sheet(
         pillow.fromarray(grid[:, :, 0] if channels == 1 else grid).save(temporary, format="PNG")
 
 
-def shape_text(item: Sequence[int]) -> str:
-    return " x ".join(str(size) for size in item)
+def side_by_side(
+    samples: Sequence[bytes], prompts: Sequence[bytes], originals: Sequence[bytes]
+) -> tuple[list[bytes], int]:  # fmt: skip
+    """Returns the images of a sheet and their number per row: in each row an original, the part that was kept, and the
+    samples that complete it."""
+    count = len(prompts) // len(originals)
+    images: list[bytes] = []
+    for number, original in enumerate(originals):
+        completed = samples[number * count : (number + 1) * count]
+        empty = GREY * len(original)
+        kept = prompts[number * count]
+        row = [original, kept + empty[len(kept) :], *completed]
+        images += row + [empty] * (2 + count - len(row))
+    return images, 2 + count

@@ -34,21 +34,21 @@ class Limit:
         self.taken += count
         if self.taken > self.most:
             before = " and the files before it unpack" if self.source.is_dir() else " unpacks"
-            raise ValueError(f"{path}{before} to more than {self.most:,} bytes; {self.fix()}")
+            raise ValueError(f"{path}{before} to more than {self.most:,} bytes; {self.hint()}")
 
     def check(self, path: Path | str, what: str, count: int) -> None:
         """Raises ValueError if `what`, of `count` bytes, alone exceeds the limit."""
         if count > self.most:
-            raise ValueError(f"{path}: {what} would take {count:,} bytes; the limit is {self.most:,}; {self.fix(count)}")
+            raise ValueError(f"{path}: {what} would take {count:,} bytes; the limit is {self.most:,}; {self.hint(count)}")
 
     def check_held(self, path: Path | str, what: str, count: int) -> None:
         """As `check`, for bytes that are in memory at once."""
         if count > self.held:
             raise ValueError(
-                f"{path}: {what} would take {count:,} bytes of memory; the limit is {self.held:,}; {self.fix(4 * count)}"
+                f"{path}: {what} would take {count:,} bytes of memory; the limit is {self.held:,}; {self.hint(4 * count)}"
             )
 
-    def fix(self, needed: int | None = None) -> str:
+    def hint(self, needed: int | None = None) -> str:
         number = "N" if needed is None else str(needed)
         return f"if that is right: longstride data prepare {shlex.quote(str(self.source))} STORE --max-bytes {number}"
 

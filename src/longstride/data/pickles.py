@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from longstride.common.checks import shown
+from longstride.common.checks import short_repr
 from longstride.data.limits import HELD
-from longstride.data.store import Bytes
+from longstride.data.plan import Bytes
 
 MAX_OPCODES = 300_000
 """The most instructions. A published batch has about 60,000."""
@@ -122,7 +122,7 @@ class Machine:
 
     def name(self, text: str) -> None:
         if text not in ALLOWED_NAMES:
-            raise ValueError(f"its pickle asks for {shown(text.replace(' ', '.'))}, which no batch of CIFAR-10 has")
+            raise ValueError(f"its pickle asks for {short_repr(text.replace(' ', '.'))}, which no batch of CIFAR-10 has")
         self.push(Name(text))
 
     def stack_name(self) -> None:

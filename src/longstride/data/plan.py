@@ -1,16 +1,20 @@
 """Plan of a store before it is written: the kind of data and the source of each split. Splits by file names."""
 
-import importlib
 import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from longstride.common.files import walk
-from longstride.data.store import SPLITS, Bytes
 
+Bytes = NDArray[np.uint8]
+SPLITS = ("train", "valid", "test")
+READ = 1 << 22
+"""Bytes that are read at a time."""
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -25,12 +29,7 @@ SPLIT_WORDS = {
 }
 SET_WORD = re.compile("([a-z]+?)(set|data|split)")
 """A word such as trainset or testdata."""
-PACKED = (".gz", ".xz", ".bz2")
-PICTURES = (".png", ".jpg", ".jpeg")
-ARRAYS = (".npy", ".npz")
-SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
-ENCODED = (".u8", ".ulaw")
-"""Suffixes of files that hold mu-law codes, possibly compressed (piano.u8.xz)."""
+COMPRESSED = (".gz", ".xz", ".bz2")
 
 
 @dataclass(frozen=True)
@@ -133,6 +132,7 @@ def _groups(paths: Sequence[Path], splits: Sequence[str | None]) -> dict[str, li
 
 
 def total_size(paths: Iterable[Path]) -> int:
+    """Returns the bytes of all files together."""
     return sum(path.stat().st_size for path in paths)
 
 
@@ -142,14 +142,14 @@ def list_names(folder: Path, paths: Sequence[Path]) -> str:
     return names if len(paths) <= 3 else f"{names} and {len(paths) - 3:,} more"
 
 
-def is_packed(path: Path) -> bool:
+def is_compressed(path: Path) -> bool:
     """Whether a file is compressed, by its suffix."""
-    return path.suffix.lower() in PACKED
+    return path.suffix.lower() in COMPRESSED
 
 
 def data_suffix(path: Path) -> str:
     """Returns the suffix in lower case, ignoring that of the compression: .u8 for 'piano.u8.xz'."""
-    return (Path(path.stem) if is_packed(path) else path).suffix.lower()
+    return (Path(path.stem) if is_compressed(path) else path).suffix.lower()
 
 
 def files_under(folder: Path, endings: Sequence[str] = ()) -> list[Path]:
@@ -160,11 +160,3 @@ def files_under(folder: Path, endings: Sequence[str] = ()) -> list[Path]:
         if not hidden and path.is_file() and (not endings or data_suffix(path) in endings):
             paths.append(path)
     return sorted(paths)
-
-
-def optional(module: str, purpose: str) -> Any:
-    """Imports an optional dependency; ValueError with the pip command if it is missing. `purpose` is named in the error."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"{purpose} needs {module.split('.')[0]}: pip install 'longstride[data]' ({error})") from None

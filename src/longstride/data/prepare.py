@@ -5,7 +5,7 @@ longstride data prepare enwik8.zip prepared/enwik8
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +14,20 @@ import numpy as np
 from rich.text import Text
 
 from longstride.common.checks import printable
-from longstride.common.console import StandardError, byte_bar
+from longstride.common.console import Progress, StandardError, print_line
 from longstride.common.files import real_path, walk
-from longstride.data import audio, cifar, files, images, text
-from longstride.data.hashes import data_cache, sha256_of
+from longstride.data.hashes import cached_sha256, data_cache
+from longstride.data.kind import DataKind
+from longstride.data.kinds import KINDS, all_kinds, kind_class
 from longstride.data.limits import Limit
-from longstride.data.plan import ARRAYS, PICTURES, SOUNDS, Plan, data_suffix, files_under, list_names, total_size
-from longstride.data.store import KINDS, MANIFEST, VERSION, Bytes, Store, check_target, open_store, write_store
-from longstride.data.streams import detect_compression, read_start
+from longstride.data.plan import Bytes, Plan, data_suffix, files_under, list_names, total_size
+from longstride.data.store import MANIFEST, VERSION, Store, check_target, open_store, write_store
+from longstride.data.streams import read_start
 
-PLANS: dict[str, Callable[[Path, Limit, bool], Plan]] = {
-    "text": text.plan,
-    "images": images.plan,
-    "audio": audio.plan,
-    "bytes": files.plan,
-}
-ASK = "say which kind it is: longstride data prepare SOURCE STORE --kind text, images, audio or bytes"
+ANYTHING = "bytes"
+"""The kind that every file fits. A folder is read as this kind only if the user says so."""
+START = 12
+"""Bytes at the start of a file that tell its format."""
 
 
 def prepare(
@@ -55,23 +53,28 @@ def prepare(
     if source.is_dir() and real_path(out).is_relative_to(real_path(source)):
         raise ValueError(f"{out} lies in the source, {source}; give a folder outside of it")
     chosen_kind = _choose_kind(source, kind)
-    bar = byte_bar(progress)
+    console = StandardError()
     try:
-        with nullcontext() if bar.disable else bar.console.status(Text(f"looking at {printable(str(source))}")):
-            plan = _report_unused(source, PLANS[chosen_kind](source, limit, join), chosen=kind is not None)
+        looking = Text(f"looking at {printable(str(source))}")
+        with console.status(looking) if progress and console.is_terminal else nullcontext():
+            plan = _report_unused(source, _plan(source, kind_class(chosen_kind), limit, join), chosen=kind is not None)
             _report_links(source, plan)
-        with bar:
-            task = bar.add_task(printable(source.name), total=plan.total)
+        with Progress(plan.total, console, name=source.name, shown=progress, plain_lines=False) as bar:
 
             def with_progress(pieces: Iterable[Bytes] | Bytes) -> Iterator[Bytes]:
                 for piece in [pieces] if isinstance(pieces, np.ndarray) else pieces:
                     yield piece
-                    bar.advance(task, piece.size)
+                    bar.advance(piece.size)
 
             splits = {name: with_progress(pieces) for name, pieces in plan.splits.items()}
             return write_store(out, plan.kind, splits, plan.item, plan.rate, plan.source)
     except MemoryError:
         raise ValueError(f"{source} needs more memory than is available; give it in smaller files") from None
+
+
+def _plan(source: Path, kind: type[DataKind], limit: Limit, join: bool) -> Plan:
+    others = [suffix for other in all_kinds() if other is not kind for suffix in other.suffixes]
+    return kind.plan(source, limit, join, others)
 
 
 def _report_unused(source: Path, plan: Plan, chosen: bool) -> Plan:
@@ -84,10 +87,10 @@ def _report_unused(source: Path, plan: Plan, chosen: bool) -> Plan:
     if not chosen and total_size(left) > total_size(used):
         raise ValueError(
             f"{source} would be read as {plan.kind}, and most of its bytes are something else ({names}); move them away, or "
-            f"{ASK}"
+            f"{_ask()}"
         )
     line = f"left out, {total_size(left):,} of {total_size(left) + total_size(used):,} bytes: {names}"
-    _say(f"{source}: {line}")
+    print_line(StandardError(), f"{source}: {line}")
     return replace(plan, source=f"{plan.source}; {line}")
 
 
@@ -99,15 +102,12 @@ def _report_links(source: Path, plan: Plan) -> None:
     links = sorted(path for path in walk(source) if path.is_symlink())
     outside = [path for path in links if path in used and not real_path(path).is_relative_to(real_path(source))]
     if outside:
-        shown = f"{list_names(source, outside)}, to {real_path(outside[0])}"
-        _say(f"{source}: read through links that lead out of it, {len(outside):,} of {len(used):,} files: {shown}")
+        names = f"{list_names(source, outside)}, to {real_path(outside[0])}"
+        line = f"read through links that lead out of it, {len(outside):,} of {len(used):,} files: {names}"
+        print_line(StandardError(), f"{source}: {line}")
     folders = [path for path in links if path.is_dir()]
     if folders:
-        _say(f"{source}: links to folders are not followed: {list_names(source, folders)}")
-
-
-def _say(line: str) -> None:
-    StandardError().print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(StandardError(), f"{source}: links to folders are not followed: {list_names(source, folders)}")
 
 
 def open_data(path: str | Path, cache: str | Path | None = None, kind: str | None = None, progress: bool = True) -> Store:
@@ -129,7 +129,7 @@ def open_data(path: str | Path, cache: str | Path | None = None, kind: str | Non
 
 
 def guess_kind(source: str | Path) -> str:
-    """Returns text, images, audio or bytes, from names and first bytes; ValueError if they do not tell."""
+    """Returns the name of the kind, from names and first bytes; ValueError if they do not tell."""
     source = _check_source(source)
     return _guess_folder(source) if source.is_dir() else _guess_file(source)
 
@@ -137,48 +137,41 @@ def guess_kind(source: str | Path) -> str:
 def _guess_file(path: Path) -> str:
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty")
-    known = data_suffix(path)
-    if known in PICTURES + ARRAYS:
-        return "images"
-    if known in audio.ENDINGS:
-        return "audio"
-    start = read_start(path, False, 12)
-    if start.startswith((b"\x89PNG\r\n", b"\xff\xd8\xff", b"\x93NUMPY")):
-        raise ValueError(f"{path} holds an image or an array; give it the ending .png, .jpg or .npy")
-    if start.startswith((b"fLaC", b"OggS", b"ID3")) or (start[:4], start[8:]) == (b"RIFF", b"WAVE"):
-        raise ValueError(f"{path} holds sound; give it the ending {', '.join(SOUNDS)}")
-    if known == ".bin" and cifar.is_binary(path):
-        return "images"
-    if detect_compression(path) == "zip":
-        return "text" if text.looks_like_text(path) else _refuse_compressed(path)
-    if images.is_tar(path):
-        return "images"
-    if text.looks_like_text(path):
-        return "text"
-    return _refuse_compressed(path) if detect_compression(path) else "bytes"
-
-
-def _refuse_compressed(path: Path) -> str:
-    raise ValueError(f"{path} holds compressed data that is no text; unpack it first, or {ASK}")
+    kinds = all_kinds()
+    if named := [kind for kind in kinds if data_suffix(path) in kind.suffixes]:
+        return named[0].name
+    start = read_start(path, False, START)
+    for kind in kinds:
+        if problem := kind.describe_misnamed(start):
+            raise ValueError(f"{path} {problem}")
+    recognized = next((kind for kind in kinds if kind.recognizes(path)), None)
+    if recognized is None:  # All kinds refuse only compressed files.
+        raise ValueError(f"{path} holds compressed data that is no text; unpack it first, or {_ask()}")
+    return recognized.name
 
 
 def _guess_folder(folder: Path) -> str:
-    paths = files_under(folder)
-    looked = f"looked for images ({images.LOOKED_FOR}), sound ({', '.join(audio.ENDINGS)}) and text"
+    paths, kinds = files_under(folder), all_kinds()
+    # Kinds without suffixes last: "images (.png), sound (.wav) and text".
+    *first, last = sorted((kind.looked_for() for kind in kinds if kind.name != ANYTHING), key=lambda text: "(" not in text)
+    looked = f"looked for {', '.join(first)} and {last}"
     if not paths:
         raise ValueError(f"{folder} holds no files; {looked}")
-    if cifar.find(folder):
-        return "images"
-    pictures = [path for path in paths if data_suffix(path) in PICTURES + ARRAYS]
-    sounds = [path for path in paths if data_suffix(path) in audio.ENDINGS]
-    if pictures and sounds:
-        raise ValueError(f"{folder} holds images ({pictures[0].name}) and sound ({sounds[0].name}); {ASK}")
-    if pictures or sounds:
-        return "images" if pictures else "audio"
-    other = next((path for path in paths if not text.looks_like_text(path)), None)
-    if other:
-        raise ValueError(f"{folder} holds nothing known ({other.name}); {looked}. If all of it is data, {ASK}")
-    return "text"
+    named = {kind: path for kind in kinds for path in reversed(paths) if data_suffix(path) in kind.suffixes}
+    if len(named) > 1:
+        found = " and ".join(f"{kind.label} ({path.name})" for kind, path in named.items())
+        raise ValueError(f"{folder} holds {found}; {_ask()}")
+    recognized = next(iter(named), None) or next((kind for kind in kinds if kind.recognizes_folder(folder, paths)), None)
+    if recognized is None:
+        known = [kind for kind in kinds if kind.name != ANYTHING]
+        other = next((path for path in paths if not any(kind.recognizes(path) for kind in known)), paths[0])
+        raise ValueError(f"{folder} holds nothing known ({other.name}); {looked}. If all of it is data, {_ask()}")
+    return recognized.name
+
+
+def _ask() -> str:
+    *first, last = KINDS
+    return f"say which kind it is: longstride data prepare SOURCE STORE --kind {', '.join(first)} or {last}"
 
 
 def _check_source(source: str | Path) -> Path:
@@ -204,6 +197,6 @@ def _fingerprint(path: Path, kind: str | None, cache: Path, progress: bool) -> s
     """Returns a hash of the files' location, names and content, and of the store's format version."""
     members = files_under(path) if path.is_dir() else [path]
     Limit(path)  # Refuses holes, which could take hours to hash.
-    lines = [f"{VERSION} {kind} {real_path(path)} {sha256_of(members, cache, progress) if members else ''}"]
+    lines = [f"{VERSION} {kind} {real_path(path)} {cached_sha256(members, cache, progress) if members else ''}"]
     lines += [f"{member.relative_to(path)} {member.stat().st_size}" for member in members]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]

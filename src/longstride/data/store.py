@@ -12,23 +12,18 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 
-from longstride.common.checks import shown, whole_number
-from longstride.common.files import read_json
-from longstride.data.hashes import sha256_of
+from longstride.common.checks import short_repr, whole_number
+from longstride.common.files import file_sha256, read_json
+from longstride.data.hashes import cached_sha256
+from longstride.data.kind import DataKind
+from longstride.data.kinds import KINDS, kind_class
 from longstride.data.limits import check_holes
+from longstride.data.plan import SPLITS, Bytes
 
 VERSION = 1
-KINDS = ("text", "images", "audio", "bytes")
-SPLITS = ("train", "valid", "test")
 MANIFEST = "manifest.json"
 FIELDS = ("version", "kind", "item", "rate", "splits", "source")
-READ = 1 << 22
-MAX_RATE = 768_000
-"""The highest sample rate of audio."""
-
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -55,6 +50,11 @@ class Store:
     def split(self, name: str) -> "np.memmap[Any, np.dtype[np.uint8]]":
         """Returns the bytes of a split as a memory map."""
         return np.memmap(self.path(name), dtype=np.uint8, mode="r")
+
+    @property
+    def data_kind(self) -> DataKind:
+        """The kind of data, with the item and the rate of this store."""
+        return kind_class(self.kind)(self.item, self.rate)
 
     @property
     def item_bytes(self) -> int | None:
@@ -86,8 +86,7 @@ def open_store(folder: str | Path) -> Store:
 def verify(store: Store, splits: Iterable[str] | None = None) -> None:
     """Compares the SHA-256 of the given splits, or all, with the manifest; ValueError if one differs."""
     for name in store.splits if splits is None else splits:
-        with store.path(name).open("rb") as file:
-            _compare(store, name, hashlib.file_digest(file, "sha256").hexdigest())
+        _compare(store, name, file_sha256(store.path(name)))
 
 
 def verify_once(
@@ -95,7 +94,7 @@ def verify_once(
 ) -> None:
     """As `verify`, but reads only files that have changed since the last time: hashes are remembered in the cache."""
     for name in store.splits if splits is None else splits:
-        _compare(store, name, sha256_of([store.path(name)], None if cache is None else Path(cache), progress))
+        _compare(store, name, cached_sha256([store.path(name)], None if cache is None else Path(cache), progress))
 
 
 def _compare(store: Store, name: str, found: str) -> None:
@@ -180,24 +179,12 @@ def _write(path: Path, pieces: Iterable[Bytes] | Bytes) -> tuple[int, str]:
 
 
 def _check(owner: str, kind: object, item: tuple[Any, ...], rate: object, splits: list[str]) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"{owner}: kind must be one of {', '.join(KINDS)}, got {shown(kind)}")
-    if kind == "images":
-        if len(item) != 3:
-            raise ValueError(f"{owner}: item of images must be [height, width, channels], got {shown(list(item))}")
-        for name, size in zip(("height", "width", "channels"), item):
-            whole_number(owner, name, size, 1)
-    elif item:
-        raise ValueError(f"{owner}: item of {kind} must be empty, got {shown(list(item))}")
-    if kind == "audio":
-        rate = whole_number(owner, "rate", rate, 1)
-        if rate > MAX_RATE:  # A wav file could not hold it, and a second of silence would fill the memory.
-            raise ValueError(f"{owner}: rate must be at most {MAX_RATE:,}, got {rate:,}")
-    elif rate is not None:
-        raise ValueError(f"{owner}: rate is for audio, got {shown(rate)} with {kind}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"{owner}: kind must be one of {', '.join(KINDS)}, got {short_repr(kind)}")
+    kind_class(kind).check_form(owner, item, rate)
     for name in splits:
         if name not in SPLITS:
-            raise ValueError(f"{owner}: splits must be among {', '.join(SPLITS)}, got {shown(name)}")
+            raise ValueError(f"{owner}: splits must be among {', '.join(SPLITS)}, got {short_repr(name)}")
     for name in ("train", "valid"):
         if name not in splits:
             raise ValueError(f"{owner}: split {name!r} is required, got {', '.join(splits) or 'none'}")
@@ -217,18 +204,18 @@ def read_manifest(folder: Path, manifest: Path) -> Store:
     if "version" not in given:
         raise ValueError(f"{manifest} is no manifest of prepared data: it has no version")
     if given["version"] != VERSION:
-        raise ValueError(f"{manifest} has version {shown(given['version'])}; this release reads version {VERSION}")
+        raise ValueError(f"{manifest} has version {short_repr(given['version'])}; this release reads version {VERSION}")
     for name in FIELDS:
         if name not in given:
             raise ValueError(f"{manifest}: {name} is missing")
     for name, kind in (("item", list), ("splits", dict), ("source", str)):
         if not isinstance(given[name], kind):
-            raise ValueError(f"{manifest}: {name} must be a {kind.__name__}, got {shown(given[name])}")
+            raise ValueError(f"{manifest}: {name} must be a {kind.__name__}, got {short_repr(given[name])}")
     _check(str(manifest), given["kind"], tuple(given["item"]), given["rate"], list(given["splits"]))
     sizes, digests = {}, {}
     for name, entry in given["splits"].items():
         if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
-            raise ValueError(f"{manifest}: split {name!r} must have bytes and sha256, got {shown(entry)}")
+            raise ValueError(f"{manifest}: split {name!r} must have bytes and sha256, got {short_repr(entry)}")
         sizes[name] = whole_number(str(manifest), f"bytes of {name}", entry.get("bytes"), 0)
         digests[name] = entry["sha256"]
     store = Store(folder, given["kind"], tuple(given["item"]), given["rate"], sizes, digests, given["source"])

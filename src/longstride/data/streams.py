@@ -15,10 +15,9 @@ from typing import IO, Any
 import numpy as np
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import short_reason, shown
+from longstride.common.checks import short_reason, short_repr
 from longstride.data.limits import HELD, Limit
-from longstride.data.plan import Plan, data_suffix, files_under, named_splits, split_sizes
-from longstride.data.store import READ, Bytes
+from longstride.data.plan import READ, Bytes, Plan, data_suffix, files_under, named_splits, split_sizes
 
 MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 OPENERS: dict[str | None, Callable[..., Any]] = {None: open, "gzip": gzip.open, "bzip2": bz2.open}
@@ -116,12 +115,16 @@ class Xz:
 
 
 @contextmanager
-def name_file_in_errors(name: Path | str) -> Iterator[None]:
-    """Turns any exception into a ValueError that names the file: decoders raise many kinds for broken files."""
+def name_file_in_errors(name: Path | str, format: str = "") -> Iterator[None]:
+    """Turns any exception into a ValueError that names the file: decoders raise many types for broken files.
+
+    `format`: what the file is read as, for the message.
+    """
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{name} cannot be read: {short_reason(error)}") from None
+        read_as = f" as {format}" if format else ""
+        raise ValueError(f"{name} cannot be read{read_as}: {short_reason(error)}") from None
 
 
 def detect_compression(path: Path) -> str | None:
@@ -139,7 +142,8 @@ def open_reader(path: Path, unpack: bool, limit: Limit | None = None) -> Iterato
         if compression == "zip":
             entries = [entry for entry in zip_entries(stack, path) if not entry[0].is_dir()]
             if len(entries) != 1:
-                names = ", ".join(shown(entry.filename) for entry, _ in entries[:3]) + (", ..." if len(entries) > 3 else "")
+                names = ", ".join(short_repr(entry.filename) for entry, _ in entries[:3])
+                names += ", ..." if len(entries) > 3 else ""
                 raise ValueError(f"{path} must hold one file, it holds {len(entries)} ({names}); unpack it first")
             file = open_entry(stack, path, *entries[0])
         else:
@@ -226,21 +230,21 @@ def stream_plan(
     limit: Limit | None = None,
     join: bool = False,
     known: dict[int, dict[str, int]] | None = None,
-    other: Sequence[str] = (),
+    others: Sequence[str] = (),
 ) -> Plan:
     """Plans one file, or all files below a folder, as one stream split 90/5/5 per cent, or as `known` says for this size.
 
-    Files or folders named train, valid and test become these splits, unless `join` is true. `other`: suffixes of files of
-    another kind, which are left out.
+    Files or folders named train, valid and test become these splits, unless `join` is true. `others`: suffixes of files of
+    other kinds, which are left out.
     """
     limit = limit or Limit(source)
     paths = files_under(source) if source.is_dir() else [source]
     if not paths:
         raise ValueError(f"{source} holds no files")
     if source.is_dir():
-        paths = [path for path in paths if data_suffix(path) not in other]
+        paths = [path for path in paths if data_suffix(path) not in others]
         if not paths:
-            raise ValueError(f"{source} holds no {kind}: all its files are images or sound")
+            raise ValueError(f"{source} holds no {kind}: all its files are of other kinds")
     groups = named_splits(source, paths) if source.is_dir() and not join else None
     if groups:
         paths = [path for members in groups.values() for path in members]

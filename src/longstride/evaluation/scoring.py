@@ -20,7 +20,7 @@ from longstride.common.checks import whole_number
 from longstride.model import SparseTransformer
 
 Bytes = npt.NDArray[np.uint8]
-Progress = Callable[[float, int, float], None]
+ReportProgress = Callable[[float, int, float], None]
 """Called after every pass with this process's share of work done, and the bytes and nats scored so far."""
 BYTES_PER_PASS = 2**16
 """Bytes of the windows that are computed at a time, if no batch is given; at least one window."""
@@ -46,7 +46,7 @@ class Processes(Protocol):
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleProcess:
     rank: int = 0
     count: int = 1
 
@@ -66,7 +66,7 @@ class Score:
     seconds: float
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 
 def bits_per_byte(
@@ -75,8 +75,8 @@ def bits_per_byte(
     *,
     min_context: int = 0,
     batch: int | None = None,
-    ranks: Processes = ALONE,
-    progress: Progress | None = None,
+    ranks: Processes = SINGLE_PROCESS,
+    progress: ReportProgress | None = None,
 ) -> Score:
     """Scores `data`, uint8, by the model: [bytes] is a stream, [items, ...] are items, each scored without context.
 
@@ -130,8 +130,8 @@ def windows_of(length: int, context: int, min_context: int) -> list[Window]:
 
 @torch.no_grad()
 def score(
-    model: SparseTransformer, data: Bytes, windows: Sequence[Window], batch: int, ranks: Processes = ALONE,
-    progress: Progress | None = None,
+    model: SparseTransformer, data: Bytes, windows: Sequence[Window], batch: int, ranks: Processes = SINGLE_PROCESS,
+    progress: ReportProgress | None = None,
 ) -> list[float]:  # fmt: skip
     """Returns the nats that each window scores, in order. The windows must have one length.
 
@@ -142,7 +142,7 @@ def score(
     passes = -(-rounds // batch)
     size = -(-rounds // passes)
     own = [windows[min(turn * ranks.count + ranks.rank, len(windows) - 1)] for turn in range(passes * size)]
-    kept = len(range(ranks.rank, len(windows), ranks.count))
+    own_count = len(range(ranks.rank, len(windows), ranks.count))
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -156,7 +156,7 @@ def score(
             # Each row is summed separately, so that the result does not depend on the rest of the batch.
             sums += [float(row[window.first - window.start :].sum()) for row, window in zip(nats, pass_windows)]
             if progress is not None:
-                fresh = range((done - 1) * size, min(done * size, kept))
+                fresh = range((done - 1) * size, min(done * size, own_count))
                 scored += sum(own[turn].end - own[turn].first for turn in fresh)
                 total += sum(sums[turn] for turn in fresh)
                 progress(done / passes, scored, total)

@@ -63,6 +63,15 @@ def keys_seen(config: ModelConfig, first: int, steps: int = 1) -> float:
     return (total_pairs(counts, first + steps) - total_pairs(counts, first)) / steps
 
 
+def cache_bytes(config: ModelConfig, length: int | None = None) -> int:
+    """Bytes of the cache of one stream, for `length` positions or the whole context."""
+    n = config.context if length is None else length
+    counts = [
+        blocks * max(slots(pattern, n).count for pattern in set(heads)) for heads, blocks in config.block_counts.items()
+    ]
+    return sum(counts) * slot_bytes(config)
+
+
 def dense_cache_bytes(config: ModelConfig) -> int:
     """Bytes of the cache of one stream, if every head were dense."""
     return config.layers * config.context * slot_bytes(config)

@@ -59,13 +59,3 @@ class Cache:
 def block_slots(config: ModelConfig, block: int, length: int | None = None) -> tuple[Slots, ...]:
     """Returns the slots of each head of a block, for `length` positions or the whole context."""
     return tuple(slots(pattern, config.context if length is None else length) for pattern in config.patterns(block))
-
-
-def cache_bytes(config: ModelConfig, key_bytes: int = 4, value_bytes: int = 4, length: int | None = None) -> int:
-    """Returns the bytes of the cache of one sequence."""
-    each = config.qk_width * key_bytes + config.width * value_bytes
-    n = config.context if length is None else length
-    counts = [
-        blocks * max(slots(pattern, n).count for pattern in set(heads)) for heads, blocks in config.block_counts.items()
-    ]
-    return sum(counts) * each

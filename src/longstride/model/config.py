@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import isqrt
 from typing import Any, Literal
 
-from longstride.common.checks import Choice, Real, Rule, Text, Whole, check_fields, known_fields, shown
+from longstride.common.checks import Choice, Real, Rule, Text, Whole, check_field_names, check_fields, short_repr
 from longstride.common.files import parse_object
 from longstride.common.limits import check_limit
 from longstride.model.placement import Heads, place
@@ -105,7 +105,7 @@ class ModelConfig:
             positions(self.embedding, self.context)
         except ValueError as error:
             raise ValueError(f"config: {error}") from None
-        given = f"layers = {self.layers:,}, width = {self.width:,} and embedding = {shown(self.embedding)}"
+        given = f"layers = {self.layers:,}, width = {self.width:,} and embedding = {short_repr(self.embedding)}"
         check_limit("config", f"the weights of {given}", self.parameters, "parameters")
 
     @property
@@ -158,7 +158,7 @@ class ModelConfig:
     @classmethod
     def from_fields(cls, given: Any, owner: str = "config") -> "ModelConfig":
         """Makes a config from the parsed fields of a JSON object."""
-        given = known_fields(given, owner, cls)
+        given = check_field_names(given, owner, cls)
         try:
             return cls(**given)
         except ValueError as error:

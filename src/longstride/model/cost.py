@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from longstride.common.checks import shown
+from longstride.common.checks import short_repr
 from longstride.common.device import memory_bytes
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.layers import part_count
@@ -45,8 +45,8 @@ def check_memory(config: ModelConfig, device: torch.device, shares: int = 1, byt
     if memory is not None and needed > memory:
         raise ValueError(
             f"config: layers = {config.layers:,}, width = {config.width:,}, context = {config.context:,} and embedding = "
-            f"{shown(config.embedding)} make {config.parameters:,} weights, at least {needed / 2**30:,.1f} GiB of memory, "
-            f"and {device.type} has {memory / 2**30:,.1f} GiB; make the network smaller"
+            f"{short_repr(config.embedding)} make {config.parameters:,} weights, at least {needed / 2**30:,.1f} GiB of "
+            f"memory, and {device.type} has {memory / 2**30:,.1f} GiB; make the network smaller"
         )
 
 

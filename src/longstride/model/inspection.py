@@ -16,7 +16,7 @@ from longstride.model.transformer import SparseTransformer
 from longstride.patterns import Pattern
 
 
-class Look(NamedTuple):
+class Inspection(NamedTuple):
     """Attention weights and prediction at one position."""
 
     weights: Tensor
@@ -26,22 +26,22 @@ class Look(NamedTuple):
 
 
 @torch.no_grad()
-def look(
+def inspect_attention(
     model: SparseTransformer,
     tokens: Tensor,
     position: int,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-) -> Look:
+) -> Inspection:
     """Runs the model on one sequence, tokens [n], and returns the attention weights at `position`. Computes one row of
     weights per head, never an n x n matrix."""
-    layers = chosen("layers", layers, model.config.layers)
-    heads = chosen("heads", heads, model.config.heads)
+    layers = check_indices("layers", layers, model.config.layers)
+    heads = check_indices("heads", heads, model.config.heads)
     if tokens.dim() != 1:
-        raise ValueError(f"look: tokens must be one sequence [n], got {list(tokens.shape)}")
-    position = whole_number("look", "position", position, 0)
+        raise ValueError(f"inspect_attention: tokens must be one sequence [n], got {list(tokens.shape)}")
+    position = whole_number("inspect_attention", "position", position, 0)
     if position >= len(tokens):
-        raise ValueError(f"look: position must be 0 to {len(tokens) - 1:,}, got {position:,}")
+        raise ValueError(f"inspect_attention: position must be 0 to {len(tokens) - 1:,}, got {position:,}")
     # Attention is causal, so later tokens can be cut off.
     tokens = tokens[None, : position + 1]
     model._check(tokens)
@@ -64,7 +64,7 @@ def look(
         logits = model.logits(h[:, -1:])[0, 0]
     finally:
         model.train(was_training)
-    return Look(torch.stack([rows[layer] for layer in layers]), logits.softmax(-1))
+    return Inspection(torch.stack([rows[layer] for layer in layers]), logits.softmax(-1))
 
 
 def last_row(q: Tensor, k: Tensor, patterns: Sequence[Pattern]) -> Tensor:
@@ -78,14 +78,14 @@ def last_row(q: Tensor, k: Tensor, patterns: Sequence[Pattern]) -> Tensor:
     return scores.masked_fill(hidden, torch.finfo(dtype).min).softmax(-1).masked_fill(hidden, 0)
 
 
-def chosen(name: str, given: Sequence[int] | None, count: int) -> list[int]:
+def check_indices(name: str, given: Sequence[int] | None, count: int) -> list[int]:
     """Returns the given layers or heads, validated; all of them for None."""
     if given is None:
         return list(range(count))
-    indices = [whole_number("look", name, index, 0) for index in given]
+    indices = [whole_number("inspect_attention", name, index, 0) for index in given]
     for index in indices:
         if index >= count:
-            raise ValueError(f"look: {name} must be 0 to {count - 1}, got {index}")
+            raise ValueError(f"inspect_attention: {name} must be 0 to {count - 1}, got {index}")
     if not indices or len(set(indices)) < len(indices):
-        raise ValueError(f"look: {name} must be one or more different ones, got {indices}")
+        raise ValueError(f"inspect_attention: {name} must be one or more different ones, got {indices}")
     return indices

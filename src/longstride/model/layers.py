@@ -1,8 +1,8 @@
 """Linear layers, norms and gelu with float32 weights, for activations of any dtype.
 
 Norms and gelu save only their input for the gradient and recompute the rest: that is little work, and saving it would take a
-third of a block's memory. `feed_forward_again` does the same for the whole feed-forward network, some rows at a time, for a
-model that uses recomputation.
+third of a block's memory. `recomputed_feed_forward` does the same for the whole feed-forward network, some rows at a time,
+for a model that uses recomputation.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ EPSILON = 1e-5
 FEW = 8
 """The least number of rows at which a CPU's matrix product rounds independently of that number."""
 PART_BYTES = 2**26
-"""Bytes of the inner layer that `feed_forward_again` computes at a time: enough for full-speed matrix products."""
+"""Bytes of the inner layer that `recomputed_feed_forward` computes at a time: enough for full-speed matrix products."""
 
 
 class Linear(nn.Linear):
@@ -116,7 +116,7 @@ def drop(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     return x if mask is None else x * mask * scale
 
 
-def feed_forward_again(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
+def recomputed_feed_forward(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
     """Returns drop(outer(gelu(inner(x))), mask, scale); saves only x and the mask for the gradient.
 
     If the inner layer exceeds PART_BYTES, the gradients of the weights are sums over parts of the rows. They differ in the

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
-from longstride.common.checks import shown, suggest
+from longstride.common.checks import short_repr, suggest
 from longstride.common.limits import check_limit
 from longstride.patterns import Pattern, Summary, notation, union
 
@@ -34,13 +34,15 @@ def place(text: str, heads: int) -> tuple[Heads, ...]:
     try:
         node = notation.read_syntax(text.strip())
     except SyntaxError:
-        raise ValueError(f"pattern {shown(text)} does not read as one; write it like '3*local(96) + column(96)'") from None
+        raise ValueError(
+            f"pattern {short_repr(text)} does not read as one; write it like '3*local(96) + column(96)'"
+        ) from None
     try:
         return tuple(_cycle(node, heads))
     except ValueError as error:
-        raise ValueError(f"pattern {shown(text)}: {error}") from None
+        raise ValueError(f"pattern {short_repr(text)}: {error}") from None
     except RecursionError:
-        raise ValueError(f"pattern {shown(text)} has too many brackets inside brackets") from None
+        raise ValueError(f"pattern {short_repr(text)} has too many brackets inside brackets") from None
 
 
 def _cycle(node: ast.expr, heads: int) -> list[Heads]:
@@ -122,7 +124,9 @@ def _with_part(pattern: Pattern, index: int) -> Pattern:
 
 def _patterns(node: ast.expr) -> Heads:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _call_name(node) not in notation.NAMES:
-        raise ValueError(f"there is no {shown(node.func.id)}; {suggest(node.func.id.lower(), [*WORDS, *notation.NAMES])}")
+        raise ValueError(
+            f"there is no {short_repr(node.func.id)}; {suggest(node.func.id.lower(), [*WORDS, *notation.NAMES])}"
+        )
     return notation.read_heads(node)
 
 

@@ -8,7 +8,7 @@ import ast
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from longstride.common.checks import shown, whole_number
+from longstride.common.checks import short_repr, whole_number
 from longstride.common.limits import check_limit
 from longstride.patterns.notation import read_syntax
 
@@ -34,7 +34,7 @@ def positions(text: str, context: int) -> Positions:
     """Parses `text`, such as 'matrix(128)', for a model of this context."""
     check_limit("embedding", "the length of the text", len(text), "text")
     name, sizes = _read(text)
-    owner = f"embedding {shown(text)}"
+    owner = f"embedding {short_repr(text)}"
     if name == "matrix" and len(sizes) == 1:
         width = whole_number(owner, "the width", sizes[0], 1, limit="positions")
         return Positions(("row", "column"), (-(-context // width), width))
@@ -59,4 +59,4 @@ def _read(text: str) -> tuple[str, list[Any]]:
             return node.func.id.lower(), [ast.literal_eval(argument) for argument in node.args]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
-    raise ValueError(f"embedding {shown(text)} does not read as one; write matrix(128) or image(32, 32, 3)")
+    raise ValueError(f"embedding {short_repr(text)} does not read as one; write matrix(128) or image(32, 32, 3)")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import short_reason, shown
+from longstride.common.checks import short_reason, short_repr
 from longstride.common.files import read_json, real_path
 from longstride.common.tensor_file import check_finite, save_file
 from longstride.model.config import ModelConfig
@@ -46,7 +46,7 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
         if name not in CHANGEABLE:
             raise ValueError(f"from_pretrained: {name} cannot be changed, only {', '.join(CHANGEABLE)}")
     config = replace(read_config(settings), **changes)
-    size, needed = (owner).stat().st_size, WEIGHT_BYTES * config.parameters
+    size, needed = owner.stat().st_size, WEIGHT_BYTES * config.parameters
     if size < needed:
         raise ValueError(
             f"{owner} cannot be read: it has {size:,} bytes, and {settings} asks for "
@@ -59,7 +59,7 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
         raise ValueError(f"{owner} cannot be read: {short_reason(error)}") from None
     for name, x in weights.items():
         if x.dtype != torch.float32:
-            raise ValueError(f"{owner}: {shown(name)} is {x.dtype}; weights must be float32, as they are saved")
+            raise ValueError(f"{owner}: {short_repr(name)} is {x.dtype}; weights must be float32, as they are saved")
         check_finite(owner, name, x)
     return config, weights
 
@@ -92,4 +92,6 @@ def check(folder: str | Path, wanted: dict[str, tuple[int, ...]], weights: dict[
             raise ValueError(f"{owner}: {name} has shape {list(weights[name].shape)}; config.json asks for {list(shape)}")
     for name in weights:
         if name not in wanted:
-            raise ValueError(f"{owner}: {shown(name)} is not a tensor of this model; config.json asks for none of that name")
+            raise ValueError(
+                f"{owner}: {short_repr(name)} is not a tensor of this model; config.json asks for none of that name"
+            )

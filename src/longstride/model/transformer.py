@@ -21,7 +21,7 @@ from longstride.model.attention import Attend, Attention
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.cost import check_memory
 from longstride.model.embedding import Embedding
-from longstride.model.layers import Linear, Norm, draw_mask, drop, feed_forward_again, gelu
+from longstride.model.layers import Linear, Norm, draw_mask, drop, gelu, recomputed_feed_forward
 from longstride.model.loss import nats
 
 SCALE = 0.125
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mask, scale = draw_mask(x, self.dropout if self.training else 0.0), 1 / (1 - self.dropout)
         if self.again and torch.is_grad_enabled():
-            return feed_forward_again(x, self.inner, self.outer, mask, scale)
+            return recomputed_feed_forward(x, self.inner, self.outer, mask, scale)
         return drop(self.outer(gelu(self.inner(x))), mask, scale)
 
 

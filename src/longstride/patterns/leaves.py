@@ -17,7 +17,7 @@ from dataclasses import FrozenInstanceError, dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from longstride.common.checks import shown, whole_number
+from longstride.common.checks import short_repr, whole_number
 from longstride.common.limits import check_limit
 from longstride.patterns.pair_counts import Parts, check_steps, count_pairs, dilated_pairs
 from longstride.patterns.reach import after_step
@@ -373,9 +373,9 @@ def _length(owner: str, value: object, name: str = "n", least: int = 0) -> int:
 
 def _all_patterns(owner: str, patterns: Iterable[Pattern]) -> tuple[Pattern, ...]:
     if not isinstance(patterns, Iterable):
-        raise ValueError(f"{owner}: patterns must be patterns, got {shown(patterns)}")
+        raise ValueError(f"{owner}: patterns must be patterns, got {short_repr(patterns)}")
     patterns = tuple(patterns)
     for index, pattern in enumerate(patterns):
         if not isinstance(pattern, Pattern):
-            raise ValueError(f"{owner}: patterns[{index}] must be a Pattern, got {shown(pattern)}")
+            raise ValueError(f"{owner}: patterns[{index}] must be a Pattern, got {short_repr(pattern)}")
     return patterns

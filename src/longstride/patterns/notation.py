@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from longstride.common.checks import shown, suggest
+from longstride.common.checks import short_repr, suggest
 from longstride.common.limits import check_limit
 from longstride.patterns import Pattern
 from longstride.patterns import leaves as patterns
@@ -45,14 +45,14 @@ NAMES = tuple(_CALLS)
 def parse(text: str) -> tuple[Pattern, ...]:
     """Parses `text` into one pattern per head."""
     if not isinstance(text, str):
-        raise ValueError(f"pattern {shown(text)} must be text, such as 'local(128) | column(128)'")
+        raise ValueError(f"pattern {short_repr(text)} must be text, such as 'local(128) | column(128)'")
     try:
         tree = read_syntax(f"[{text}\n]")
         if not isinstance(tree, ast.List) or not tree.elts:
             raise SyntaxError
     except SyntaxError:
         raise ValueError(
-            f"pattern {shown(text)} does not read as patterns; write it like 'local(128) | column(128)'"
+            f"pattern {short_repr(text)} does not read as patterns; write it like 'local(128) | column(128)'"
         ) from None
     try:
         heads: list[Pattern] = []
@@ -61,9 +61,9 @@ def parse(text: str) -> tuple[Pattern, ...]:
             check_limit("parse", "the number of patterns", len(heads), "placed")
         return tuple(heads)
     except ValueError as error:
-        raise ValueError(f"pattern {shown(text)}: {error}") from None
+        raise ValueError(f"pattern {short_repr(text)}: {error}") from None
     except RecursionError:
-        raise ValueError(f"pattern {shown(text)} has too many brackets inside brackets") from None
+        raise ValueError(f"pattern {short_repr(text)} has too many brackets inside brackets") from None
 
 
 def read_syntax(text: str) -> ast.expr:
@@ -88,7 +88,7 @@ def operands(node: ast.expr, operator: type[ast.operator]) -> list[ast.expr]:
 def node_text(node: ast.expr) -> str:
     """Returns the text of a node, for error messages."""
     try:
-        return shown(ast.unparse(node))
+        return short_repr(ast.unparse(node))
     except RecursionError:
         return "a part of it"
 
@@ -108,11 +108,11 @@ def read_heads(node: ast.expr) -> tuple[Pattern, ...]:
         raise ValueError(f"cannot read {node_text(node)}; write it like 'local(128) | column(128)'")
     name = node.func.id.lower()
     if name not in _CALLS:
-        raise ValueError(f"there is no pattern {shown(node.func.id)}; {suggest(name, _CALLS)}")
+        raise ValueError(f"there is no pattern {short_repr(node.func.id)}; {suggest(name, _CALLS)}")
     call = _CALLS[name]
     if call is merged:
         if node.keywords:
-            raise ValueError(f"merged takes patterns without names, got {shown(node.keywords[0].arg)}")
+            raise ValueError(f"merged takes patterns without names, got {short_repr(node.keywords[0].arg)}")
         return (merged(*(pattern for argument in node.args for pattern in read_heads(argument))),)
     try:
         arguments = inspect.signature(call).bind(

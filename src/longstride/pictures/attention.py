@@ -1,4 +1,4 @@
-"""The paper's figure 2: a panel for each layer and head with what it looks at while one byte is predicted."""
+"""The paper's figure 2: attention weights for the prediction of one byte, a panel for each layer and head."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,27 +11,29 @@ from longstride.common.atomic import check_output
 from longstride.common.checks import whole_number
 from longstride.common.device import choose_device
 from longstride.common.figures import EDGE, GAP, MONO, QUIET, add_axes, add_text, new_figure, picture_path, write_figure
-from longstride.model.inspection import Look, chosen, look
+from longstride.model.inspection import Inspection, check_indices, inspect_attention
 from longstride.patterns import Pattern
-from longstride.pictures.panels import CONTINUED, LINES, LONGEST, Weights, lines
-from longstride.pictures.scene import OWNER, Scene, open_scene
+from longstride.pictures.attention_example import OWNER, Example, open_example
+from longstride.pictures.attention_panels import LINE_LENGTH, LINES, Weights, largest_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FEW = 8
-"""Layers and heads that are drawn, if nobody says which."""
-MOST = 256
-"""Panels of a picture."""
-NARROWEST = 7.5
-MEASURED = 14
-"""Letters that follow a pattern in a caption: the largest weight."""
+DEFAULT_COUNT = 8
+"""Layers and heads that are drawn by default, at most."""
+MOST_PANELS = 256
+"""The most panels of a picture."""
+MIN_WIDTH = 7.5
+MAXIMUM_LABEL = 14
+"""Characters of a caption after the pattern: the largest weight."""
 LABEL, CAPTION, LINE = 0.75, 0.2, 0.125
-"""Inches, as all sizes here: beside a row of panels, above each, and for a line of text below."""
-IN_IMAGES = "White: where the head looks, channels together. Black: not generated yet. Cyan: the pixel that is predicted."
-IN_MATRICES = (
-    "Rows as wide as the stride, the first position at the top left. White: where the head looks. Blue: what its pattern\n"
-    "lets it see; dark blue: what not. Black: not there yet. Cyan: the slot that predicts."
+"""Inches, as all sizes here: left of a row of panels, above each panel, and of a line of text below it."""
+IMAGE_LEGEND = (
+    "White: large attention weights, summed over channels. Black: not generated yet. Cyan: the pixel that is predicted."
+)
+MATRIX_LEGEND = (
+    "One row per stride, position 0 at the top left. White: large attention weights. Blue: visible to the head; dark blue:\n"
+    "hidden by its pattern. Black: not generated yet. Cyan: the position that predicts."
 )
 
 
@@ -46,50 +48,51 @@ def plot_attention(
     out: str | Path = "attention.png",
     force: bool = False,
 ) -> list[Path]:
-    """Draws what a run's or a model's heads look at. Several positions get a picture each, with the position in its name.
+    """Draws the attention weights of a run or a saved model. Each of several positions gets a picture with it in its name.
 
-    `force`: files that are there may be replaced.
+    `force`: replace existing files.
     """
     out = picture_path(OWNER, out)
-    new_figure(OWNER, 1, 1)  # Without matplotlib it ends here, and not after the work.
+    new_figure(OWNER, 1, 1)  # Fails early if matplotlib is missing.
     device = choose_device(OWNER, "auto")
-    scene = open_scene(Path(folder), None if data is None else Path(data), split, item, device)
-    positions = [_position(scene, position) for position in positions or [scene.default_position]]
-    layers = _chosen("layers", layers, scene.model.config.layers)
-    heads = _chosen("heads", heads, scene.model.config.heads)
-    if len(layers) * len(heads) > MOST:
+    example = open_example(Path(folder), None if data is None else Path(data), split, item, device)
+    positions = [_check_position(example, position) for position in positions or [example.default_position]]
+    layers = _select_indices("layers", layers, example.model.config.layers)
+    heads = _select_indices("heads", heads, example.model.config.heads)
+    if len(layers) * len(heads) > MOST_PANELS:
         raise ValueError(
             f"{OWNER}: {len(layers)} layers of {len(heads)} heads are {len(layers) * len(heads)} panels; "
-            f"name at most {MOST} by --layers and --heads"
+            f"name at most {MOST_PANELS} by --layers and --heads"
         )
     paths = [out] if len(positions) == 1 else [out.with_stem(f"{out.stem}-{position}") for position in positions]
     for path in paths:
         check_output(OWNER, "out", path, may_replace=force)
-    tokens = torch.from_numpy(scene.tokens).to(device)
+    tokens = torch.from_numpy(example.tokens).to(device)
     for position, path in zip(positions, paths):
-        write_figure(draw(scene, position, look(scene.model, tokens, position, layers, heads), layers, heads), path)
+        inspection = inspect_attention(example.model, tokens, position, layers, heads)
+        write_figure(draw(example, position, inspection, layers, heads), path)
     return paths
 
 
-def evenly(count: int, most: int = FEW) -> list[int]:
-    """Up to `most` of the numbers below count, from the first to the last."""
+def evenly_spaced(count: int, most: int = DEFAULT_COUNT) -> list[int]:
+    """Returns up to `most` evenly spaced integers from 0 to count - 1, both included."""
     return [round(number) for number in np.linspace(0, count - 1, min(most, count)).tolist()]
 
 
-def draw(scene: Scene, position: int, found: Look, layers: Sequence[int], heads: Sequence[int]) -> "Figure":
-    """A row of panels for each layer, a column for each head."""
-    from longstride.pictures.header import draw_header, header_height
+def draw(example: Example, position: int, inspection: Inspection, layers: Sequence[int], heads: Sequence[int]) -> "Figure":
+    """Returns a figure with a row of panels for each layer and a column for each head."""
+    from longstride.pictures.attention_header import draw_header, header_height
 
-    wide, tall, below = _panel_size(scene, len(heads))
-    width = max(NARROWEST, LABEL + len(heads) * (wide + GAP) + 2 * EDGE)
+    wide, tall, below = _panel_size(example, len(heads))
+    width = max(MIN_WIDTH, LABEL + len(heads) * (wide + GAP) + 2 * EDGE)
     step = CAPTION + tall + below + GAP
-    top = header_height(scene, position, width) + 0.4
+    top = header_height(example, position, width) + 0.4
     bottom = top + len(layers) * step
     figure = new_figure(OWNER, width, bottom + 0.5)
-    draw_header(figure, scene, position, found)
-    patterns = {(layer, head): scene.model.config.patterns(layer)[head] for layer in layers for head in heads}
-    # All captions have one size: that of the longest.
-    longest = max(len(pattern.text) for pattern in patterns.values()) + (MEASURED if scene.item else 0)
+    draw_header(figure, example, position, inspection)
+    patterns = {(layer, head): example.model.config.patterns(layer)[head] for layer in layers for head in heads}
+    # One font size for all captions: the one at which the longest fits.
+    longest = max(len(pattern.text) for pattern in patterns.values()) + (MAXIMUM_LABEL if example.item else 0)
     size = min(7.0, wide * 72 / (MONO * longest))
     for column, head in enumerate(heads):
         left = EDGE + LABEL + column * (wide + GAP)
@@ -99,64 +102,65 @@ def draw(scene: Scene, position: int, found: Look, layers: Sequence[int], heads:
         add_text(figure, EDGE, down + tall / 2, f"layer {layer}", 9, weight="bold")
         for column, head in enumerate(heads):
             box = (EDGE + LABEL + column * (wide + GAP), down, wide, tall)
-            weights = found.weights[row, column].float().cpu().numpy()
-            _panel(figure, box, scene, weights, patterns[layer, head], size)
-    add_text(figure, EDGE, bottom + 0.15, _legend(scene), 7, QUIET, va="top")
+            weights = inspection.weights[row, column].float().cpu().numpy()
+            _draw_panel(figure, box, example, weights, patterns[layer, head], size)
+    add_text(figure, EDGE, bottom + 0.15, _legend(example), 7, QUIET, va="top")
     return figure
 
 
-def _legend(scene: Scene) -> str:
-    if scene.item:
-        return IN_IMAGES
-    return f"{IN_MATRICES} {CONTINUED}: a further byte of a letter." if scene.kind == "text" else IN_MATRICES
+def _legend(example: Example) -> str:
+    if example.item:
+        return IMAGE_LEGEND
+    return f"{MATRIX_LEGEND} {example.kind.legend}".rstrip()
 
 
-def _panel_size(scene: Scene, heads: int) -> tuple[float, float, float]:
-    """Width, height, and what the lines below take."""
-    if scene.item:
+def _panel_size(example: Example, heads: int) -> tuple[float, float, float]:
+    """Returns the width and height of a panel, and the height of the text below it."""
+    if example.item:
         wide = 2.1 if heads <= 4 else 1.5
-        return wide, wide * scene.item[0] / scene.item[1], 0.0
+        return wide, wide * example.item[0] / example.item[1], 0.0
     wide = min(2.7, max(1.9, 11 / heads))
-    return wide, wide * min(1.0, max(0.35, scene.rows / scene.columns)), LINES * LINE + 0.04
+    return wide, wide * min(1.0, max(0.35, example.rows / example.columns)), LINES * LINE + 0.04
 
 
-def _panel(
-    figure: "Figure", box: tuple[float, float, float, float], scene: Scene, weights: Weights, pattern: Pattern, size: float
+def _draw_panel(
+    figure: "Figure", box: tuple[float, float, float, float], example: Example, weights: Weights, pattern: Pattern,
+    size: float,
 ) -> None:  # fmt: skip
-    from longstride.pictures.header import mark_pixel
-    from longstride.pictures.panels import MARK, by_pixel, image_panel, matrix_panel
+    from longstride.pictures.attention_header import mark_pixel
+    from longstride.pictures.attention_panels import MARK, image_panel, matrix_panel, pixel_weights
 
     left, down, wide, tall = box
     position = len(weights) - 1
     seen = np.asarray(pattern.sees(position, np.arange(position + 1)))
     axes = add_axes(figure, *box)
-    caption = pattern.text if seen.any() else f"{pattern.text}   sees nothing yet"
-    if scene.item:
-        axes.imshow(image_panel(weights, scene.tokens, scene.item), interpolation="nearest")
-        mark_pixel(axes, scene, position)
-        caption += f"   most: {by_pixel(weights, scene.item).max():.1%}" if seen.any() else ""
+    caption = pattern.text if seen.any() else f"{pattern.text}   sees no key yet"
+    if example.item:
+        axes.imshow(image_panel(weights, example.tokens, example.item), interpolation="nearest")
+        mark_pixel(axes, example, position)
+        caption += f"   max {pixel_weights(weights, example.item).max():.1%}" if seen.any() else ""
     else:
-        colours = matrix_panel(weights, seen, len(scene.tokens), scene.columns)
-        axes.imshow(colours, interpolation="nearest", aspect="auto", extent=(0, scene.columns, scene.rows, 0))
-        row, column = divmod(position, scene.columns)
+        colours = matrix_panel(weights, seen, len(example.tokens), example.columns)
+        axes.imshow(colours, interpolation="nearest", aspect="auto", extent=(0, example.columns, example.rows, 0))
+        row, column = divmod(position, example.columns)
         axes.plot(
             column + 0.5, row + 0.5, marker="s", markersize=5, markerfacecolor="none", markeredgecolor=MARK, clip_on=False
         )  # fmt: skip
-        for number, line in enumerate(lines(scene, weights), 1):
-            small = min(6.5, wide * 72 / (MONO * LONGEST))
+        for number, line in enumerate(largest_weights(example, weights), 1):
+            small = min(6.5, wide * 72 / (MONO * LINE_LENGTH))
             add_text(figure, left, down + tall + number * LINE, line, small, family="monospace")
     add_text(figure, left, down - 0.04, caption, size, QUIET, within=wide)
 
 
-def _chosen(name: str, given: Sequence[int], count: int) -> list[int]:
+def _select_indices(name: str, given: Sequence[int], count: int) -> list[int]:
     try:
-        return chosen(name, given, count) if given else evenly(count)
+        return check_indices(name, given, count) if given else evenly_spaced(count)
     except ValueError as error:
-        raise ValueError(f"{OWNER}: {str(error).removeprefix('look: ')}") from None
+        raise ValueError(f"{OWNER}: {str(error).removeprefix('inspect_attention: ')}") from None
 
 
-def _position(scene: Scene, position: int) -> int:
+def _check_position(example: Example, position: int) -> int:
     position = whole_number(OWNER, "position", position, 0)
-    if position >= len(scene.tokens):
-        raise ValueError(f"{OWNER}: position must be 0 to {len(scene.tokens) - 1:,}, got {position:,}")
+    if position >= len(example.tokens):
+        raise ValueError(f"{OWNER}: position must be 0 to {len(example.tokens) - 1:,}, got {position:,}")
     return position

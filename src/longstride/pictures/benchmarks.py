@@ -1,29 +1,54 @@
-"""Benchmarks as pictures: times against length, and rates of sampling.
+"""Plots of benchmarks: time against sequence length, and sampling rate.
 
-They need matplotlib (`pip install 'longstride[plot]'`).
+Needs matplotlib (`pip install 'longstride[plot]'`).
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from longstride.common.atomic import atomic_path
 
 
-class Timed(Protocol):
-    """A row of `longstride bench attention`."""
+class Times(Protocol):
+    """Milliseconds, forward alone and with backward."""
+
+    @property
+    def forward_ms(self) -> float | None: ...
+    @property
+    def both_ms(self) -> float | None: ...
+
+
+class Timed(Times, Protocol):
+    """A row of `longstride bench attention`. Its own times are those of the GPU's kernels alone; on a CPU, of a call."""
 
     @property
     def name(self) -> str: ...
     @property
     def n(self) -> int: ...
     @property
-    def forward_ms(self) -> float | None: ...
+    def is_ours(self) -> bool: ...
     @property
-    def both_ms(self) -> float | None: ...
+    def eager(self) -> Times | None: ...
+    @property
+    def compiled(self) -> Times | None: ...
+
+
+class Crossed(Protocol):
+    """From which n on a contender is faster than SDPA dense, by one kind of time."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def time(self) -> str: ...
+    @property
+    def forward(self) -> int | None: ...
+    @property
+    def both(self) -> int | None: ...
 
 
 class Rated(Protocol):
@@ -41,35 +66,72 @@ class Rated(Protocol):
     def bytes_per_second(self) -> float | None: ...
 
 
-def plot_times(rows: Sequence[Timed], path: str | Path) -> None:
-    """Draws the time of each contender against n, forward alone and with backward, both axes logarithmic."""
-    figure = Figure(figsize=(11, 5.2), layout="constrained")
-    names = list(dict.fromkeys(row.name for row in rows))
-    for axes, title, field in zip(
-        figure.subplots(1, 2, sharey=True), ("forward", "forward and backward"), ("forward_ms", "both_ms")
-    ):
-        for number, name in enumerate(names):
-            points = sorted((row.n, getattr(row, field)) for row in rows if row.name == name and getattr(row, field))
-            if points:
-                ours = not name.startswith(("SDPA", "Flex"))
-                axes.plot(
-                    *zip(*points), label=name, color=f"C{number % 10}", marker="o" if ours else "x",
-                    linestyle="-" if ours else "--", linewidth=2 if ours else 1,
-                )  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_title(title, fontsize=12)
+KERNELS, CALLER, COMPILED = "kernels", "caller", "compiled caller"
+"""The kinds of time, as `Crossed.time` has them."""
+
+
+def plot_times(rows: Sequence[Timed], path: str | Path, on_gpu: bool = False, crossings: Sequence[Crossed] = ()) -> None:
+    """Draws the time of each contender against n, forward alone and with backward, both axes logarithmic.
+
+    GPU times are the upper two panels and a caller's times the lower two, dotted where the call is compiled. Rings mark
+    `crossings`.
+    """
+    panels = {KERNELS: "GPU time: kernels alone, ms" if on_gpu else "milliseconds"}
+    if any(row.eager or row.compiled for row in rows):
+        panels[CALLER] = "a caller's time: Python included, ms"
+    figure = Figure(figsize=(11, 0.8 + 4.4 * len(panels)), layout="constrained")
+    grid = figure.subplots(len(panels), 2, sharex=True, sharey=True, squeeze=False)
+    notes = []
+    for pair, (kind, label) in zip(grid, panels.items()):
+        for axes, title, direction in zip(pair, ("forward", "forward and backward"), ("forward", "both")):
+            for time in (kind,) if kind == KERNELS else (CALLER, COMPILED):
+                _plot_kind(axes, rows, time, direction, crossings)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.set_yscale("log")
+            axes.set_title(title, fontsize=12)
+            axes.grid(which="both", color="#e4e8ec", linewidth=0.5)
+        pair[0].set_ylabel(label)
+    if any(row.compiled for row in rows):
+        notes.append("dotted: compiled with torch.compile")
+    if any(one.forward or one.both for one in crossings):
+        notes.append("ring: faster than SDPA dense from this n on")
+    for axes in grid[-1]:
         axes.set_xlabel("n")
-        axes.grid(which="both", color="#e4e8ec", linewidth=0.5)
-    figure.axes[0].set_ylabel("milliseconds")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    if notes:
+        figure.supxlabel("; ".join(notes), fontsize=9)
+    legend = figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=160)
 
 
+def _plot_kind(axes: Axes, rows: Sequence[Timed], time: str, direction: str, crossings: Sequence[Crossed]) -> None:
+    """One kind of time in one direction, a line for each contender."""
+    starts = {one.name: getattr(one, direction) for one in crossings if one.time == time}
+    for number, name in enumerate(dict.fromkeys(row.name for row in rows)):
+        points = {}
+        for row in rows:
+            times = {KERNELS: row, CALLER: row.eager, COMPILED: row.compiled}[time]
+            milliseconds = getattr(times, f"{direction}_ms", None)
+            if row.name == name and milliseconds:
+                points[row.n] = milliseconds
+        if not points:
+            continue
+        ours, colour = any(row.is_ours for row in rows if row.name == name), f"C{number % 10}"
+        axes.plot(
+            *zip(*sorted(points.items())), label=name, color=colour, marker="o" if ours else "x",
+            linestyle=":" if time == COMPILED else "-" if ours else "--", linewidth=2 if ours else 1,
+        )  # fmt: skip
+        start = starts.get(name)
+        if start in points:
+            axes.plot([start], [points[start]], color=colour, marker="o", markersize=12, fillstyle="none")
+
+
 def plot_rates(rows: Sequence[Rated], path: str | Path) -> None:
-    """Draws bytes per second of each contender against the position, a panel for each batch; of one position against the
-    batch. Rates are logarithmic."""
+    """Draws bytes per second of each contender on a logarithmic axis: against the position, with a panel per batch; or
+    against the batch, if there is only one position."""
     by_batch = len({row.position for row in rows}) == 1
     batches = [None] if by_batch else list(dict.fromkeys(row.batch for row in rows))
     names = list(dict.fromkeys(row.name for row in rows))

@@ -18,7 +18,7 @@ from longstride.common.atomic import atomic_path, check_output
 from longstride.patterns import Pattern
 
 FORMATS = (".png", ".svg")
-# The first two are the paper's: a strong blue and a light one. Where heads overlap their colours are mixed.
+# The first two are the paper's. Where several heads see a key, their colours are averaged.
 HEADS = ("#2f6fb7", "#a9cbe8", "#e3a857", "#7fb58a", "#b48ead", "#d08770")
 QUERY = "#0b2545"
 UNSEEN = "#ffffff"
@@ -30,7 +30,7 @@ Image = npt.NDArray[np.float64]
 
 
 class Scheme(NamedTuple):
-    """A column of the figure: a name and a pattern for each head."""
+    """One column of the figure: a name, and one pattern per head."""
 
     name: str
     heads: Sequence[Pattern]
@@ -47,7 +47,7 @@ def plot_patterns(
 ) -> None:
     """Draws, for each scheme, what one pixel of an image sees through its heads, and the connectivity matrix below.
 
-    `force`: a file that is there may be replaced.
+    `force`: replace an existing file.
     """
     path = Path(path)
     row = height * 2 // 3 if row is None else row
@@ -108,7 +108,7 @@ def _draw_image(axes: Axes, heads: Sequence[Pattern], height: int, width: int, q
 
 
 def _draw_matrix(axes: Axes, heads: Sequence[Pattern], n: int) -> None:
-    # Every pixel stands for a square of pairs and is coloured when any of them is seen, so that thin lines do not vanish.
+    # A pixel stands for a square of (query, key) pairs and is coloured if any of them is seen: thin lines do not vanish.
     size = -(-n // PIXELS)
     seen = [_any_in_squares(pattern, n, size) for pattern in heads]
     at = np.arange(len(seen[0]))
@@ -120,7 +120,7 @@ def _draw_matrix(axes: Axes, heads: Sequence[Pattern], n: int) -> None:
 
 
 def _any_in_squares(pattern: Pattern, n: int, size: int) -> npt.NDArray[np.bool_]:
-    """The mask of the pattern with each square of this size made one, a band of queries at a time."""
+    """Returns the pattern's mask with each size x size square reduced to one entry, one band of queries at a time."""
     count = -(-n // size)
     key = np.arange(count * size)
     bands = []
@@ -132,7 +132,7 @@ def _any_in_squares(pattern: Pattern, n: int, size: int) -> npt.NDArray[np.bool_
 
 
 def _mix(seen: Sequence[npt.NDArray[np.bool_]], future: npt.NDArray[np.bool_]) -> Image:
-    """The mean colour of the heads that see a place."""
+    """Returns, for each key, the mean colour of the heads that see it."""
     masks = np.stack(seen)
     total = np.einsum("h...,hc->...c", masks, [to_rgb(colour) for colour in HEADS[: len(seen)]])
     count = masks.sum(axis=0)[..., None]

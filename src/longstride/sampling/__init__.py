@@ -1,4 +1,4 @@
-"""From a trained network to bytes: `generate`, and what a person asks for and gets.
+"""Sampling: `generate` and its implementations, prompts from files, and output as text, images or sound.
 
 May import every room up to training.
 """

@@ -1,6 +1,6 @@
-"""Many streams on a GPU: a step is products and the kernels between them, launched as one CUDA graph.
+"""Many streams on a GPU: a step is a CUDA graph of matrix products and the kernels between them.
 
-Streams are computed together, so a step reads the weights once for all of them.
+A step reads the weights once for all streams.
 """
 
 from typing import Any
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from longstride.model import SparseTransformer
-from longstride.sampling.choose import Choice
-from longstride.sampling.kernel_streams import KernelStreams
+from longstride.sampling.kernel_streams import PRODUCTS, KernelStreams, next_power_of_2
 from longstride.sampling.kernels.batched import (
     add_and_normalize,
     begin_step,
@@ -20,27 +19,27 @@ from longstride.sampling.kernels.batched import (
     multiply,
 )
 from longstride.sampling.kernels.common import BYTES
-from longstride.sampling.tables import PRODUCTS, power_above
+from longstride.sampling.sampler import SamplingParams
 
 PARTS = 3
-"""bfloat16 numbers that have the 24 bits of a float32 one; fewer are enough for a weight in half precision."""
+"""bfloat16 terms whose sum has the 24 bits of a float32; weights in half precision need fewer."""
 WEIGHT_PARTS = {"bfloat16": 1, "float16": 2}
-TILE, STAGES, LOOK_WARPS = 16, 4, 2
-"""Keys that a program looks at together, tiles of them that are on their way at once, and its warps."""
+TILE, STAGES, ATTENTION_WARPS = 16, 4, 2
+"""Attention: keys per tile, tiles in flight, and warps per program."""
 PROGRAMS = 512
-"""Into as many the heads of all streams are split, if there are fewer."""
+"""Attention programs to aim for: the keys of a head are split if all streams have fewer heads."""
 ROWS, COLUMNS, BLOCK_IN = (16, 64), (64, 32, 16), 64
-"""Streams, at least and at most, and columns of a product's result that a program has; numbers of its input at a time."""
-ENOUGH = 96
-"""Programs of a product; else each has only a share of its input, and then fewer columns."""
-SHARES, SHARE = 8, 128
-"""Shares of an input, at most, if that leaves each of them so long."""
+"""Tile of a product: the least and the most rows (streams), candidate column counts, and inputs per iteration."""
+PRODUCT_PROGRAMS = 96
+"""Programs per product to aim for: with fewer, first the input is split (split-K), then tiles get narrower."""
+MOST_SHARES, LEAST_SHARE = 8, 128
+"""The most parts that an input is split into, and the least length of a part."""
 
 
-class Batched(KernelStreams):
-    """Many of them."""
+class BatchedStreams(KernelStreams):
+    """`Streams` of any number, with one CUDA graph per step."""
 
-    returns_early = False  # A step may take as long to launch as to run.
+    is_async = False  # Launching a step may take as long as running it.
 
     def __init__(self, model: SparseTransformer, batch: int, length: int) -> None:
         config = model.config
@@ -50,56 +49,57 @@ class Batched(KernelStreams):
         for name in PRODUCTS:
             self.weights[name] = in_parts(self.weights[name], WEIGHT_PARTS.get(config.precision, PARTS), self.dtype)
         heads = batch * config.heads
-        # A part has at least a tile of keys, or nothing to do.
-        self.splits = min(power_above(-(-PROGRAMS // heads)), power_above(-(-self.tables.most // TILE)))
+        # A split has at least one tile of keys, or nothing to do.
+        self.splits = min(next_power_of_2(-(-PROGRAMS // heads)), next_power_of_2(-(-self.tables.most // TILE)))
         lists = len(self.tables.heads)
-        whole = {"known": batch, "position": 1, "top_k": 1, "counts": lists, "own": lists}
-        whole["seen"] = lists * self.tables.most
-        self.whole = {name: torch.zeros(size, dtype=torch.int32, device=self.device) for name, size in whole.items()}
+        integers = {"prompt_lengths": batch, "position": 1, "top_k": 1, "counts": lists, "own": lists}
+        integers["seen"] = lists * self.tables.most
+        self.integers = {name: torch.zeros(size, dtype=torch.int32, device=self.device) for name, size in integers.items()}
         self.state = torch.zeros(batch, dtype=torch.int64, device=self.device)
-        room = {"part_top": heads, "part_total": heads, "part_result": heads * self.d_v}
-        self.room = {name: torch.zeros(size * self.splits, device=self.device) for name, size in room.items()}
-        self.room |= {name: torch.ones(1, device=self.device) for name in ("temperature", "top_p")}
+        buffers = {"part_top": heads, "part_total": heads, "part_result": heads * self.d_v}
+        self.buffers = {name: torch.zeros(size * self.splits, device=self.device) for name, size in buffers.items()}
+        self.buffers |= {name: torch.ones(1, device=self.device) for name in ("temperature", "top_p")}
         self.h = torch.zeros(batch, config.width, device=self.device)
         self.x = torch.zeros(PARTS, batch, config.width, dtype=self.dtype, device=self.device)
         self.logits = torch.zeros(batch, BYTES.value, device=self.device)
         self.graphs: dict[bool, Any] = {}
 
     @torch.inference_mode()
-    def make(self, steps: int, known: Tensor, state: Tensor, choice: Choice) -> Tensor:
-        """The next bytes, [batch, steps] on the GPU. Of a stream those below `known` [batch] are what `tokens` has."""
-        self.whole["known"].copy_(known)
+    def extend(self, steps: int, prompt_lengths: Tensor, state: Tensor, params: SamplingParams) -> Tensor:
+        self.integers["prompt_lengths"].copy_(prompt_lengths)
         self.state.copy_(state)
-        self.whole["position"].fill_(self.position)
-        self.whole["top_k"].fill_(choice.top_k or BYTES.value)
-        self.room["temperature"].fill_(choice.temperature)
-        self.room["top_p"].fill_(choice.top_p or 1.0)
-        with self.on_its_device():
+        self.integers["position"].fill_(self.position)
+        self.integers["top_k"].fill_(params.top_k or BYTES.value)
+        self.buffers["temperature"].fill_(params.temperature)
+        self.buffers["top_p"].fill_(params.top_p or 1.0)
+        with self.device_context():
             for _ in range(steps):
-                self._replay(choice.filters)
+                self._replay(params.has_filter)
         self.position += steps
         return self.tokens[:, self.position - steps : self.position]
 
-    def _replay(self, filters: bool) -> None:
+    def _replay(self, has_filter: bool) -> None:
+        """Runs a step, from the second one on by its CUDA graph."""
         if self.device.type != "cuda":
-            self._step(filters)
-        elif filters in self.graphs:
-            self.graphs[filters].replay()
-        else:  # The first one is a step already; what is compiled and allocated then is there when the second is captured.
-            self._step(filters)
-            self.graphs[filters] = graph = torch.cuda.CUDAGraph()
+            self._step(has_filter)
+        elif has_filter in self.graphs:
+            self.graphs[has_filter].replay()
+        else:  # The first step runs directly, so that all kernels are compiled before the graph is captured.
+            self._step(has_filter)
+            self.graphs[has_filter] = graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self._step(filters)
+                self._step(has_filter)
 
-    def _step(self, filters: bool) -> None:
-        config, tables, weights, whole, batch = self.config, self.tables, self.weights, self.whole, self.batch
-        lists = {name: whole[name] for name in ("seen", "counts", "own")}
+    def _step(self, has_filter: bool) -> None:
+        """Launches the kernels of one step: embedding, blocks, logits, and the choice of a byte per stream."""
+        config, tables, weights, integers, batch = self.config, self.tables, self.weights, self.integers, self.batch
+        lists = {name: integers[name] for name in ("seen", "counts", "own")}
         by_entry = [{name: x.view(tables.cycle, -1)[entry] for name, x in lists.items()} for entry in range(tables.cycle)]
-        parts = {name: self.room[name] for name in ("part_top", "part_total", "part_result")}
-        self.list_seen(whole["position"], 1, lists)
+        parts = {name: self.buffers[name] for name in ("part_top", "part_total", "part_result")}
+        self.list_seen(integers["position"], 1, lists)
         begin_step[(batch,)](
-            self.chosen, whole["position"], weights["token_table"], weights["place_table"], weights["places"], self.h,
-            W=config.width, DIMENSIONS=len(config.positions.sizes), BLOCK_W=power_above(config.width),
+            self.chosen, integers["position"], weights["token_table"], weights["place_table"], weights["places"], self.h,
+            W=config.width, DIMENSIONS=len(config.positions.sizes), BLOCK_W=next_power_of_2(config.width),
         )  # fmt: skip
         added, bias = self.h[None], weights["outer_bias"][0]
         for number in range(config.layers):
@@ -111,7 +111,7 @@ class Batched(KernelStreams):
                 **by_entry[number % tables.cycle], most=tables.most, **parts, x=self.x, batch=batch,
                 scale=self.scale, H=config.heads, D_QK=self.d_qk, D_V=self.d_v, SHARES=len(qkv), PARTS=PARTS,
                 SPLITS=self.splits, TILE=TILE, STAGES=STAGES, BLOCK_QK=self.block_qk, BLOCK_V=self.block_v,
-                num_warps=LOOK_WARPS,
+                num_warps=ATTENTION_WARPS,
             )  # fmt: skip
             if self.splits > 1:
                 join_parts[(batch * config.heads,)](
@@ -126,21 +126,22 @@ class Batched(KernelStreams):
         self._normalize(added, bias, weights["norm_last"], weights["shift_last"], x[None], True)
         torch.mm(x, weights["output_weight"].T, out=self.logits)
         end_step[(batch,)](
-            self.logits, self.tokens, whole["known"], self.state, whole["position"], self.length, self.room["temperature"],
-            whole["top_k"], self.room["top_p"], self.chosen, FILTERED=filters,
+            self.logits, self.tokens, integers["prompt_lengths"], self.state, integers["position"], self.length,
+            self.buffers["temperature"], integers["top_k"], self.buffers["top_p"], self.chosen, FILTERED=has_filter,
         )  # fmt: skip
-        whole["position"] += 1
+        integers["position"] += 1
 
     def _normalize(self, added: Tensor, bias: Tensor, norm: Tensor, shift: Tensor, x: Tensor, add: bool) -> None:
-        """h += added + bias, if there is something to add; x = norm(h)."""
+        """h += sum(added) + bias, if `add`; x = norm(h)."""
         width = self.config.width
         add_and_normalize[(self.batch,)](
             self.h, added, bias, norm, shift, x, self.batch, ADD=add, W=width, SHARES=len(added), PARTS=len(x),
-            BLOCK_W=power_above(width),
+            BLOCK_W=next_power_of_2(width),
         )  # fmt: skip
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x weight^T as shares of a sum, float32; or with a bias gelu(x weight^T + bias), in parts as x is."""
+        """Returns x weight^T in float32 as [shares, batch, out], to be summed over the shares of a split input; with a bias,
+        gelu(x weight^T + bias) in PARTS terms, as x is."""
         of, size_out, size_in = weight.shape
         activate = bias is not None
         rows, columns, share = product_tile(self.batch, size_in, size_out, whole=activate)
@@ -157,25 +158,28 @@ class Batched(KernelStreams):
 
 
 def product_tile(batch: int, size_in: int, size_out: int, whole: bool) -> tuple[int, int, int]:
-    """Of a product's result the streams and columns that a program has, and of its input the share; all, if `whole`."""
-    rows = min(max(power_above(batch), ROWS[0]), ROWS[1])
+    """Returns a program's tile of a product: rows, columns, and the length of its share of the input; the whole input if
+    `whole`."""
+    rows = min(max(next_power_of_2(batch), ROWS[0]), ROWS[1])
     down = -(-batch // rows)
     for columns in COLUMNS:
         shares, tiles = 1, down * -(-size_out // columns)
-        while not whole and shares * tiles < ENOUGH and shares < SHARES and size_in >= 2 * shares * SHARE:
+        while (
+            not whole and shares * tiles < PRODUCT_PROGRAMS and shares < MOST_SHARES and size_in >= 2 * shares * LEAST_SHARE
+        ):
             shares *= 2
-        if shares * tiles >= ENOUGH:
+        if shares * tiles >= PRODUCT_PROGRAMS:
             break
     return rows, columns, -(-size_in // (shares * BLOCK_IN)) * BLOCK_IN
 
 
 def in_parts(x: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
-    """Numbers of x, [layers, ...], as sums of `parts` of a smaller type: [layers, parts, ...]."""
-    found = [x.to(dtype)]
+    """Splits x, [layers, ...], into `parts` terms of a smaller dtype whose sum approximates x: [layers, parts, ...]."""
+    terms = [x.to(dtype)]
     for _ in range(parts - 1):
-        x = x - found[-1]
-        found.append(x.to(dtype))
-    return torch.stack(found, 1)
+        x = x - terms[-1]
+        terms.append(x.to(dtype))
+    return torch.stack(terms, 1)
 
 
 BLOCK_WEIGHTS = {

@@ -1,11 +1,11 @@
-"""A network that is given one byte at a time, and keeps what it still needs of those before.
+"""Decoding in plain PyTorch with a key and value cache, one position at a time.
 
     decoder = Decoder(model, batch=2)
-    decoder.prefill(prompt)              [batch, n], all at once
-    logits = decoder.step(last)          [batch, 256] of the next byte, after the last one [batch]; None before the first
+    decoder.prefill(prompt)              prompt [batch, n], in one pass
+    logits = decoder.step(last)          logits [batch, 256] of the next byte, given the last one [batch]; None at position 0
 
-Whatever the model's precision, activations are float32 here, and weights are as that precision rounds them: so samples
-hardly depend on which of our implementations makes them. The paper has queries and keys in float32.
+Activations are float32 whatever the model's precision, and weights are rounded to that precision: samples then hardly
+depend on the implementation. The paper keeps queries and keys in float32, too.
 """
 
 from collections.abc import Iterator
@@ -24,23 +24,23 @@ from longstride.attention.slots import NO_SLOT
 from longstride.model import SparseTransformer
 from longstride.model.cache import Cache
 from longstride.model.layers import Linear
-from longstride.sampling.choose import Choice, pick, probabilities, uniform
+from longstride.sampling.sampler import SamplingParams, pick_bytes, probabilities, uniform
 
 AHEAD = 64
-"""The most positions for which is found out at a time what their queries see."""
+"""The most positions whose visible slots are listed at a time."""
 LISTED = 2**27
-"""Bytes for that: fewer positions where they see much."""
-LITTLE = 2**20
-"""Products in a step of the feed-forward network's layer, below which more threads take longer."""
-PREFILL = 2**17
-"""Positions that are computed at a time."""
+"""The most bytes of these lists; fewer positions are listed where queries see many keys."""
+SINGLE_THREAD_PRODUCTS = 2**20
+"""Below this many multiplications in a feed-forward layer, one CPU thread is faster than several."""
+PREFILL_POSITIONS = 2**17
+"""Positions per prefill pass, over all streams."""
 
 
 class Decoder:
-    """In plain PyTorch, on any device."""
+    """A model with its cache, at one position of all streams. Runs on any device."""
 
     def __init__(self, model: SparseTransformer, batch: int = 1, length: int | None = None) -> None:
-        """`length`: how many positions there will be, if not the whole context."""
+        """`length`: positions that will be decoded; None for the whole context."""
         self.model = in_float32(model)
         self.batch = batch
         self.length = model.config.context if length is None else length
@@ -52,7 +52,7 @@ class Decoder:
         self._lists: list[tuple[Tensor, Tensor]] = []
 
     def prefill(self, tokens: Tensor) -> None:
-        """Takes in the first n bytes but the last one, which `step` is to be given; n may be 0."""
+        """Computes keys and values of the first n positions, tokens [batch, n]. The last token is the next step's input."""
         assert self.position == 0
         if tokens.shape[1]:
             prefill(self.model, self.cache, tokens)
@@ -60,7 +60,7 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor | None) -> Tensor:
-        """float32 logits of the byte at `position`, which then is one further."""
+        """Returns the float32 logits of the byte at `position`, and advances by one."""
         assert self.position < self.length
         assert (tokens is None) == (self.position == 0)
         position = torch.tensor([self.position], device=self.device)
@@ -69,7 +69,7 @@ class Decoder:
             entries = range(min(len(self.model.config.cycle), len(self.model.blocks)))
             each = sum(8 * head.most for entry in entries for head in self.cache.heads[entry])
             self._ahead = range(self.position, min(self.position + max(1, min(AHEAD, LISTED // each)), self.length))
-            self._lists = [self._list(entry) for entry in entries]
+            self._lists = [self._visible_slots(entry) for entry in entries]
         here = self.position - self._ahead.start
         for number, block in enumerate(self.model.blocks):
             own, listed = self._lists[number % len(self._lists)]
@@ -77,8 +77,8 @@ class Decoder:
         self.position += 1
         return self.model.logits(h)[:, 0]
 
-    def _list(self, entry: int) -> tuple[Tensor, Tensor]:
-        """For the positions ahead, where the heads of a block put their keys [positions, heads], and what they see."""
+    def _visible_slots(self, entry: int) -> tuple[Tensor, Tensor]:
+        """Returns, for the positions ahead, the slot for each head's own key [positions, heads] and the visible slots."""
         heads = self.cache.heads[entry]
         positions = torch.arange(self._ahead.start, self._ahead.stop)
         own = torch.stack([head.of(positions) for head in heads], 1)
@@ -94,27 +94,27 @@ class Decoder:
 
 @torch.inference_mode()
 def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
-    """Puts the keys and values of the first n positions into the cache; tokens [batch, n]."""
+    """Fills the cache with the keys and values of the first n positions; tokens [batch, n]."""
     batch, n = tokens.shape
-    rows = max(1, PREFILL // n)
+    rows = max(1, PREFILL_POSITIONS // n)
     for first in range(0, batch, rows):
-        some = slice(first, first + rows)
-        h = model.embedding(tokens[some])
+        streams = slice(first, first + rows)
+        h = model.embedding(tokens[streams])
         for number, block in enumerate(model.blocks):
-            h = h + block(h, partial(_attend_and_keep, block, cache, number, some))
+            h = h + block(h, partial(_attend_and_cache, block, cache, number, streams))
 
 
-def _attend_and_keep(block: Any, cache: Cache, number: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attend_and_cache(block: Any, cache: Cache, number: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     cache.fill(number, k, v, rows)
-    # Values as the cache rounds them: later bytes must not depend on how much was taken in at once.
-    found: Tensor = block.attention.attend(q, k, v.to(cache.values[number].dtype).to(v.dtype))
-    return found
+    # Values are rounded as in the cache: samples must not depend on the length of the prefill.
+    attended: Tensor = block.attention.attend(q, k, v.to(cache.values[number].dtype).to(v.dtype))
+    return attended
 
 
-class Plain:
-    """Streams from the beginning on, all at the same position, by a `Decoder`."""
+class TorchStreams:
+    """`Streams` in plain PyTorch, with a `Decoder`."""
 
-    returns_early = False
+    is_async = False
 
     def __init__(self, model: SparseTransformer, batch: int, length: int) -> None:
         self.decoder = Decoder(model, batch, length)
@@ -128,24 +128,23 @@ class Plain:
         self.tokens[:, : tokens.shape[1]] = tokens
         self.decoder.prefill(tokens)
 
-    def make(self, steps: int, known: Tensor, state: Tensor, choice: Choice) -> Tensor:
-        """The next bytes, [batch, steps]. Of a stream those below `known` [batch] are what `tokens` has."""
+    def extend(self, steps: int, prompt_lengths: Tensor, state: Tensor, params: SamplingParams) -> Tensor:
         first = self.position
-        with self._threads():
-            self._make(first, steps, known, state, choice)
+        with self._suitable_threads():
+            self._extend(first, steps, prompt_lengths, state, params)
         return self.tokens[:, first : first + steps]
 
-    def _make(self, first: int, steps: int, known: Tensor, state: Tensor, choice: Choice) -> None:
+    def _extend(self, first: int, steps: int, prompt_lengths: Tensor, state: Tensor, params: SamplingParams) -> None:
         for here in range(first, first + steps):
             self.logits = self.decoder.step(self.tokens[:, here - 1] if here else None)
-            chosen = pick(probabilities(self.logits, choice), uniform(state, here))
-            self.tokens[:, here] = torch.where(here < known, self.tokens[:, here], chosen)
+            chosen = pick_bytes(probabilities(self.logits, params), uniform(state, here))
+            self.tokens[:, here] = torch.where(here < prompt_lengths, self.tokens[:, here], chosen)
 
     @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Threads of a CPU that share little work mostly wait for each other."""
+    def _suitable_threads(self) -> Iterator[None]:
+        """Context with one CPU thread if the model is small: several would mostly wait for each other."""
         before, config = torch.get_num_threads(), self.decoder.model.config
-        little = config.width * config.ff_width * len(self.tokens) < LITTLE
+        little = config.width * config.ff_width * len(self.tokens) < SINGLE_THREAD_PRODUCTS
         torch.set_num_threads(1 if little and self.tokens.device.type == "cpu" else before)
         try:
             yield
@@ -154,13 +153,13 @@ class Plain:
 
 
 def make_cache(model: SparseTransformer, batch: int, length: int) -> Cache:
-    """Keys in float32, values as the model's precision rounds them."""
+    """Returns an empty cache with keys in float32 and values in the model's precision."""
     device, precision = next(model.parameters()).device, getattr(torch, model.config.precision)
     return Cache(model.config, batch, device, torch.float32, precision if precision.itemsize < 4 else torch.float32, length)
 
 
 def in_float32(model: SparseTransformer) -> SparseTransformer:
-    """The same network with float32 activations and without dropout, for what a half precision makes of its weights."""
+    """Returns a copy with float32 activations, no dropout, and block weights rounded to the model's precision."""
     config = replace(model.config, precision="float32", dropout=0.0, recompute="off")
     weights = dict(model.state_dict())
     if model.config.precision not in ("float32", "float64"):

@@ -1,7 +1,7 @@
-"""generate(): bytes from a network, as they come.
+"""generate(): samples bytes from a model and yields them as they are generated.
 
 for new in generate(model, [b"The ", b"Once upon a time"], length=200):
-    print(new)                       # for each prompt the bytes that have come since: one, some, or none
+    print(new)                       # new bytes for each prompt; some may have none
 """
 
 import operator
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longstride.common.checks import whole_number
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.sampling.choose import Choice, stream_state
+from longstride.sampling.sampler import SamplingParams, random_state
 from longstride.sampling.streams import Streams, open_streams, piece_size
 
 
@@ -21,55 +21,54 @@ def generate(
     model: SparseTransformer, prompts: Sequence[bytes], length: int | None = None, *, temperature: float = 1.0,
     top_k: int | None = None, top_p: float | None = None, seed: int = 0, first: int = 0,
 ) -> Iterator[list[bytes]]:  # fmt: skip
-    """Continues each prompt, which may be empty, by `length` bytes, or as far as the context goes.
+    """Continues each prompt, which may be empty, by `length` bytes; by default up to the end of the context.
 
-    temperature: below 1 likely bytes become likelier; 1 is what the network has learned.
-    top_k, top_p: only the k most likely bytes; only the fewest that together have the probability p.
-    seed, first: a sample is a function of the seed and its number, whatever else is made beside it; `first` is the number
-        of the first prompt's.
+    temperature: divides the logits; below 1 likely bytes become likelier, 1 leaves the distribution unchanged.
+    top_k, top_p: draw only from the k most likely bytes; only from the smallest set of bytes with total probability p.
+    seed, first: a sample depends only on the seed and its index, not on the batch. `first`: index of the first prompt.
 
-    A length beyond the context slides the window: when the context is full, its last half is read again as the prompt of
-    the next window, and what came before is forgotten. A model of images has no further window, and refuses that.
+    Beyond the context the window slides: when the context is full, its last half becomes the prompt of the next window, and
+    earlier bytes are forgotten. Models of images refuse that.
 
-    Shorter prompts begin to be continued earlier, and end earlier.
+    All prompts advance together, so that shorter ones are continued, and end, earlier.
     """
-    choice = Choice(temperature, top_k, top_p)
-    seed, first = _seed(seed), whole_number("generate", "first", first, 0)
-    prompts = [_checked(number, prompt) for number, prompt in enumerate(prompts)]
-    ends = [_end(number, prompt, length, model.config) for number, prompt in enumerate(prompts)]
-    return _windows(model, prompts, ends, choice, seed, first)
+    params = SamplingParams(temperature, top_k, top_p)
+    seed, first = _check_seed(seed), whole_number("generate", "first", first, 0)
+    prompts = [_check_prompt(number, prompt) for number, prompt in enumerate(prompts)]
+    ends = [_sample_end(number, prompt, length, model.config) for number, prompt in enumerate(prompts)]
+    return _generate_windows(model, prompts, ends, params, seed, first)
 
 
-def kept(context: int) -> int:
-    """Bytes of a full window that the next one begins with."""
+def window_overlap(context: int) -> int:
+    """Returns how many bytes of a full window the next one begins with."""
     return context // 2
 
 
-def _windows(
-    model: SparseTransformer, prompts: list[bytes], ends: list[int], choice: Choice, seed: int, first: int
+def _generate_windows(
+    model: SparseTransformer, prompts: list[bytes], ends: list[int], params: SamplingParams, seed: int, first: int
 ) -> Iterator[list[bytes]]:  # fmt: skip
-    """One window for all samples; those that go on have a full context, so that the next one is the same for all of them.
+    """Generates one window after the other. Samples that go on have all filled the context, so they share the next window.
 
-    A byte's random number is that of its position in the whole sample, whichever window it is made in.
+    A byte's random number depends on its position in the whole sample, not in the window.
     """
     context, start = model.config.context, 0
     device = next(model.parameters()).device
     window = {number: bytearray(prompt) for number, prompt in enumerate(prompts)}
     while window:
         numbers = list(window)
-        state = stream_state(seed, first + torch.tensor(numbers, device=device)) + start
+        state = random_state(seed, first + torch.tensor(numbers, device=device)) + start
         given, here = [bytes(window[number]) for number in numbers], [min(ends[n] - start, context) for n in numbers]
-        for new in _generate(model, given, here, choice, state):
+        for new in _generate_window(model, given, here, params, state):
             pieces = dict(zip(numbers, new))
             for number, piece in pieces.items():
                 window[number] += piece
             yield [pieces.get(number, b"") for number in range(len(prompts))]
-        window = {n: window[n][context - kept(context) :] for n in numbers if ends[n] - start > context}
-        start += context - kept(context)
+        window = {n: window[n][context - window_overlap(context) :] for n in numbers if ends[n] - start > context}
+        start += context - window_overlap(context)
 
 
-def _generate(
-    model: SparseTransformer, prompts: list[bytes], ends: list[int], choice: Choice, state: Tensor
+def _generate_window(
+    model: SparseTransformer, prompts: list[bytes], ends: list[int], params: SamplingParams, state: Tensor
 ) -> Iterator[list[bytes]]:  # fmt: skip
     streams = open_streams(model, len(prompts), max(ends))
     device = streams.tokens.device
@@ -78,36 +77,36 @@ def _generate(
         if prompt:
             row[: len(prompt)] = torch.frombuffer(bytearray(prompt), dtype=torch.uint8)
     streams.prefill(streams.tokens[:, :shared].clone())
-    # Who has a longer prompt is given its bytes, while the others' are made.
-    known = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32, device=device)
+    # Streams with longer prompts take their bytes from the prompt while the others are sampled.
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32, device=device)
     size = piece_size(device)
-    # Of one generator all pieces are made on one stream of the GPU, whichever is current when the next is asked for.
+    # One generator uses one CUDA stream, even if another one is current when the next piece is requested.
     queue = torch.cuda.current_stream(device) if device.type == "cuda" else None
     waiting: deque[_Piece] = deque()
     for here in range(shared, max(ends), size):
         with torch.cuda.stream(queue):
-            waiting.append(_Piece(streams, min(size, max(ends) - here), known, state, choice))
-        # One is being made while the one before it is handed out.
-        if len(waiting) > streams.returns_early:
-            yield waiting.popleft().of_each(prompts, ends, model.config.precision)
+            waiting.append(_Piece(streams, min(size, max(ends) - here), prompt_lengths, state, params))
+        # The GPU works on one piece while the one before it is yielded.
+        if len(waiting) > streams.is_async:
+            yield waiting.popleft().new_bytes(prompts, ends, model.config.precision)
     while waiting:
-        yield waiting.popleft().of_each(prompts, ends, model.config.precision)
+        yield waiting.popleft().new_bytes(prompts, ends, model.config.precision)
 
 
 class _Piece:
-    """Some bytes of all streams, which a GPU may still be making."""
+    """Some bytes of all streams, which the GPU may still be computing."""
 
-    def __init__(self, streams: Streams, steps: int, known: Tensor, state: Tensor, choice: Choice) -> None:
+    def __init__(self, streams: Streams, steps: int, prompt_lengths: Tensor, state: Tensor, params: SamplingParams) -> None:
         self.first, self.last = streams.position, streams.position + steps - 1
-        made = streams.make(steps, known, state, choice)
-        self.made = made.to("cpu", non_blocking=True)
+        tokens = streams.extend(steps, prompt_lengths, state, params)
+        self.tokens = tokens.to("cpu", non_blocking=True)
         self.finite = streams.logits.isfinite().all().to("cpu", non_blocking=True)
-        self.there = torch.cuda.current_stream(made.device).record_event() if made.is_cuda else None
+        self.ready = torch.cuda.current_stream(tokens.device).record_event() if tokens.is_cuda else None
 
-    def of_each(self, prompts: Sequence[bytes], ends: Sequence[int], precision: str) -> list[bytes]:
-        """Without what was given, and without what is past a stream's end."""
-        if self.there is not None:
-            self.there.synchronize()
+    def new_bytes(self, prompts: Sequence[bytes], ends: Sequence[int], precision: str) -> list[bytes]:
+        """Returns the new bytes of each stream, without its prompt and without bytes past its end."""
+        if self.ready is not None:
+            self.ready.synchronize()
         if not self.finite:
             raise ValueError(
                 f"generate: the logits are not finite, at position {self.last:,} at the latest: the model's weights are "
@@ -115,28 +114,28 @@ class _Piece:
             )
         return [
             row[max(0, len(prompt) - self.first) : max(0, end - self.first)].tobytes()
-            for row, prompt, end in zip(self.made.numpy(), prompts, ends)
+            for row, prompt, end in zip(self.tokens.numpy(), prompts, ends)
         ]  # fmt: skip
 
 
-def _seed(seed: object) -> int:
+def _check_seed(seed: object) -> int:
     try:
-        found = operator.index(seed)  # type: ignore[arg-type]
-        if -(2**63) <= found < 2**64:
-            return found
+        number = operator.index(seed)  # type: ignore[arg-type]
+        if -(2**63) <= number < 2**64:
+            return number
     except TypeError:
         pass
     raise ValueError(f"generate: seed must be a whole number of 64 bits, got {seed!r}")
 
 
-def _checked(number: int, prompt: object) -> bytes:
+def _check_prompt(number: int, prompt: object) -> bytes:
     if not isinstance(prompt, bytes | bytearray | memoryview):
         raise ValueError(f"generate: prompts must be a list of bytes; prompt {number} is {prompt!r}")
     return bytes(prompt)
 
 
-def _end(number: int, prompt: bytes, length: int | None, config: ModelConfig) -> int:
-    """Where a sample ends."""
+def _sample_end(number: int, prompt: bytes, length: int | None, config: ModelConfig) -> int:
+    """Returns the length of a sample with its prompt; ValueError if the model cannot generate it."""
     context = config.context
     if len(prompt) >= context:
         raise ValueError(

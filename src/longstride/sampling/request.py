@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from longstride.common.checks import finite_number, whole_number
+from longstride.data.kinds import KindName
 
 OWNER = "sample"
 LARGEST_SCALE = 64
@@ -13,47 +13,47 @@ LARGEST_SCALE = 64
 @dataclass(frozen=True)
 class Request:
     length: int | None = None
-    """Bytes after the prompt. Left out: 500 of text, else all that the context has room for. Beyond the context the window
-    slides: its last half is the prompt of the next. An image is made whole."""
+    """Bytes after the prompt. Left out: 500 for text, otherwise up to the context. Beyond the context the window slides: its
+    last half is the prompt of the next. Images are always whole."""
     prompt: str | None = None
     """Text that samples begin with."""
     prompt_file: Path | None = None
-    """What samples begin with: a file of text or bytes, a sound, or images (PNG, JPEG, npy, or a folder of them), of which
-    the upper part is kept and the rest is made."""
+    """File that samples begin with: text, bytes, a sound, or images (PNG, JPEG, npy, or a folder of them), whose upper part
+    is kept and the rest generated."""
     items: tuple[int, ...] = ()
     """Which images of the prompt file, from 0 on; all if left out."""
     keep_top: float | None = None
-    """How much of these images is kept; half if left out."""
+    """Fraction of these images that is kept; half if left out."""
     seconds: float | None = None
-    """How much of a sound is kept, from its beginning. Left out: a second, or half of the context if that is less."""
+    """Seconds kept from the beginning of a sound. Left out: one, or half of the context if that is less."""
     scale: int = 1
-    """Pixels of the PNG, across and down, for each pixel of an image."""
+    """Magnification of images: each pixel becomes a square of this size."""
     count: int = 1
-    """Samples; of each image, if some are completed."""
+    """Number of samples; for each image, if images are completed."""
     batch: int | None = None
-    """Samples that are made together; left out, as many as have 65,536 bytes. It changes none of them."""
+    """Samples generated together; left out: as many as have 65,536 bytes. It does not change the samples."""
     seed: int = 0
     """The same seed gives the same samples."""
     temperature: float = 1.0
-    """Below 1 likely bytes become likelier; 1 is what the network has learned."""
+    """Below 1 likely bytes become likelier; 1 is the model's distribution."""
     top_k: int | None = None
-    """Only the k most likely bytes; 1 takes the most likely one each time."""
+    """Draw only from the k most likely bytes; 1 always takes the most likely."""
     top_p: float | None = None
-    """Only the fewest bytes that together have this probability."""
+    """Draw only from the smallest set of bytes with this total probability."""
     out: Path | None = None
-    """A file for all samples, or a folder (a name without an ending) with a file for each. Left out: sample.txt, .png, .wav
-    or .bin in the run; a single text is printed as it comes."""
+    """A file for all samples, or a folder (a name without a suffix) with a file for each. Left out: sample.txt, .png, .wav
+    or .bin in the run; a single text is printed."""
     force: bool = False
-    """Files that are there may be replaced."""
-    kind: Literal["text", "images", "audio", "bytes"] | None = None
+    """Replace existing files."""
+    kind: KindName | None = None
     """What the bytes are, if the run or the model does not say."""
     checkpoint: str | None = None
-    """One of the run's, such as step-1000, instead of its best weights."""
+    """A checkpoint of the run, such as step-1000, instead of its best weights."""
     device: str = "auto"
     """Auto is the GPU if there is one."""
 
     def check(self) -> None:
-        """What is wrong with it whatever the model is. What has to do with probabilities, `generate` looks at."""
+        """Raises ValueError for values that no model accepts. `generate` checks those of the distribution."""
         if self.prompt is not None and self.prompt_file is not None:
             raise ValueError(f"{OWNER}: prompt = {self.prompt!r} and prompt_file = {str(self.prompt_file)!r}: give one")
         if self.prompt_file is not None and not self.prompt_file.exists():

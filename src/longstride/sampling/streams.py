@@ -1,4 +1,7 @@
-"""Which implementation makes the bytes: plain PyTorch anywhere; on a GPU one kernel for few streams, graphs for many."""
+"""Streams that are sampled together, and the choice of their implementation.
+
+Plain PyTorch runs anywhere. On a GPU, one persistent kernel serves few streams, and a CUDA graph serves many.
+"""
 
 import importlib.util
 from typing import Protocol
@@ -7,69 +10,73 @@ import torch
 from torch import Tensor
 
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.sampling.choose import Choice
-from longstride.sampling.decoder import Plain
+from longstride.sampling.decoder import TorchStreams
+from longstride.sampling.sampler import SamplingParams
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-FEW = 8
-"""The most streams that one kernel makes together: it multiplies by one vector after the other."""
-PIECE = 128
-"""Bytes that a GPU makes before they are looked at."""
+MOST_RESIDENT = 8
+"""The most streams of the persistent kernel, which multiplies matrices by one vector after the other."""
+GPU_PIECE = 128
+"""Bytes per stream that a GPU generates before they are copied to the CPU."""
 
 
 class Streams(Protocol):
-    """Sequences that grow together."""
+    """Sequences that grow together, one byte each per step."""
 
     tokens: Tensor
     """uint8 [batch, length]"""
-    returns_early: bool
-    """Whether `make` returns long before a GPU has made the bytes."""
+    is_async: bool
+    """Whether `extend` returns long before the GPU has finished."""
 
     @property
     def position(self) -> int:
-        """Of the next byte."""
+        """Index of the next byte."""
 
     @property
     def logits(self) -> Tensor:
-        """[batch, 256], from which the last byte was chosen."""
+        """[batch, 256], of the last byte."""
 
     def prefill(self, tokens: Tensor) -> None:
-        """Takes in the first bytes of all, [batch, n]; n may be 0."""
+        """Starts all streams with their first bytes, [batch, n]; n may be 0."""
 
-    def make(self, steps: int, known: Tensor, state: Tensor, choice: Choice) -> Tensor:
-        """The next bytes, [batch, steps]. Of a stream those below `known` [batch] are what `tokens` has."""
+    def extend(self, steps: int, prompt_lengths: Tensor, state: Tensor, params: SamplingParams) -> Tensor:
+        """Appends `steps` bytes to each stream and returns them, [batch, steps], on the streams' device.
+
+        Bytes before `prompt_lengths` [batch] are not sampled but taken from `tokens`. state: from `random_state`.
+        """
 
 
-def choose(config: ModelConfig, batch: int, device: torch.device) -> tuple[str, str]:
-    """The implementation's name, and why."""
+def choose_implementation(config: ModelConfig, batch: int, device: torch.device) -> tuple[str, str]:
+    """Returns the name of the implementation, and the reason."""
     if device.type != "cuda":
-        return "plain", "PyTorch, on a CPU"
+        return "pytorch", "on a CPU"
     if not HAS_TRITON:
-        return "plain", "PyTorch, since Triton is not installed"
-    if batch > FEW:
-        return "batched", f"a graph of products, for more than {FEW} streams"
+        return "pytorch", "since Triton is not installed"
+    if batch > MOST_RESIDENT:
+        return "batched", f"a CUDA graph of products, for more than {MOST_RESIDENT} streams"
     from longstride.sampling.resident import fits
 
     if not fits(config, batch, device):
-        return "batched", "a graph of products, since a matrix is too large for one kernel"
-    return "resident", "one kernel, for few streams"
+        return "batched", "a CUDA graph of products, since a matrix is too large for one kernel"
+    return "resident", "one persistent kernel, for few streams"
 
 
 def piece_size(device: torch.device) -> int:
-    """Bytes to ask for at a time: on a CPU they are handed out one by one."""
-    return PIECE if device.type == "cuda" else 1
+    """Returns the bytes per call of `extend`: on a CPU one, so that each is shown at once."""
+    return GPU_PIECE if device.type == "cuda" else 1
 
 
 def open_streams(model: SparseTransformer, batch: int, length: int, implementation: str | None = None) -> Streams:
+    """Returns empty streams of up to `length` bytes, by the named implementation or the best one for the device."""
     device = next(model.parameters()).device
-    name = implementation or choose(model.config, batch, device)[0]
-    if name == "plain":
-        return Plain(model, batch, length)
-    # Imported when they are used, since Triton is not everywhere.
+    name = implementation or choose_implementation(model.config, batch, device)[0]
+    if name == "pytorch":
+        return TorchStreams(model, batch, length)
+    # Imported late, since Triton may be missing.
     if name == "batched":
-        from longstride.sampling.batched import Batched
+        from longstride.sampling.batched import BatchedStreams
 
-        return Batched(model, batch, length)
-    from longstride.sampling.resident import Resident
+        return BatchedStreams(model, batch, length)
+    from longstride.sampling.resident import ResidentStreams
 
-    return Resident(model, batch, length)
+    return ResidentStreams(model, batch, length)

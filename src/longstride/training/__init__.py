@@ -1,4 +1,4 @@
-"""Training (section 6 of the paper): `train(config)` makes a run, a folder with everything about it.
+"""Training (section 6 of the paper): `train(config)` writes a run, a folder with config, metrics, checkpoints and weights.
 
 May import every room up to evaluation.
 """
@@ -17,14 +17,16 @@ __all__ = [
 
 if TYPE_CHECKING:
     from longstride.training.config import OptimizerConfig, TrainConfig
+    from longstride.training.loop import train
     from longstride.training.presets import train_preset
-    from longstride.training.trainer import Summary, train
+    from longstride.training.reporting import Summary
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "longstride.training.config": ["OptimizerConfig", "TrainConfig"],
+            "longstride.training.loop": ["train"],
             "longstride.training.presets": ["train_preset"],
-            "longstride.training.trainer": ["Summary", "train"],
+            "longstride.training.reporting": ["Summary"],
         },
     )

@@ -25,9 +25,16 @@ from torch.optim import Optimizer
 
 from longstride.common.files import read_json
 from longstride.common.tensor_file import save_file
+from longstride.training.checkpoint_files import CpuStager, Reader, Writer, check_values, first_error, reason, state_tensors
+from longstride.training.manifest import (
+    MANIFEST,
+    DamagedError,
+    UnfinishedError,
+    check_manifest,
+    has_manifest,
+    write_manifest,
+)
 from longstride.training.ranks import Ranks
-from longstride.training.sealed import MANIFEST, DamagedError, UnfinishedError, check_sealed, is_sealed, seal
-from longstride.training.state import CpuStager, Reader, Writer, check_values, first_error, reason, state_tensors
 
 PREFIX = "step-"
 VERSION = 2
@@ -60,9 +67,9 @@ class Checkpoints:
         """Starts to save; `wait` raises if that fails. `best`: the step of the best validation."""
         self.wait()
         folder = self.folder / f"{PREFIX}{step}"
-        if self.ranks.first:
-            self._remove(path for path in self._folders().values() if path == folder or not is_sealed(path))
-        weights = self._stager.weights(model, self.ranks.first)
+        if self.ranks.is_main:
+            self._remove(path for path in self._folders().values() if path == folder or not has_manifest(path))
+        weights = self._stager.weights(model, self.ranks.is_main)
         # Serialized now, since training changes `progress`.
         owner = {} if self.run_id is None else {"run": self.run_id}
         state_text = json.dumps({"version": VERSION, "step": step, **owner, **progress}, indent=2) + "\n"
@@ -70,7 +77,7 @@ class Checkpoints:
         def finish() -> None:
             save_file(weights, folder / "model.safetensors")
             (folder / "state.json").write_text(state_text)
-            seal(folder)
+            write_manifest(folder)
             self._forget_old(best)
 
         self.ranks.wait()  # Wait until rank 0 has removed old folders.
@@ -98,17 +105,17 @@ class Checkpoints:
         if error is None:
             return
         folder = self.folder / f"{PREFIX}{self._step}"
-        if self.ranks.first:
+        if self.ranks.is_main:
             self._remove([folder])
-        failure = SaveError(f"train: {folder} could not be written: {reason(error)}; {self.way_on()}")
+        failure = SaveError(f"train: {folder} could not be written: {reason(error)}; {self.resume_hint()}")
         # A CheckpointException is raised on all processes; any other error on one, for example when others have ended.
         raise (self.ranks.mark_reported(failure) if isinstance(error, CheckpointException) else failure) from (
             error if self.ranks.is_peer_failure(error) else None
         )
 
-    def way_on(self) -> str:
+    def resume_hint(self) -> str:
         """Returns a sentence for messages: the checkpoint that a stopped run can be resumed from."""
-        steps = sorted(step for step, path in self._folders().items() if is_sealed(path))
+        steps = sorted(step for step, path in self._folders().items() if has_manifest(path))
         return f"{PREFIX}{steps[-1]} is whole, and --resume goes on from it" if steps else "no checkpoint was written before"
 
     def newest(self, say: Callable[[str], None]) -> int | None:
@@ -120,7 +127,7 @@ class Checkpoints:
         for step, folder in sorted(folders.items(), reverse=True):
             then = "the one before it is used" if step > min(folders) else "there is none before it"
             try:
-                check_sealed(folder)
+                check_manifest(folder)
                 return step
             except UnfinishedError as error:
                 say(f"{error}; {then}")
@@ -140,8 +147,8 @@ class Checkpoints:
         With step -1, if there is none to resume, it renames unfinished ones too: perhaps only the manifest was lost.
         """
         for number, folder in self._folders().items():
-            if number > step and (step < 0 or is_sealed(folder)):
-                aside = folder.with_name(f"{'damaged' if is_sealed(folder) else 'unfinished'}-{folder.name}")
+            if number > step and (step < 0 or has_manifest(folder)):
+                aside = folder.with_name(f"{'damaged' if has_manifest(folder) else 'unfinished'}-{folder.name}")
                 self._remove([aside])
                 folder.rename(aside)
             elif number > step:

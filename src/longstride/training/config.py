@@ -14,15 +14,15 @@ from longstride.common.checks import (
     Rule,
     Text,
     Whole,
+    check_field_names,
     check_fields,
-    known_fields,
-    shown,
+    short_repr,
 )
 from longstride.common.files import parse_object
 from longstride.model.config import ModelConfig
 
 Resume = bool | Literal["auto"]
-"""Whether a run goes on; auto: if it is there."""
+"""Whether to resume an existing run. "auto": resume it if it exists, otherwise begin it."""
 PARALLEL = ("ddp", "fsdp")
 OPTIMIZER_RULES: dict[str, Rule] = {
     "name": Choice("adamw", "muon", "adafactor"),
@@ -37,7 +37,7 @@ OPTIMIZER_RULES: dict[str, Rule] = {
 
 
 FITTED = ("context", "embedding", "pattern")
-"""Fields of the model that can follow from the images in the data."""
+"""Fields of the model that can be derived from the size of the data's images."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class OptimizerConfig:
     final: float = 0.0
     """The final learning rate, as a fraction of the peak."""
     beta1: float = 0.9
-    """How much of the gradients' running average each step of Adam keeps."""
+    """Adam's decay of the running average of gradients."""
     beta2: float = 0.999
-    """The same of their squares."""
+    """Adam's decay of the running average of squared gradients."""
     decay: float = 0.01
     """Decoupled weight decay, for weights with two or more dimensions."""
     clip: float = 1.0
@@ -73,15 +73,15 @@ class TrainConfig:
     out: str = ""
     """The run's folder."""
     init_from: str = ""
-    """Begin with the weights of a run, one of its checkpoints or a saved model. All shapes must be those of the model."""
+    """Begin with the weights of a run, one of its checkpoints or a saved model. All shapes must match the model."""
     steps: int = 1000
-    """Of the whole run. More of them with --resume extend it, with the learning rates of a run of the new total."""
+    """Steps of the whole run. More steps with --resume extend it, with the learning rates of a run of the new total."""
     batch: int = 8
     """Sequences per step, over all processes."""
     accumulate: int = 1
-    """Gradient accumulation: parts that the batch is computed in, one after the other, to save memory."""
+    """Gradient accumulation: number of parts that the batch is computed in, one after the other, to save memory."""
     seed: int = 0
-    """Of the first weights, the batches and dropout: the same seed gives the same run."""
+    """Seed of the initial weights, the batches and dropout: the same seed gives the same run."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     ema: float = 0.0
     """Decay of the running average of the weights, such as 0.999. The average is validated and saved. 0: no average."""
@@ -94,15 +94,15 @@ class TrainConfig:
     save_every: int = 1000
     """Steps between two checkpoints; the last step always has one."""
     keep: int = 2
-    """Checkpoints that are kept: the newest ones, and that of the best validation if it has one."""
+    """Number of newest checkpoints to keep, besides that of the best validation."""
     log_every: int = 10
     """Steps between two lines of metrics.jsonl."""
     compile: bool = False
-    """Whether blocks are compiled."""
+    """Whether to compile the blocks with torch.compile."""
     tensorboard: bool = False
-    """Whether metrics are written for TensorBoard, too."""
+    """Whether to write metrics for TensorBoard, too."""
     device: str = "auto"
-    """Auto is the GPU if there is one."""
+    """auto, cpu or cuda; auto is the GPU if there is one."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Over several processes: "ddp" replicates the model, "fsdp" shards every weight, for models that do not fit."""
     averaging: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -119,13 +119,13 @@ class TrainConfig:
     @classmethod
     def from_json(cls, text: str, owner: str = "config") -> "TrainConfig":
         """`owner` names the file in errors."""
-        given = known_fields(parse_object(text, owner, finite=False), owner, cls)
+        given = check_field_names(parse_object(text, owner, finite=False), owner, cls)
         optimizer = given.get("optimizer", {})
         for name, value in (("model", given["model"]), ("optimizer", optimizer)):
             if not isinstance(value, dict):
-                raise ValueError(f"{owner}: {name} must be an object, got {shown(value)}")
+                raise ValueError(f"{owner}: {name} must be an object, got {short_repr(value)}")
         model = ModelConfig.from_fields(given["model"], f"{owner}: model")
-        optimizer = known_fields(optimizer, f"{owner}: optimizer", OptimizerConfig)
+        optimizer = check_field_names(optimizer, f"{owner}: optimizer", OptimizerConfig)
         try:
             return cls(**{**given, "model": model, "optimizer": OptimizerConfig(**optimizer)})
         except ValueError as error:
@@ -166,7 +166,7 @@ class TypedConfig(TrainConfig):
 
 
 def fields_to_fit(words: Iterable[str]) -> list[str]:
-    """Those that no word of a command line gives."""
+    """Returns the fields of FITTED that a command line does not set."""
     given = {word.split("=")[0] for word in words}
     return [name for name in FITTED if f"--model.{name}" not in given]
 

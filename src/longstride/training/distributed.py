@@ -26,8 +26,8 @@ HOOKS: dict[torch.dtype, Any] = {
 }
 
 
-class Spread:
-    """A model under DDP or FSDP, or in one process: its loss, and control of gradient averaging."""
+class ParallelModel:
+    """A model under DDP, under FSDP or in one process: its loss, and control of gradient averaging."""
 
     def __init__(
         self, model: SparseTransformer, device: torch.device, ranks: Ranks, how: str, averaging: torch.dtype, rows: int = 1
@@ -63,19 +63,19 @@ class Spread:
         return loss
 
     def close(self) -> None:
-        """Lets go of the group of processes, before it ends; the model stays.
+        """Releases the process group before it is destroyed; the model stays usable.
 
-        Whoever holds the last reference to a group joins the threads of gloo. DistributedDataParallel would do so with
-        Python's lock held, and a thread that is about to release a tensor waits for that lock: neither would ever go on.
+        Releasing the last reference to a group joins gloo's threads. DistributedDataParallel would do that while it holds
+        the GIL, which a gloo thread needs to release a tensor: a deadlock.
         """
         self.ddp = None
 
     @contextmanager
-    def averaged(self, now: bool) -> Iterator[None]:
-        """Context for a backward pass. `now`: average gradients over the processes; otherwise only accumulate them."""
+    def gradient_averaging(self, enabled: bool) -> Iterator[None]:
+        """Context for a backward pass. `enabled`: average gradients over the processes; otherwise only accumulate them."""
         if self.fsdp:
-            self.model.set_requires_gradient_sync(now)  # type: ignore[operator]
-        with nullcontext() if now or self.ddp is None else self.ddp.no_sync():
+            self.model.set_requires_gradient_sync(enabled)  # type: ignore[operator]
+        with nullcontext() if enabled or self.ddp is None else self.ddp.no_sync():
             yield
 
 
@@ -115,7 +115,7 @@ def local_tensor(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the full weights one at a time. Collective: all processes must iterate over all of them."""
     for name, x in model.state_dict().items():
         yield name, full_tensor(x.detach())

@@ -14,11 +14,11 @@ the signal to them again."""
 
 
 class Interrupts:
-    """Context in which the first signal sets `asked`, and a second one raises KeyboardInterrupt."""
+    """Context in which the first signal sets `requested`, and a second one raises KeyboardInterrupt."""
 
     def __init__(self, report: bool = True) -> None:
         """`report`: whether to print a message; only one of several processes does."""
-        self.asked, self.report = False, report
+        self.requested, self.report = False, report
         self.signal = int(signal.SIGTERM)
         """The signal that arrived, or SIGTERM if it arrived at another process."""
         self._since = 0.0
@@ -33,16 +33,16 @@ class Interrupts:
         for caught, handler in self._old_handlers.items():
             signal.signal(caught, handler)
 
-    def hear(self) -> None:
+    def mark_requested(self) -> None:
         """Records that another process got a signal. One that arrives here shortly after is the same request."""
-        if not self.asked:
-            self.asked, self._since = True, monotonic()
+        if not self.requested:
+            self.requested, self._since = True, monotonic()
 
     def _handle(self, signal_number: int, frame: FrameType | None) -> None:
-        if self.asked and monotonic() - self._since > SAME_REQUEST:
+        if self.requested and monotonic() - self._since > SAME_REQUEST:
             raise KeyboardInterrupt
-        if self.asked:
+        if self.requested:
             return
-        self.asked, self.signal, self._since = True, signal_number, monotonic()
+        self.requested, self.signal, self._since = True, signal_number, monotonic()
         if self.report:
             print("longstride: finishing this step and saving; once more to stop at once", file=sys.stderr)

@@ -13,12 +13,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from longstride.common.atomic import atomic_path, naming
+from longstride.common.atomic import add_path_to_errors, atomic_path
 from longstride.common.checks import whole_number
 from longstride.common.files import open_inside, open_regular, parse_object
 
 NAME = "metrics.jsonl"
-KEPT = re.compile(r"metrics-to-step-(\d{1,18})\.jsonl")
+BACKUP = re.compile(r"metrics-to-step-(\d{1,18})\.jsonl")
 LONGEST = 2**16
 """The most bytes of a line."""
 LARGEST = 2**28
@@ -34,7 +34,7 @@ class Metrics:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
-        self._kept: dict[int, Path] | None = None
+        self._backups: dict[int, Path] | None = None
 
     def last_step(self) -> int:
         """Returns the largest logged step; 0 if there is none."""
@@ -49,40 +49,40 @@ class Metrics:
         """Appends a line and flushes it to the disk. NaN and infinity are no JSON and become null."""
         row = {name: value if not isinstance(value, float) or isfinite(value) else None for name, value in row.items()}
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        with naming(self.path), os.fdopen(open_inside(self.path, flags), "a") as file:
+        with add_path_to_errors(self.path), os.fdopen(open_inside(self.path, flags), "a") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        for step, path in self._kept_files().items():
+        for step, path in self._backup_files().items():
             if step <= row["step"]:
                 path.unlink(missing_ok=True)
-                self._kept = None
+                self._backups = None
 
-    def forget_after(self, step: int) -> Path | None:
-        """Removes the lines of later steps, which will be repeated. Returns the file that keeps them, or None."""
+    def truncate_after(self, step: int) -> Path | None:
+        """Removes the lines of later steps, which will be repeated. Returns the backup file that has them, or None."""
         if not self.path.exists():
             return None
-        last, kept, file = self.last_step(), self._kept_files(), None
-        if last > max(step, *kept, 0):  # Otherwise a kept file already has these steps.
+        last, backups, file = self.last_step(), self._backup_files(), None
+        if last > max(step, *backups, 0):  # Otherwise a backup already has these steps.
             file = self.path.with_name(f"metrics-to-step-{last}.jsonl")
             self._copy(file, last)
-            for path in kept.values():
+            for path in backups.values():
                 path.unlink(missing_ok=True)
-            self._kept = None
+            self._backups = None
         self._copy(self.path, step)
-        return file or next(iter(self._kept_files().values()), None)
+        return file or next(iter(self._backup_files().values()), None)
 
     def _copy(self, path: Path, last: int) -> None:
         """Writes the lines up to a step to `path`, without an incomplete last line."""
         with atomic_path(path) as temporary, temporary.open("wb") as file:
             file.writelines(line for line, row in _lines(self.path) if row["step"] <= last)
 
-    def _kept_files(self) -> dict[int, Path]:
-        """Returns the kept files by their last step. Reads the folder once."""
-        if self._kept is None:
-            names = {path: KEPT.fullmatch(path.name) for path in self.path.parent.iterdir()}
-            self._kept = {int(name[1]): path for path, name in names.items() if name}
-        return self._kept
+    def _backup_files(self) -> dict[int, Path]:
+        """Returns the backup files by their last step. Reads the folder once."""
+        if self._backups is None:
+            names = {path: BACKUP.fullmatch(path.name) for path in self.path.parent.iterdir()}
+            self._backups = {int(name[1]): path for path, name in names.items() if name}
+        return self._backups
 
 
 def read_metrics(folder: str | Path) -> list[Row]:

@@ -11,7 +11,7 @@ from longstride.training.config import OptimizerConfig
 
 
 def warmup_steps(config: OptimizerConfig, steps: int) -> int:
-    """The warm-up of a run of so many steps: at most a tenth of them."""
+    """Returns the warm-up steps of a run: those configured, but at most a tenth of the run."""
     return min(config.warmup, steps // 10)
 
 
@@ -25,7 +25,7 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
 
 
 def describe_extension(config: OptimizerConfig, step: int, before: int, steps: int) -> str:
-    """Which learning rates a run has that is extended, after `step` steps, from `before` to `steps` of them."""
+    """Describes the learning rates of a run that is extended from `before` to `steps` steps, after `step` of them."""
     was, now = learning_rate(config, max(0, step - 1), before), learning_rate(config, step, steps)
     return (
         f"from {before:,} to {steps:,} steps; from step {step + 1:,} on it has the learning rates of a run of {steps:,} "

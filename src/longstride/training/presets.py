@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from longstride.common.checks import shown, suggest
+from longstride.common.checks import short_repr, suggest
 from longstride.model import ModelConfig, preset
 from longstride.training.config import OptimizerConfig, TrainConfig
 
@@ -29,17 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-PRESETS_FOR = {
-    "text": ("text-small", "enwik8"),
-    "images": ("image-small", "cifar10", "imagenet64"),
-    "audio": ("audio-small", "music-65536", "music-262144", "music-1048576"),
-    "bytes": ("text-small", "enwik8"),
-}
-"""The presets made for each kind of data."""
-
-
 def train_preset(name: str, **changes: Any) -> TrainConfig:
-    """The preset of that name, ready to be trained.
+    """Returns the complete training settings of a preset.
 
     `changes` are fields of TrainConfig; `model` and `optimizer` are a whole config, or a dict of the fields that change:
     train_preset("text-small", steps=2000, model={"layers": 2}, optimizer={"learning_rate": 0.01})
@@ -49,11 +40,11 @@ def train_preset(name: str, **changes: Any) -> TrainConfig:
 
 
 def _changed(owner: str, config: Config, changes: Mapping[str, Any]) -> Config:
-    """A copy of a config with some fields changed; a dict for one that is a config itself changes fields of that."""
+    """Returns a copy with some fields changed. A dict for a field that is a config changes fields of that config."""
     known = [field.name for field in fields(config)]
     for name in changes:
         if name not in known:
-            raise ValueError(f"{owner}: there is no field {shown(name)}; {suggest(str(name), known)}")
+            raise ValueError(f"{owner}: there is no field {short_repr(name)}; {suggest(str(name), known)}")
     nested = {
         name: _changed(f"{owner}: {name}", getattr(config, name), value)
         for name, value in changes.items()

@@ -42,26 +42,26 @@ class Ranks:
 
     rank: int = 0
     count: int = 1
-    local: int = 0
+    local_rank: int = 0
     """The rank on this machine."""
     restarted: bool = False
     """Whether torchrun has restarted the processes after a failure."""
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
     def device(self, name: str, owner: str = "train") -> torch.device:
         """Returns the device of this process: of several GPUs, its own. `owner` names the caller in errors."""
         if not dist.is_initialized() or name not in ("auto", "cuda") or not torch.cuda.is_available():
             return choose_device(owner, name)
-        if self.local >= torch.cuda.device_count():
+        if self.local_rank >= torch.cuda.device_count():
             raise ValueError(
-                f"{owner}: process {self.local} of this machine has no GPU, as there are {torch.cuda.device_count()}; "
+                f"{owner}: process {self.local_rank} of this machine has no GPU, as there are {torch.cuda.device_count()}; "
                 f"start torchrun with --nproc-per-node {torch.cuda.device_count()}"
             )
-        torch.cuda.set_device(self.local)  # First, or every process would create a context on GPU 0.
-        return choose_device(owner, f"cuda:{self.local}")
+        torch.cuda.set_device(self.local_rank)  # First, or every process would create a context on GPU 0.
+        return choose_device(owner, f"cuda:{self.local_rank}")
 
     def wait(self) -> None:
         """Barrier: returns when all processes have called it."""
@@ -69,9 +69,9 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any process. Runs on the CPU, without GPU synchronization."""
-        return self.most(int(flag)) > 0
+        return self.maximum(int(flag)) > 0
 
-    def most(self, number: int, group: dist.ProcessGroup | None = None) -> int:
+    def maximum(self, number: int, group: dist.ProcessGroup | None = None) -> int:
         """Returns the maximum over all processes."""
         if self.count == 1:
             return number
@@ -108,23 +108,23 @@ class Ranks:
 
     def run_on_first(self, work: Callable[[], Result]) -> Result | None:
         """Runs `work` on rank 0; None on the others. If it raises, all raise."""
-        return self.run_on_all(lambda: work() if self.first else None)
+        return self.run_on_all(lambda: work() if self.is_main else None)
 
     def run_first_per_machine(self, work: Callable[[], Result]) -> Result:
         """Runs `work` on one process per machine, then on the others, which find its results in the cache."""
         if self.count == 1:
             return work()
         patient = dist.new_group(backend="gloo", timeout=PREPARE_TIMEOUT)
-        firsts = self.run_on_all(lambda: work() if self.local == 0 else None, patient)
-        others = self.run_on_all(lambda: work() if self.local > 0 else None, patient)
+        firsts = self.run_on_all(lambda: work() if self.local_rank == 0 else None, patient)
+        others = self.run_on_all(lambda: work() if self.local_rank > 0 else None, patient)
         dist.destroy_process_group(patient)
-        result = firsts if self.local == 0 else others
+        result = firsts if self.local_rank == 0 else others
         assert result is not None
         return result
 
     def mark_reported(self, error: Failure) -> Failure:
         """Marks an error that all processes raise, so that only rank 0 shows it."""
-        if not self.first:
+        if not self.is_main:
             error.add_note(REPORTED)
         return error
 
@@ -137,11 +137,11 @@ class Ranks:
 
     def _raise_first_error(self, error: Exception | None, group: dist.ProcessGroup | None) -> None:
         """Returns if no process has an error. Otherwise all raise the error of the lowest rank that has one."""
-        failed_rank = self.count - self.most(0 if error is None else self.count - self.rank, group)
+        failed_rank = self.count - self.maximum(0 if error is None else self.count - self.rank, group)
         if failed_rank == self.count:
             return
         encoded = b"" if error is None else self._encode_error(error)
-        message = torch.zeros(self.most(len(encoded) if self.rank == failed_rank else 0), dtype=torch.uint8)
+        message = torch.zeros(self.maximum(len(encoded) if self.rank == failed_rank else 0), dtype=torch.uint8)
         if self.rank == failed_rank:
             message = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
         dist.broadcast(message, failed_rank)
@@ -154,16 +154,16 @@ class Ranks:
         """Encodes an error as its type's index in ERROR_TYPES and its text."""
         kind = next((index for index, kind in enumerate(ERROR_TYPES) if isinstance(error, kind)), len(ERROR_TYPES) - 1)
         text = str(error) if isinstance(error, ERROR_TYPES) else repr(error)
-        if not self.first:
+        if not self.is_main:
             text = f"process {self.rank}, on {socket.gethostname()}: {text}"
         return bytes([kind]) + text.encode(errors="replace")
 
 
-ALONE = Ranks()
+SINGLE_RANK = Ranks()
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Ranks]:
+def join_process_group(device: str) -> Iterator[Ranks]:
     """Joins the process group of torchrun, or an existing group; without torchrun, yields a single rank.
 
     After an error the group is not destroyed: that would wait for the other processes and hide the error.
@@ -179,8 +179,8 @@ def joined(device: str) -> Iterator[Ranks]:
         store = dist.PrefixStore(f"longstride {attempt} {next(GROUP_COUNTER)}", store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
         dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=size)
-    if not is_joined():
-        yield ALONE
+    if not in_process_group():
+        yield SINGLE_RANK
         return
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
     yield replace(ranks, restarted=ranks.any(restarts > 0))
@@ -190,6 +190,6 @@ def joined(device: str) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def is_joined() -> bool:
+def in_process_group() -> bool:
     """Whether this process is in a process group."""
     return dist.is_available() and dist.is_initialized()

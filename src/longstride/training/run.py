@@ -1,11 +1,11 @@
 """The folder of a run, and the files that training writes there.
 
-run.json             the run's id, which its checkpoints have too; and which weights it began with, if these were given
-config.json          all that the run depends on
-metrics.jsonl        a line for each logged step
-checkpoints/step-N/  to resume from
+run.json             the run's id, which its checkpoints repeat; the path and hash of its initial weights, if given
+config.json          all settings (TrainConfig)
+metrics.jsonl        one line per logged step
+checkpoints/step-N/  state to resume from
 .lock                held by the process that trains
-launch.txt           the launch of torchrun that trains it
+launch.txt           id of the torchrun launch that trains it
 model.safetensors    the best weights so far, by validation; `SparseTransformer.from_pretrained(RUN)` loads them
 
 Nothing in the folder may be a link: writes and removals would reach files elsewhere.
@@ -36,12 +36,12 @@ from longstride.training.lock import Lock
 from longstride.training.metrics import Metrics
 from longstride.training.metrics import read_metrics as read_metrics
 
-FREE = {
+CHANGEABLE = {
     "out", "data", "validate_every", "save_every", "keep", "log_every", "tensorboard", "device", "patience", "accumulate",
     "parallel", "averaging", "compile",
 }  # fmt: skip
-"""Fields that may differ when a run is resumed, on another machine say: none changes what a step computes, but for rounding
-and the masks of dropout. Data may lie elsewhere, not differ."""
+"""Fields that may change when a run is resumed: they do not change what a step computes, except rounding and dropout masks.
+The data may be at another path but must have the same bytes."""
 
 
 RUN, WEIGHTS = "run.json", "model.safetensors"
@@ -56,7 +56,7 @@ class Run:
         """`run_id`: runs of earlier versions have none."""
         self.folder, self.id = folder, run_id
         self.steps_before: int | None = None
-        """The steps of a run that is resumed with more."""
+        """The run's total of steps before it was extended; None if it is not extended."""
         self.metrics = Metrics(folder)
         self.checkpoints = folder / "checkpoints"
         self._lock: Lock | None = None
@@ -71,7 +71,7 @@ class Run:
             raise ValueError(
                 f"train: {run.folder} already holds a run; add --resume to go on with it, or give another --out"
             )
-        if run.folder.exists() and (not run.folder.is_dir() or any(not _is_left(path) for path in run.folder.iterdir())):
+        if run.folder.exists() and (not run.folder.is_dir() or any(not _is_leftover(path) for path in run.folder.iterdir())):
             raise ValueError(f"train: {run.folder} is not an empty folder; give another --out")
         return run
 
@@ -82,10 +82,10 @@ class Run:
         path = folder / "config.json"
         if not path.is_file():
             raise ValueError(f"train: {folder} holds no run to resume; leave --resume out to begin one")
-        saved, config = TrainConfig.from_json(read_text(path), str(path)), _with_whole_paths(config)
+        saved, config = TrainConfig.from_json(read_text(path), str(path)), _with_absolute_paths(config)
         for field in fields(TrainConfig):
             before, now = getattr(saved, field.name), getattr(config, field.name)
-            if field.name not in FREE and before != now and not (field.name == "steps" and now > before):
+            if field.name not in CHANGEABLE and before != now and not (field.name == "steps" and now > before):
                 rule = "a run is resumed with what it began with" if field.name != "steps" else "it can be more, not less"
                 raise ValueError(f"train: {field.name} {_difference(before, now)}; {rule}")
         run = cls(folder, read_id(folder))
@@ -93,7 +93,7 @@ class Run:
         return run
 
     @staticmethod
-    def is_there(config: TrainConfig) -> bool:
+    def exists(config: TrainConfig) -> bool:
         """Whether the folder holds a run."""
         return (_folder(config) / "config.json").exists()
 
@@ -104,7 +104,7 @@ class Run:
         return _launch() != "" and path.is_file() and read_text(path) == _launch()
 
     def lock(self) -> None:
-        """Keeps other processes out, until `unlock`."""
+        """Locks the folder for this process, until `unlock`."""
         if self._lock is None:
             self._lock = Lock(self.folder)
 
@@ -126,8 +126,8 @@ class Run:
                     f"train: {store.folder} has other bytes in {name} than {self.folder} began with; give the same --data"
                 )
 
-    def take_initial(self, record: dict[str, str]) -> None:
-        """Notes which weights the run begins with. One that begins anew must find the same ones."""
+    def record_initial_weights(self, record: dict[str, str]) -> None:
+        """Records the initial weights for run.json. A run that starts again from step 0 must get the same ones."""
         path = self.folder / RUN
         before = read_json(path).get("init_from") if path.exists() and self._lock is not None else None
         if isinstance(before, dict) and before.get("sha256") != record["sha256"]:
@@ -138,6 +138,7 @@ class Run:
         self._initial = {"init_from": record}
 
     def begin(self, config: TrainConfig, store: Store) -> None:
+        """Locks the folder of a new run, and writes its JSON files."""
         if self._lock is None:  # A new one, unless another process was faster.
             self.lock()
             Run.new(config)
@@ -147,9 +148,9 @@ class Run:
             if is_temporary(path.name):
                 path.unlink()
         self._write("data.json", store.to_json())
-        self._write("config.json", _with_whole_paths(config).to_json())
+        self._write("config.json", _with_absolute_paths(config).to_json())
 
-    def go_back(self, step: int, may_begin_anew: bool, say: Callable[[str], None]) -> None:
+    def prepare_resume(self, step: int, may_begin_anew: bool, say: Callable[[str], None]) -> None:
         """Prepares to resume after `step`: removes the metrics of later steps. -1: there is no checkpoint, and the run
         starts again from step 0; ValueError if it has results, whose checkpoint somebody must have removed."""
         if step < 0:
@@ -164,7 +165,7 @@ class Run:
                     f"train: {self.folder} has results, metrics up to step {last}, and no checkpoint to go on from; "
                     "--resume auto begins it anew and keeps them under another name, or give another --out"
                 )
-        kept = self.metrics.forget_after(max(step, 0))
+        kept = self.metrics.truncate_after(max(step, 0))
         if step < 0:
             log = f"; its metrics so far are kept as {kept.name} until these steps are done once more" if kept else ""
             say(f"{self.folder} has no checkpoint, and begins anew{log}")
@@ -174,8 +175,8 @@ class Run:
 
     def keep_best(self, weights: dict[str, Tensor], step: int, bits: float) -> None:
         """Writes the best weights so far. Those of a later step, to be repeated, are replaced only by better ones."""
-        there = self._best()
-        if there is None or there[0] <= step or bits < there[1]:
+        existing = self._best()
+        if existing is None or existing[0] <= step or bits < existing[1]:
             save_weights(self.folder, weights, {"step": str(step), "bits_per_byte": repr(bits)})
 
     def _best(self) -> tuple[int, float] | None:
@@ -197,10 +198,10 @@ def read_id(folder: Path) -> str | None:
     path = folder / RUN
     if not path.exists():
         return None
-    found = read_json(path).get("id")
-    if not isinstance(found, str) or not re.fullmatch("[0-9a-f]{32}", found):
+    run_id = read_json(path).get("id")
+    if not isinstance(run_id, str) or not re.fullmatch("[0-9a-f]{32}", run_id):
         raise ValueError(f"{path} is damaged: it has no id of a run; bring it back from a copy")
-    return found
+    return run_id
 
 
 def check_resume(resume: Resume) -> Resume:
@@ -217,13 +218,13 @@ def _launch() -> str:
     return name if name not in UNNAMED else f"process {os.getppid()} on {socket.gethostname()}"
 
 
-def _is_left(path: Path) -> bool:
+def _is_leftover(path: Path) -> bool:
     """Whether a file may remain of a run that was killed at its start."""
     return path.name in (LOCK, LAUNCH, RUN, "data.json") or is_temporary(path.name)
 
 
-def _with_whole_paths(config: TrainConfig) -> TrainConfig:
-    """So that they are found from any folder."""
+def _with_absolute_paths(config: TrainConfig) -> TrainConfig:
+    """Returns the config with absolute paths, so that they are valid from any working directory."""
     data = str(Path(config.data).expanduser().absolute())
     initial = str(Path(config.init_from).expanduser().absolute()) if config.init_from else ""
     return replace(config, data=data, init_from=initial)

@@ -1,18 +1,21 @@
 """Resolves the path of a run, a checkpoint or a saved model to weights and data."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from longstride.common.checks import suggest
 from longstride.common.files import parse_object, read_text, real_path
+from longstride.data.prepare import open_data
 from longstride.data.store import Store
 from longstride.model import ModelConfig
 from longstride.model.pretrained import settings_path
 from longstride.training.checkpoint import check_owner
 from longstride.training.config import TrainConfig
+from longstride.training.manifest import check_manifest, has_manifest
+from longstride.training.preflight import check_fits
 from longstride.training.run import WEIGHTS as WEIGHTS
 from longstride.training.run import Run, read_id
-from longstride.training.sealed import check_sealed, is_sealed
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,13 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
             )
         return Source(folder, folder, None)
     config = TrainConfig.from_json(text, str(path))
-    complete = (path for path in (folder / "checkpoints").glob("step-*") if is_sealed(path))
+    complete = (path for path in (folder / "checkpoints").glob("step-*") if has_manifest(path))
     names = [path.name for path in sorted(complete, key=_step)]
     if checkpoint is not None:
         if checkpoint not in names:
             known = suggest(checkpoint, names) if names else "it has none yet"
             raise ValueError(f"{owner}: {folder} has no checkpoint {checkpoint!r}; {known}")
-        check_sealed(folder / "checkpoints" / checkpoint)
+        check_manifest(folder / "checkpoints" / checkpoint)
         check_owner(folder / "checkpoints" / checkpoint, read_id(folder))
         return Source(folder, folder / "checkpoints" / checkpoint, config)
     if not (folder / WEIGHTS).is_file():
@@ -68,7 +71,31 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
     return Source(folder, folder, config)
 
 
-def run_data(owner: str, source: Source) -> Path:
+@dataclass(frozen=True)
+class SourceData:
+    """Data for a run or a saved model."""
+
+    path: Path
+    """The path that was given, or that of the run's config."""
+    store: Store
+    is_training_data: bool
+    """Whether it has the bytes that the run was trained on."""
+
+
+def open_source_data(
+    owner: str, source: Source, model: ModelConfig, given: Path | None, open_store: Callable[[Path], Store] = open_data
+) -> SourceData:  # fmt: skip
+    """Opens the `given` data, or that of the run for None; ValueError if it does not fit the model.
+
+    Without `given`, the data must have the bytes that the run was trained on.
+    """
+    path = _data_path(owner, source) if given is None else given
+    store = open_store(path)
+    check_fits(owner, store, model)
+    return SourceData(path, store, is_training_data(owner, source, store, other_allowed=given is not None))
+
+
+def _data_path(owner: str, source: Source) -> Path:
     """Returns the path of the data that a run was trained on."""
     if source.config is None:
         raise ValueError(f"{owner}: --data must be given: {source.folder} is a saved model, which does not name its data")
@@ -78,14 +105,14 @@ def run_data(owner: str, source: Source) -> Path:
     return data
 
 
-def is_the_runs(owner: str, source: Source, store: Store, asked_for: bool) -> bool:
-    """Whether the store has the bytes that the run was trained on. Other bytes are an error unless `asked_for`."""
+def is_training_data(owner: str, source: Source, store: Store, other_allowed: bool) -> bool:
+    """Whether the store has the bytes that the run was trained on. Other bytes are an error unless `other_allowed`."""
     if source.config is None:
         return False
     try:
         Run(source.folder).check_data(store)
     except ValueError as error:
-        if not asked_for:
+        if not other_allowed:
             raise ValueError(f"{owner}: {str(error).removeprefix('train: ')}") from None
         return False
     return True

@@ -30,7 +30,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float | None:
     return REPEATS * 2 * SIZE**3 / taken
 
 
-def memory(device: torch.device) -> int | None:
+def peak_memory(device: torch.device) -> int | None:
     """Returns the peak bytes of tensors on a GPU; None on other devices."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
@@ -59,7 +59,7 @@ class Speed:
         }
         if self.rate is not None:
             metrics["matrix_share"] = self.flops / step_seconds / self.rate
-        used = memory(self.device)
+        used = peak_memory(self.device)
         if used is not None:
             metrics["memory_gib"] = used / GIB
         return metrics

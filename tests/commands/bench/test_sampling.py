@@ -134,7 +134,7 @@ def test_a_fault_of_ours_is_not_hidden_and_one_of_a_peer_is_a_row(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Uncached, "time", broken)
         ours, peer = run(settings, quiet()).rows
-        assert (ours.failure, peer.failure, peer.step_us) == (None, "RuntimeError: out of luck", None)
+        assert (ours.failure, peer.failure, peer.step_us) == (None, "RuntimeError: out of luck and more", None)
         assert ours.step_us
     monkeypatch.setattr(Ours, "time", broken)
     with pytest.raises(RuntimeError, match="out of luck"):
@@ -171,7 +171,7 @@ def test_without_a_cache_bytes_come_from_all_before_them(monkeypatch):
         ({"positions": ()}, "positions must be one or more different ones"),
         ({"bytes": 0}, "bytes must be at least 1, got 0"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"picture": "rates.gif"}, "rates.gif must end in .png or .svg"),
+        ({"picture": "rates.gif"}, "picture = 'rates.gif' must end in .png or .svg"),
         ({"device": "nowhere"}, "device = 'nowhere' cannot be used"),
     ],
 )

@@ -211,7 +211,7 @@ def gpu(monkeypatch):
     """As if there were a GPU, with a bench that makes times up."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(tune, "machine", lambda device: {"device": "made up"})
+    monkeypatch.setattr(tune, "describe_machine", lambda device: {"device": "made up"})
     bench = Made(distance(Launch(64, 32, 8, 2)))
     monkeypatch.setattr(tune, "Workbench", lambda device, repeats: bench)
     return bench

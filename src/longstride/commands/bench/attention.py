@@ -1,39 +1,51 @@
-"""Our patterns beside what one would use instead, at any shape or at those of the paper's data sets.
+"""Time and memory of our patterns beside the alternatives, at any shape or at those of the paper's data sets.
 
-longstride bench attention --lengths 4096 16384 --patterns 'merged(strided(128))' --json result.json
+longstride bench attention --lengths 256 1024 4096 16384 --patterns 'merged(strided(128))' --compile 1024 --json result.json
 longstride bench attention --shapes enwik8 cifar10 --json result.json
+longstride bench attention --read result.json --picture times.png
 """
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor
 
 from longstride.attention import attend
 from longstride.attention.api import choose
 from longstride.commands.bench import peers
-from longstride.commands.bench.measure import Ceilings, ceilings, exponent, keep_freed_memory, peak_bytes, seconds_each
+from longstride.commands.bench.attention_tables import show
+from longstride.commands.bench.measure import (
+    Call,
+    Ceilings,
+    Context,
+    ceilings,
+    elapsed_seconds,
+    host_seconds,
+    keep_freed_memory,
+    peak_bytes,
+    seconds_each,
+)
+from longstride.commands.bench.peers import Attention, Contender
+from longstride.commands.bench.report import check_distinct, check_files, plain, reason_of, save
+from longstride.commands.bench.results import CallerTimes, Result, Row, conclude, read_result, shape_name
 from longstride.commands.bench.settings import AttentionBenchmark
-from longstride.common.atomic import atomic_path, check_writable
-from longstride.common.device import choose_device, machine
-from longstride.patterns import Dense, Pattern
+from longstride.common.checks import whole_number
+from longstride.common.device import choose_device, describe_machine
+from longstride.patterns import Pattern
 from longstride.patterns.notation import parse
 
 DENSE_LIMIT = 2**17
 """Past this length dense attention and masks of FlexAttention take too long, or too much memory, to be waited for."""
+CALLER_ROUNDS = 3
+"""The most rounds for a caller's times: each round is a median or mean of many calls."""
+ALL = "all"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is measured together. `name` is a data set of the paper, or the length."""
+    """Sizes and patterns that are measured together. `name` is a data set of the paper, or the length."""
 
     name: str
     batch: int
@@ -62,104 +74,68 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """One contender at one shape. Times in milliseconds; None where it has no such direction or failed."""
+@dataclass
+class Calls:
+    """The calls of all contenders at one shape, by name, and why some are not there."""
 
-    shape: str
-    n: int
-    name: str
-    pattern: str
-    pairs: int
-    forward_ms: float | None = None
-    both_ms: float | None = None
-    peak_mib: float | None = None
-    faster_than_dense: float | None = None
-    """How many times as fast as SDPA dense in the same run, forward and backward."""
-    forward_of_bytes: float | None = None
-    """The time to move each tensor once at the rate of a copy, over the measured time; likewise below."""
-    both_of_bytes: float | None = None
-    forward_of_flops: float | None = None
-    """The time of the pairs' products at the rate of a large matrix product, over the measured time; likewise below."""
-    both_of_flops: float | None = None
-    failure: str | None = None
-
-
-@dataclass(frozen=True)
-class Contender:
-    name: str
-    pattern: Pattern
-    call: peers.Attention
-    peer: bool
-    differentiable: bool = True
-
-
-@dataclass(frozen=True)
-class Growth:
-    """The exponent a in time ~ pairs(n) ** a, and likewise for memory."""
-
-    name: str
-    time: float
-    memory: float
-
-
-@dataclass(frozen=True)
-class Result:
-    machine: dict[str, str | int]
-    settings: dict[str, Any]
-    ceilings: Ceilings
-    rows: list[Row] = field(default_factory=list)
-    growth: list[Growth] = field(default_factory=list)
+    forward: dict[str, Call] = field(default_factory=dict)
+    both: dict[str, Call] = field(default_factory=dict)
+    within: dict[str, Context] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
 
 def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
-    """Measures, prints a table, and writes JSON where that is asked for."""
+    """Measures, prints tables, and writes JSON if asked to."""
+    console = console or Console()
+    if settings.read is not None:
+        check_files("bench attention", settings)
+        result = read_result(settings.read)
+        save(result, settings.json)
+        show(result, console)
+        return result
     device = choose_device("bench attention", settings.device)
     shapes = _check(settings, device)
-    console = console or Console()
     keep_freed_memory()
     dtype = _dtype(settings.dtype, device)
     limits = ceilings(dtype, device)
-    result = Result(machine(device), _plain(settings), limits)
+    result = Result(describe_machine(device), plain(settings), limits, left_out=_left_out(settings, device))
+    compiled_shapes = [shape for shape in shapes if {ALL, shape.name, str(shape.n)}.intersection(settings.compile)]
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(shapes))
+        task = progress.add_task("measuring", total=len(shapes) + len(compiled_shapes))
+        # Saved as they come, compiled ones last: what follows may take too long, or too much memory.
         for shape in shapes:
             progress.update(task, description=shape.name)
             result.rows.extend(_measure(settings, shape, dtype, device, limits))
-            _save(result, settings.json)  # Now, not at the end: the next shape may take too long, or too much memory.
+            conclude(result)
+            save(result, settings.json)
             progress.advance(task)
-    if not settings.shapes and len(settings.lengths) >= 3:
-        result.growth.extend(_growth(result.rows))
-        _save(result, settings.json)
-    _print(result, console)
+        for shape in compiled_shapes:
+            progress.update(task, description=f"{shape.name}, compiled")
+            for number, row in enumerate(result.rows):
+                if row.shape == shape.name:
+                    result.rows[number] = _compiled_row(settings, shape, dtype, device, row)
+                    conclude(result)
+                    save(result, settings.json)
+            progress.advance(task)
+    show(result, console)
     return result
-
-
-def _save(result: Result, path: Path | None) -> None:
-    if path is not None:
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(_plain(result), indent=2) + "\n")
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
-    """What to measure, after everything that could be wrong has been looked at."""
+    """Validates the settings and returns the shapes to measure."""
     for name in ("batch", "heads", "d_qk", "d_v", "repeats"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"bench attention: {name} must be at least 1, got {getattr(settings, name)}")
+        whole_number("bench attention", name, getattr(settings, name), least=1)
     for name in ("lengths", "patterns"):
-        given = getattr(settings, name)
-        if not given or len(set(given)) < len(given):
-            raise ValueError(f"bench attention: {name} must be one or more different ones, got {list(given)}")
+        check_distinct("bench attention", name, getattr(settings, name))
     for n in settings.lengths:
-        if n < 1:
-            raise ValueError(f"bench attention: lengths must be at least 1, got {n}")
+        whole_number("bench attention", "lengths", n, least=1)
     for text in settings.patterns:
         heads = parse(text)
         if len(heads) != 1:
@@ -170,53 +146,51 @@ def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
     for shape in settings.shapes:
         if shape not in SHAPES:
             raise ValueError(f"bench attention: shapes has {shape!r}; the names are {', '.join(SHAPES)}")
+    measured = settings.shapes or tuple(str(n) for n in settings.lengths)
+    for shape in settings.compile:
+        if shape not in (*measured, ALL):
+            raise ValueError(
+                f"bench attention: compile has {shape!r}, which is not measured; give {', '.join(measured)} or all"
+            )
     try:
         choose(settings.impl, device)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-    if settings.picture is not None and settings.picture.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"bench attention: picture = {str(settings.picture)!r} must end in .png or .svg")
-    for name, path in (("json", settings.json), ("picture", settings.picture)):
-        if path is not None:
-            check_writable("bench attention", name, path)
+    check_files("bench attention", settings)
     if settings.shapes:
         return [SHAPES[name] for name in settings.shapes]
     return [
-        Shape(f"n = {n:,}", settings.batch, settings.heads, n, settings.d_qk, settings.d_v, settings.patterns)
+        Shape(shape_name(n), settings.batch, settings.heads, n, settings.d_qk, settings.d_v, settings.patterns)
         for n in settings.lengths
     ]
+
+
+def _left_out(settings: AttentionBenchmark, device: torch.device) -> list[str]:
+    """Of the peers that were asked for, those that cannot run here."""
+    wanted = {"none": (), "sdpa": (peers.VARLEN,), "all": (peers.VARLEN, peers.FLEX_FLASH)}[settings.peers]
+    return [f"{name}: {reason}" for name, reason in peers.missing(device).items() if name in wanted]
 
 
 def _measure(
     settings: AttentionBenchmark, shape: Shape, dtype: torch.dtype, device: torch.device, limits: Ceilings
 ) -> list[Row]:
-    q, k, v, slopes = (
-        torch.randn(shape.batch, shape.heads, shape.n, d, device=device).to(dtype)
-        for d in (shape.d_qk, shape.d_qk, shape.d_v, shape.d_v)
-    )
+    inputs = _inputs(shape, dtype, device)
+    torch.compiler.reset()  # Compiled code of earlier shapes would only be in the way.
     contenders = _contenders(settings, shape, device)
-    failures: dict[str, str] = {}
-    for contender in (one for one in contenders if one.peer):
-        try:  # A peer may not run here at all: FlexAttention wants a C++ compiler, for one.
-            contender.call(q, k, v)
-        except Exception as error:
-            failures[contender.name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-    able = [contender for contender in contenders if contender.name not in failures]
-
-    def forward(contender: Contender) -> Callable[[], Any]:
-        return lambda: contender.call(q, k, v)
-
-    def both(contender: Contender) -> Callable[[], Any]:
-        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-        return lambda: torch.autograd.grad(contender.call(*inputs), inputs, slopes)
-
-    forward_times = seconds_each({one.name: forward(one) for one in able}, settings.repeats, device)
-    trained = {one.name: both(one) for one in able if one.differentiable}
-    both_times = seconds_each(trained, settings.repeats, device)
-    peaks = {name: peak_bytes(call, device) for name, call in trained.items()}
-    dense = both_times.get("SDPA dense")
+    calls = Calls()
+    for one in contenders:
+        _try(one, one.call, inputs, calls)
+    with torch.no_grad():
+        forward_times = seconds_each(calls.forward, settings.repeats, device, within=calls.within)
+    both_times = seconds_each(calls.both, settings.repeats, device, within=calls.within)
+    peaks = {}
+    for name, call in calls.both.items():
+        with calls.within[name]():
+            peaks[name] = peak_bytes(call, device)
+    eager = _caller_times(calls, settings.repeats, device) if device.type == "cuda" else {}
+    dense = both_times.get(peers.SDPA_DENSE)
     # Forward moves q, k, v and the output; backward those, the output's gradient and three more.
-    moved = (q.nbytes + v.nbytes) * 2 / limits.bytes_per_second
+    moved = (inputs[0].nbytes + inputs[2].nbytes) * 2 / limits.bytes_per_second
     rows = []
     for one in contenders:
         forward_time, both_time = forward_times.get(one.name), both_times.get(one.name)
@@ -238,97 +212,112 @@ def _measure(
                 both_of_bytes=_ratio(3 * moved, both_time),
                 forward_of_flops=_ratio(sum(products), forward_time),
                 both_of_flops=_ratio(4 * products[0] + 3 * products[1], both_time),
-                failure=failures.get(one.name),
+                failure=calls.failures.get(one.name),
+                eager=eager.get(one.name),
             )
         )
     return rows
 
 
+def _try(contender: Contender, call: Attention, inputs: list[Tensor], calls: Calls, what: str = "") -> None:
+    """Runs a contender once in each direction, and notes those that work. A peer may not run here at all: FlexAttention
+    needs a C++ compiler on a CPU, for one. Ours may lack memory, or a compiler; any other failure of ours is raised."""
+    *given, slopes = (contender.arrange(x) for x in inputs)
+    leaves = [x.detach().requires_grad_() for x in given]
+    directions: dict[str, Call] = {"forward": lambda: call(*given)}
+    if contender.differentiable:
+        directions["backward"] = lambda: torch.autograd.grad(call(*leaves), leaves, slopes)
+    calls.within[contender.name] = contender.within
+    for direction, attempt in directions.items():
+        try:
+            with contender.within(), torch.set_grad_enabled(direction == "backward"):
+                attempt()
+        except Exception as error:
+            if contender.ours and not what and not isinstance(error, torch.OutOfMemoryError | MemoryError):
+                raise
+            calls.failures[contender.name] = f"{what}{direction}: {reason_of(error)}"
+            if slopes.is_cuda:
+                torch.cuda.empty_cache()
+            return
+        (calls.forward if direction == "forward" else calls.both)[contender.name] = attempt
+
+
+def _caller_times(calls: Calls, repeats: int, device: torch.device) -> dict[str, CallerTimes]:
+    """Elapsed time of each call; on a GPU the host's time, too."""
+    rounds, on_gpu = min(repeats, CALLER_ROUNDS), device.type == "cuda"
+    clocks = {"elapsed": elapsed_seconds, "host": host_seconds} if on_gpu else {"elapsed": None}
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    for name, clock in clocks.items():
+        with torch.no_grad():
+            times[name, "forward"] = seconds_each(calls.forward, rounds, device, clock, calls.within)
+        times[name, "both"] = seconds_each(calls.both, rounds, device, clock, calls.within)
+    return {
+        name: CallerTimes(
+            forward_ms=_rounded(times["elapsed", "forward"].get(name), 1e3),
+            both_ms=_rounded(times["elapsed", "both"].get(name), 1e3),
+            host_forward_us=_rounded(times.get(("host", "forward"), {}).get(name), 1e6, 1),
+            host_both_us=_rounded(times.get(("host", "both"), {}).get(name), 1e6, 1),
+        )
+        for name in calls.forward
+    }
+
+
+def _compiled_row(settings: AttentionBenchmark, shape: Shape, dtype: torch.dtype, device: torch.device, row: Row) -> Row:
+    """The row with times under torch.compile, if its contender has them. Each is compiled and measured by itself: compiled
+    code of others would be among the candidates that each call checks."""
+    contender = next(one for one in _contenders(settings, shape, device) if one.name == row.name)
+    if not contender.compiled or row.forward_ms is None:
+        return row
+    torch.compiler.reset()
+    calls = Calls()
+    _try(contender, _compiled(contender.call), _inputs(shape, dtype, device), calls, "compiled ")
+    times = _caller_times(calls, settings.repeats, device)
+    return replace(row, compiled=times.get(row.name), failure=row.failure or calls.failures.get(row.name))
+
+
+def _compiled(call: Attention) -> Attention:
+    made: Attention = torch.compile(call, fullgraph=True, dynamic=False)
+    return made
+
+
+def _inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Queries, keys, values and the output's gradient."""
+    return [
+        torch.randn(shape.batch, shape.heads, shape.n, d, device=device).to(dtype)
+        for d in (shape.d_qk, shape.d_qk, shape.d_v, shape.d_v)
+    ]
+
+
 def _contenders(settings: AttentionBenchmark, shape: Shape, device: torch.device) -> list[Contender]:
-    contenders = []
-    if settings.peers != "none" and shape.n <= DENSE_LIMIT:
-        contenders += [Contender(name, Dense(), call, peer=True) for name, call in peers.dense(device).items()]
+    contenders: list[Contender | None] = []
+    missing = peers.missing(device)
+    short = shape.n <= DENSE_LIMIT
+    if settings.peers != "none" and short:
+        contenders += peers.dense(device)
     for text in shape.patterns:
         (pattern,) = parse(text)
-        contenders.append(Contender(text, pattern, _ours(pattern, settings.impl), peer=False))
-        view = peers.on_a_view(pattern, shape.n)
-        if settings.peers != "none" and view is not None:
-            contenders.append(Contender(f"SDPA view {text}", pattern, view, peer=True))
-        if settings.peers == "all" and shape.n <= DENSE_LIMIT:
-            flex = peers.flex(pattern, shape.n, device)  # It has no backward on a CPU.
-            contenders.append(Contender(f"Flex {text}", pattern, flex, peer=True, differentiable=device.type != "cpu"))
-    return contenders
+        contenders.append(Contender(text, pattern, _ours(pattern, settings.impl), ours=True, compiled=True))
+        if settings.peers != "none":
+            contenders.append(peers.on_a_view(text, pattern, shape.n))
+        if settings.peers != "none" and peers.VARLEN not in missing:
+            contenders.append(peers.varlen(text, pattern, shape.batch, shape.n, device))
+        if settings.peers == "all" and short:
+            contenders.append(peers.flex(text, pattern, shape.n, device))
+        if settings.peers == "all" and short and peers.FLEX_FLASH not in missing:
+            contenders.append(peers.flex(text, pattern, shape.n, device, "FLASH"))
+    return [one for one in contenders if one is not None]
 
 
-def _ours(pattern: Pattern, impl: str) -> peers.Attention:
+def _ours(pattern: Pattern, impl: str) -> Attention:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, pattern, impl=impl)
 
     return call
 
 
-def _growth(rows: Sequence[Row]) -> list[Growth]:
-    growth = []
-    for name in dict.fromkeys(row.name for row in rows):
-        own = [row for row in rows if row.name == name and row.pairs and row.both_ms and row.peak_mib]
-        if len(own) >= 3:
-            pairs = [row.pairs for row in own]
-            growth.append(
-                Growth(
-                    name,
-                    time=round(exponent(pairs, [row.both_ms or 0 for row in own]), 3),
-                    memory=round(exponent(pairs, [row.peak_mib or 0 for row in own]), 3),
-                )
-            )
-    return growth
-
-
-def _print(result: Result, console: Console) -> None:
-    about = ", ".join(f"{name} {value}" for name, value in result.machine.items())
-    console.print(about, highlight=False)
-    limits = result.ceilings
-    console.print(
-        f"copy {limits.bytes_per_second / 1e12:.3f} TB/s, matrix product {limits.flops_per_second / 1e12:.3g} TFLOP/s",
-        highlight=False,
-    )
-    for shape in dict.fromkeys(row.shape for row in result.rows):
-        table = Table(
-            title=shape, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-        )
-        table.add_column("attention", no_wrap=True)
-        for heading in ("million\npairs", "forward\nms", "with\nbackward", "peak\nMiB", "dense\n/ this", "of the\nfloor"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for row in (row for row in result.rows if row.shape == shape):
-            table.add_row(
-                row.name,
-                _cell(row.pairs / 1e6),
-                *(_cell(value) for value in (row.forward_ms, row.both_ms, row.peak_mib, row.faster_than_dense)),
-                _share(row.forward_of_bytes, row.forward_of_flops) + " " + _share(row.both_of_bytes, row.both_of_flops),
-            )
-        console.print(table)
-    notes = [f"{row.name} at {row.shape} did not run: {row.failure}" for row in result.rows if row.failure]
-    notes += [f"{one.name}: time ~ pairs^{one.time}, memory ~ pairs^{one.memory}" for one in result.growth]
-    for note in notes:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.3f}" if value < 10 else f"{value:,.1f}"
-
-
-def _share(of_bytes: float | None, of_flops: float | None) -> str:
-    """How near the time is to the floor, which is the later of the two: the share that it reaches."""
-    return "-" if of_bytes is None or of_flops is None else f"{max(of_bytes, of_flops):.0%}"
-
-
 def _ratio(above: float | None, below: float | None) -> float | None:
     return _rounded(above / below) if above and below else None
 
 
-def _rounded(value: float | None, factor: float = 1) -> float | None:
-    return None if value is None else round(value * factor, 4)
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses as dicts and paths as text, for JSON."""
-    return json.loads(json.dumps(asdict(value), default=str))
+def _rounded(value: float | None, factor: float = 1, digits: int = 4) -> float | None:
+    return None if value is None else round(value * factor, digits)

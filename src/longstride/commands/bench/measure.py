@@ -1,10 +1,15 @@
-"""How long a call takes and how much memory it needs, on a CPU or a GPU."""
+"""Time and memory of a call, on a CPU or a GPU.
+
+Three clocks time a call on a GPU: `gpu_seconds` its kernels alone, `host_seconds` the Python and driver code until the call
+returns, and `elapsed_seconds` what triton's do_bench reports, which is what a caller waits for.
+"""
 
 import ctypes
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
@@ -20,34 +25,54 @@ CACHE_BYTES = 2**28
 """More than the cache of any GPU."""
 QUEUE_CYCLES = 10_000_000
 """About five milliseconds, more than any call here takes to be queued."""
+HOST_CALLS = 20
+"""Calls back to back in one measurement of host time: few enough that the GPU's queue of launches never fills."""
+HOST_BUDGET = 0.1
+"""Seconds that those calls may take together; slow calls are repeated less often, at least 3 times."""
+
+Call = Callable[[], Any]
+Clock = Callable[[Call, torch.device], float]
+Context = Callable[[], AbstractContextManager[Any]]
 
 
 def keep_freed_memory() -> None:
-    """Asks the C library not to hand freed memory back to the system, as a GPU's allocator and jemalloc do by themselves.
+    """Makes the C library keep freed memory, as a GPU's allocator and jemalloc do.
 
-    Without this a call on a CPU is timed together with the page faults of its results, all contenders alike.
+    Otherwise the times of all contenders on a CPU include the page faults of their results.
     """
     try:
         library = ctypes.CDLL("libc.so.6")
         for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             library.mallopt(parameter, 2**31 - 1)
     except (OSError, AttributeError):
-        pass  # Another C library: the page faults stay in.
+        pass  # Another C library: times include page faults.
 
 
-def seconds_each(calls: dict[str, Callable[[], Any]], repeats: int, device: torch.device) -> dict[str, float]:
-    """The median time of each call. They take turns, so that a machine's slow minutes meet all of them alike."""
-    for call in calls.values():
-        call()
-    time_one = _seconds_on_gpu if device.type == "cuda" else _seconds
+def seconds_each(
+    calls: Mapping[str, Call],
+    repeats: int,
+    device: torch.device,
+    clock: Clock | None = None,
+    within: Mapping[str, Context] | None = None,
+) -> dict[str, float]:
+    """The median time of each call. They take turns, so that a machine's slow minutes meet all of them alike.
+
+    `clock`: left out, `gpu_seconds` on a GPU and wall time elsewhere. `within`: contexts that a call needs; they are entered
+    before its time starts.
+    """
+    clock = clock or (gpu_seconds if device.type == "cuda" else _seconds)
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
+    for number in range(repeats + 1):
         for name, call in calls.items():
-            times[name].append(time_one(call, device))
+            with (within or {}).get(name, nullcontext)():
+                if number:
+                    times[name].append(clock(call, device))
+                else:
+                    call()
     return {name: median(values) for name, values in times.items()}
 
 
-def _seconds(call: Callable[[], Any], device: torch.device) -> float:
+def _seconds(call: Call, device: torch.device) -> float:
     start = perf_counter()
     call()
     if device.type == "mps":
@@ -55,8 +80,8 @@ def _seconds(call: Callable[[], Any], device: torch.device) -> float:
     return perf_counter() - start
 
 
-def _seconds_on_gpu(call: Callable[[], Any], device: torch.device) -> float:
-    """What the GPU takes, from a cold cache. It is kept waiting until the call is in its queue: launching is not timed."""
+def gpu_seconds(call: Call, device: torch.device) -> float:
+    """GPU time from a cold cache. The GPU is kept waiting until the call is in its queue, so launching is not timed."""
     with torch.cuda.device(device):
         torch.empty(CACHE_BYTES, dtype=torch.int8, device=device).zero_()
         torch.cuda._sleep(QUEUE_CYCLES)  # type: ignore[no-untyped-call]
@@ -68,9 +93,33 @@ def _seconds_on_gpu(call: Callable[[], Any], device: torch.device) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
+def host_seconds(call: Call, device: torch.device) -> float:
+    """Time until a call returns, as the mean of calls back to back. The GPU may still be working when they return."""
+    torch.cuda.synchronize(device)
+    start = perf_counter()
+    call()
+    torch.cuda.synchronize(device)
+    count = max(3, min(HOST_CALLS, int(HOST_BUDGET / (perf_counter() - start))))
+    start = perf_counter()
+    for _ in range(count):
+        call()
+    elapsed = perf_counter() - start
+    torch.cuda.synchronize(device)
+    return elapsed / count
+
+
+def elapsed_seconds(call: Call, device: torch.device) -> float:
+    """Time between events around a call, by triton's do_bench: from a cold cache, with the GPU free to start at once. Where
+    Python takes longer than the kernels, this is about Python's time."""
+    from triton.testing import do_bench  # Only there beside a torch for GPUs.
+
+    with torch.cuda.device(device):
+        return float(do_bench(call, warmup=5, rep=20, return_mode="median")) / 1e3
+
+
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device can do at most, measured: bytes read and written by a copy, and flops of a matrix product."""
+    """Measured peak rates of a device: bytes read and written by a copy, and flops of a matrix product."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -85,15 +134,15 @@ def ceilings(dtype: torch.dtype, device: torch.device) -> Ceilings:
     return Ceilings(2 * source.nbytes / times["copy"], 2 * size**3 / times["product"])
 
 
-def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
-    """The most memory that a call holds at any moment, besides what was there before it."""
+def peak_bytes(call: Call, device: torch.device) -> int:
+    """The most memory that a call holds at any moment, on top of what was allocated before it."""
     call()
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         call()
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # The profiler would report its own start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Otherwise the profiler logs its own start and stop.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         call()
     held = peak = 0

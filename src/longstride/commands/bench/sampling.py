@@ -1,25 +1,31 @@
-"""The time of a byte at given positions, beside what one would use instead and beside what memory allows at best.
+"""Time to sample a byte at given positions, beside alternatives and beside the floor that memory bandwidth sets.
 
 longstride bench sampling --preset enwik8 --batches 1 64 --positions 200 12000 --json result.json --picture rates.png
 longstride bench sampling --preset music-65536 --batches 1 --positions 0 --bytes 65536 --peers none
 """
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor
 
 from longstride.commands.bench.measure import Ceilings, ceilings, keep_freed_memory
+from longstride.commands.bench.report import (
+    check_distinct,
+    check_files,
+    plain,
+    print_lines,
+    print_machine,
+    print_table,
+    reason_of,
+    save,
+)
 from longstride.commands.bench.sampling_peers import (
     Contender,
     Timing,
@@ -29,15 +35,13 @@ from longstride.commands.bench.sampling_peers import (
     transformers_version,
 )
 from longstride.commands.bench.settings import SamplingBenchmark
-from longstride.common.atomic import atomic_path, check_writable
-from longstride.common.device import choose_device, machine
-from longstride.common.figures import picture_path
+from longstride.common.checks import whole_number
+from longstride.common.device import choose_device, describe_machine
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.model.byte_cost import step_bytes, value_bytes
-from longstride.model.cache import cache_bytes
+from longstride.model.byte_cost import cache_bytes, step_bytes
 from longstride.model.presets import preset
 from longstride.sampling import generate
-from longstride.sampling.streams import PIECE
+from longstride.sampling.streams import GPU_PIECE
 
 OURS, UNCACHED, TRANSFORMERS = "longstride", "no cache", "transformers"
 
@@ -52,13 +56,13 @@ class Row:
     step_us: float | None = None
     """Microseconds for a byte of every stream."""
     bytes_per_second: float | None = None
-    """Of all streams together."""
+    """All streams together."""
     floor_us: float | None = None
-    """What the step reads at least (weights once, visible keys and values of each stream once), at the rate of a copy."""
+    """Time to read the weights and each stream's visible keys and values once, at the rate of a copy."""
     of_floor: float | None = None
-    """The step's time over its floor: 1 is the best that can be."""
+    """The step's time over its floor: 1 is the best possible."""
     cache_mib: float | None = None
-    """Of all streams, up to the last byte that was timed."""
+    """The cache of all streams, up to the last byte that was timed."""
     timed: int | None = None
     """Steps in each round."""
     failure: str | None = None
@@ -80,7 +84,7 @@ class Result:
 
 @dataclass
 class Task:
-    """A contender at a position, and what each round gave, or why there is none."""
+    """A contender at a position, with the timing of each round or the reason why there is none."""
 
     name: str
     contender: Contender
@@ -91,24 +95,24 @@ class Task:
 
 
 class NothingTimedError(Exception):
-    """There were too few bytes."""
+    """Raised if there are too few bytes to time."""
 
 
 class Ours:
-    """`generate`, as everybody calls it."""
+    """`generate`, called as users call it."""
 
     def __init__(self, model: SparseTransformer) -> None:
         self.model = model
 
     def time(self, prompts: Tensor, steps: int) -> Timing:
-        """Prompts are computed all at once and not timed: the clock starts when the first bytes are there."""
+        """Times the steps after the first bytes: the pass over the prompt is not timed."""
         position, streams = prompts.shape[1], [bytes(row) for row in prompts.tolist()]
-        length = min(self.model.config.context - position, PIECE + steps)
+        length = min(self.model.config.context - position, GPU_PIECE + steps)
         pieces = generate(self.model, streams, length)
         first, timed = len(next(pieces)[0]), 0
         begun = ended = perf_counter()
         for piece in pieces:
-            ended = perf_counter()  # Not after the last one, when a generator's end lets go of a whole network.
+            ended = perf_counter()  # Before the generator ends, which frees a whole network.
             timed += len(piece[0])
             if timed >= steps:
                 break
@@ -120,17 +124,17 @@ class Ours:
         return step_bytes(self.model.config, batch, first, steps)
 
     def cache_bytes(self, batch: int, length: int) -> int:
-        return batch * cache_bytes(self.model.config, value_bytes=value_bytes(self.model.config), length=length)
+        return batch * cache_bytes(self.model.config, length)
 
 
 def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
-    """Measures, prints a table, and writes JSON where that is asked for."""
+    """Measures, prints a table, and writes JSON if asked to."""
     config = _check(settings)
     device = choose_device("bench sampling", settings.device)
     console = console or Console()
     keep_freed_memory()
     limits = ceilings(getattr(torch, config.precision), device)
-    result = Result({**machine(device), **transformers_version()}, _plain(settings), config.context, limits)
+    result = Result({**describe_machine(device), **transformers_version()}, plain(settings), config.context, limits)
     model = random_model(config, device)
     contenders: dict[str, Contender] = {OURS: Ours(model)}
     if settings.peers == "all":
@@ -153,13 +157,13 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
                 tasks += [Task(name, contender, prompts, steps) for name, contender in contenders.items()]
             take_turns(tasks, settings.repeats, lambda: progress.advance(bar))
             result.rows.extend(_row(task, limits) for task in tasks)
-            _save(result, settings.json)  # Now, not at the end: the next may take too long, or too much memory.
+            save(result, settings.json)  # Not only at the end: the next batch may take too long or too much memory.
     show(result, console)
     return result
 
 
 def random_model(config: ModelConfig, device: torch.device) -> SparseTransformer:
-    """An untrained network's output is 0, so that every byte were as likely: it gets weights, too."""
+    """A network with random weights. The output weights, which start at 0 and make every byte as likely, are random, too."""
     torch.manual_seed(0)
     with torch.device(device):
         model = SparseTransformer(config)
@@ -167,24 +171,24 @@ def random_model(config: ModelConfig, device: torch.device) -> SparseTransformer
     return model.eval()
 
 
-def take_turns(tasks: Sequence[Task], repeats: int, tell: Callable[[], object]) -> None:
-    """All positions and contenders of a batch do, so that a machine's slow minutes meet them alike."""
+def take_turns(tasks: Sequence[Task], repeats: int, report: Callable[[], object]) -> None:
+    """Times all tasks in turns, so that slow phases of the machine affect all of them. `report` is called before each."""
     for number in range(repeats + 1):
         for task in tasks:
-            tell()
+            report()
             if task.failure is not None:
                 continue
             try:
                 timing = task.contender.time(task.prompts, task.steps)
             except Exception as error:
-                # Ours may have too little memory or too few bytes. All else of ours is a fault, and no peer's business.
+                # Our sampling may lack memory or bytes; other errors are our mistakes. A peer may fail in any way.
                 if task.name == OURS and not isinstance(error, torch.OutOfMemoryError | NothingTimedError):
                     raise
-                task.failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+                task.failure = reason_of(error)
                 if task.prompts.device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
-                if number:  # In the first one kernels are compiled.
+                if number:  # The first round compiles kernels.
                     task.timings.append(timing)
 
 
@@ -209,19 +213,17 @@ def _row(task: Task, limits: Ceilings) -> Row:
 
 
 def _figures(value: float) -> float:
-    """Six that count."""
+    """Rounds to six significant digits."""
     return float(f"{value:.6g}")
 
 
 def _check(settings: SamplingBenchmark) -> ModelConfig:
-    """The network, after everything that could be wrong has been looked at."""
+    """Validates the settings and returns the network's config."""
     config = preset(settings.preset)
     for name, least in (("batches", 1), ("positions", 0)):
         given = getattr(settings, name)
-        if not given or len(set(given)) < len(given):
-            raise ValueError(f"bench sampling: {name} must be one or more different ones, got {list(given)}")
-        if min(given) < least:
-            raise ValueError(f"bench sampling: {name} must be at least {least}, got {min(given)}")
+        check_distinct("bench sampling", name, given)
+        whole_number("bench sampling", name, min(given), least)
     most = config.context - 2  # One byte more, from which on time counts, and one that is timed.
     if max(settings.positions) > most:
         raise ValueError(
@@ -229,35 +231,26 @@ def _check(settings: SamplingBenchmark) -> ModelConfig:
             f"{config.context:,}; give at most {most:,}"
         )
     for name, number in (("bytes", settings.bytes), ("repeats", settings.repeats)):
-        if number is not None and number < 1:
-            raise ValueError(f"bench sampling: {name} must be at least 1, got {number}")
-    if settings.picture is not None:
-        picture_path("bench sampling", settings.picture)
-    for name, path in (("json", settings.json), ("picture", settings.picture)):
-        if path is not None:
-            check_writable("bench sampling", name, path)
+        if number is not None:
+            whole_number("bench sampling", name, number, least=1)
+    check_files("bench sampling", settings)
     return config
 
 
 def show(result: Result, console: Console) -> None:
-    about = ", ".join(f"{name} {value}" for name, value in result.machine.items())
-    console.print(about, highlight=False)
-    console.print(f"copy {result.ceilings.bytes_per_second / 1e12:.3f} TB/s", highlight=False)
-    table = Table(
-        title=result.settings["preset"], title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )  # fmt: skip
-    for heading in ("streams", "position"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("sampling", no_wrap=True)
-    for heading in ("step\nus", "bytes/s", "floor\nus", "step\n/ floor", "cache\nMiB"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in result.rows:
-        figures = (row.step_us, row.bytes_per_second, row.floor_us, row.of_floor, row.cache_mib)
-        table.add_row(f"{row.batch:,}", f"{row.position:,}", row.name, *map(_cell, figures))
-    console.print(table)
-    for note in _notes(result):
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    print_machine(console, result.machine, f"copy {result.ceilings.bytes_per_second / 1e12:.3f} TB/s")
+    rows = [
+        [
+            row.name,
+            f"{row.batch:,}",
+            f"{row.position:,}",
+            *map(_cell, (row.step_us, row.bytes_per_second, row.floor_us, row.of_floor, row.cache_mib)),
+        ]
+        for row in result.rows
+    ]
+    headings = ("streams", "position", "step\nus", "bytes/s", "floor\nus", "step\n/ floor", "cache\nMiB")
+    print_table(console, result.settings["preset"], ("sampling",), headings, rows)
+    print_lines(console, _notes(result))
 
 
 def _notes(result: Result) -> list[str]:
@@ -274,7 +267,7 @@ def _notes(result: Result) -> list[str]:
 
 
 def _summary(rows: Sequence[Row], context: int) -> str:
-    """Of one batch: how time grows with the position, and how long a whole context takes."""
+    """For one batch: how time grows with the position, and how long a whole context takes."""
     slowest = max(row.step_us or 0 for row in rows)
     text = f"{OURS}, {_streams(rows[0].batch)}: "
     if len(rows) > 1:
@@ -290,14 +283,3 @@ def _streams(batch: int) -> str:
 
 def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
-
-
-def _save(result: Result, path: Path | None) -> None:
-    if path is not None:
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(_plain(result), indent=2) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses as dicts and paths as text, for JSON."""
-    return json.loads(json.dumps(asdict(value), default=str))

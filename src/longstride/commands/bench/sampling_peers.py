@@ -1,6 +1,6 @@
-"""What one would use instead of our sampling: a dense network of the same numbers in transformers, and no cache at all.
+"""Alternatives to our sampling: a dense network of the same sizes in transformers, and ours without a cache.
 
-Each is called with prompts [batch, position] and a number of steps, and says how long those after the first took.
+Each takes prompts [batch, position] and a number of steps, and times the steps after the first.
 """
 
 from importlib.metadata import version
@@ -15,13 +15,13 @@ from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import step_bytes
 
 UNCACHED_STEPS = 4
-"""Each of them is a whole forward pass."""
+"""Few, since each is a whole forward pass."""
 TRANSFORMERS_STEPS = 64
-"""It makes some 16 bytes per second with a deep network on a GPU, whatever its position: more would only take longer."""
+"""Few, since it samples some 16 bytes per second with a deep network on a GPU, at any position."""
 
 
 class Timing(NamedTuple):
-    """What was timed: `steps`, from position `first` on."""
+    """Seconds a step, the mean of `steps` steps from position `first` on."""
 
     seconds: float
     first: int
@@ -32,14 +32,14 @@ class Contender(Protocol):
     def time(self, prompts: Tensor, steps: int) -> Timing: ...
 
     def floor_bytes(self, batch: int, first: int, steps: int) -> float:
-        """What a step reads at least."""
+        """The bytes that a step must read."""
 
     def cache_bytes(self, batch: int, length: int) -> int:
-        """Of that many positions."""
+        """The size of a cache of `length` positions."""
 
 
 class Uncached:
-    """Our network, with the whole of it computed for every byte."""
+    """Our network without a cache: each byte takes a forward pass over the whole sequence."""
 
     def __init__(self, model: SparseTransformer) -> None:
         self.model = model
@@ -51,7 +51,7 @@ class Uncached:
         for step in range(steps + 1):
             if step == 1:
                 begun = _now(prompts.device)
-            # A slot carries the byte before it: the last one's is in the slot after it, whatever that is filled with.
+            # Slot j reads the bytes before j: the next byte is predicted by one more slot, whose own byte does not matter.
             h = self.model.hidden(torch.cat([tokens, tokens.new_zeros(batch, 1)], 1))
             logits = self.model.logits(h[:, -1:])[:, 0]
             new = torch.multinomial(logits.softmax(-1), 1)
@@ -66,7 +66,7 @@ class Uncached:
 
 
 class Transformers:
-    """generate() of a GPT-2 with our network's numbers, and its weights where both have the same."""
+    """generate() of a GPT-2 with our network's sizes, and with its weights where the shapes agree."""
 
     def __init__(self, model: SparseTransformer) -> None:
         self.config = config = model.config
@@ -83,7 +83,7 @@ class Transformers:
         stamps: list[float] = []
 
         def note(tokens: Tensor, scores: Any, **_: Any) -> Tensor:
-            """Called after each byte, to ask which streams are at their end: none is."""
+            """Called after each byte: records the time, and ends no stream."""
             stamps.append(_now(tokens.device))
             return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
@@ -100,7 +100,7 @@ class Transformers:
         return Timing((stamps[-1] - stamps[0]) / steps, position + 1, steps)
 
     def floor_bytes(self, batch: int, first: int, steps: int) -> float:
-        tables = (self.model.transformer.wte, self.model.transformer.wpe)  # Some rows of them are read.
+        tables = (self.model.transformer.wte, self.model.transformer.wpe)  # Only some rows are read.
         weights: int = sum(x.numel() for x in self.model.parameters()) - sum(table.weight.numel() for table in tables)
         seen = first + (steps - 1) / 2 + 1
         return self.number_bytes * (weights + batch * seen * self._numbers())
@@ -109,12 +109,12 @@ class Transformers:
         return self.number_bytes * batch * length * self._numbers()
 
     def _numbers(self) -> int:
-        """Keys and values of a position."""
+        """The numbers in the keys and values of a position."""
         return 2 * self.config.layers * self.config.width
 
 
 def missing() -> str | None:
-    """Why there is no transformers, or nothing."""
+    """Why transformers cannot be used; None if it can."""
     return None if find_spec("transformers") else "transformers is not installed: pip install transformers"
 
 
@@ -125,20 +125,20 @@ def transformers_version() -> dict[str, str]:
 def _gpt2(config: ModelConfig) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    made: Any = GPT2LMHeadModel(
+    network: Any = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=256, n_positions=config.context, n_embd=config.width, n_layer=config.layers, n_head=config.heads,
             n_inner=config.ff_width, activation_function="quick_gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
             layer_norm_epsilon=1e-5, tie_word_embeddings=False, bos_token_id=0, eos_token_id=None, pad_token_id=0,
         )
     )  # fmt: skip
-    made.generation_config.eos_token_id = None  # Any byte may come, and none ends a stream.
-    return made
+    network.generation_config.eos_token_id = None  # No byte ends a stream.
+    return network
 
 
 @torch.no_grad()
 def _copy(ours: SparseTransformer, theirs: Any) -> None:
-    """Its positions stay its own, and so do queries and keys where ours are smaller than the width."""
+    """Copies our weights. Its position embeddings stay, and so do queries and keys where ours are smaller than the width."""
     theirs.transformer.wte.weight.copy_(ours.embedding.token.weight)
     theirs.lm_head.weight.copy_(ours.output.weight)
     _copy_norm(ours.norm, theirs.transformer.ln_f)
@@ -163,7 +163,7 @@ def _copy_norm(ours: nn.LayerNorm, theirs: Any) -> None:
 
 
 def _now(device: torch.device) -> float:
-    """The time, after all that was asked of the device is done."""
+    """The time, once the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -1,4 +1,4 @@
-"""Finds the kernels' settings anew, for the GPU at hand, and saves those that are faster than the shipped ones.
+"""Searches launch settings of the kernels for this GPU, and saves those that are faster than the shipped ones.
 
 longstride bench tune
 longstride bench tune --kernels forward dq dkv --widths 64 --dtypes bfloat16 float16 --out settings.json
@@ -32,8 +32,8 @@ from longstride.attention.kernels.launches import (
 from longstride.attention.kernels.settings import Gpu, shipped_lanes
 from longstride.commands.bench.settings import TuneBenchmark
 from longstride.commands.bench.workbench import Problem, Workbench
-from longstride.common.atomic import atomic_path, check_writable
-from longstride.common.device import machine
+from longstride.common.atomic import atomic_path, check_output, check_writable
+from longstride.common.device import describe_machine
 
 NOISE = 1.03
 """A setting is kept if it is faster than the shipped one by more than this factor."""
@@ -41,7 +41,7 @@ ROOMY = Gpu("a GPU on which whole lanes fit", (9, 0), 2**20)
 
 
 class Bench(Protocol):
-    """What a search asks for; Workbench does it on a GPU."""
+    """What a search needs of a workbench; `Workbench` implements it on a GPU."""
 
     def shipped(self, key: Key) -> Setting | None: ...
 
@@ -54,12 +54,12 @@ class Bench(Protocol):
 
 @dataclass
 class Finding:
-    """What a search gave. None as a setting: whole lanes are computed as windows."""
+    """The result of a search. None as a setting: whole lanes are computed as windows."""
 
     key: Key
     shipped: Setting | None
     found: Setting | None = None
-    """What is to be saved; None if nothing is."""
+    """The setting to save; None if the shipped one stays."""
     shipped_ms: float | None = None
     """None if it does not run here."""
     found_ms: float | None = None
@@ -74,7 +74,7 @@ class Finding:
 
 
 def run(settings: TuneBenchmark, console: Console | None = None) -> list[Finding]:
-    """Searches for every kernel that was asked for, prints a table, and saves what is faster."""
+    """Searches settings for the given kernels, prints a table, and saves the faster ones."""
     _check(settings)
     if not torch.cuda.is_available():
         raise ValueError("bench tune: it times kernels on a CUDA GPU, and torch sees none here")
@@ -92,7 +92,7 @@ def run(settings: TuneBenchmark, console: Console | None = None) -> list[Finding
             "bench tune: the GPU has too little free memory; nothing is saved; end what else runs on it, or leave out the "
             "larger ones of --widths"
         ) from None
-    about = machine(device)
+    about = describe_machine(device)
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
     show(findings, console)
     keep(path, bench.gpu.name, before, findings, console)
@@ -119,13 +119,16 @@ def _check(settings: TuneBenchmark) -> None:
 
 
 def _place(settings: TuneBenchmark) -> Path:
-    """Where to save, and an error now rather than after the work if that cannot be."""
+    """The file to save to, checked before the work."""
     path = settings.out or saved.place()
     if path is None:
         raise ValueError(f"bench tune: {saved.VARIABLE} is empty, which means no file; say with --out where to save")
-    for name, given in (("out", path), ("json", settings.json)):
-        if given is not None:
-            check_writable("bench tune", name, given)
+    if settings.out is None:
+        check_writable("bench tune", "out", path)  # Makes the folder of the user's own settings.
+    else:
+        check_output("bench tune", "out", path, may_replace=True)  # Settings for other kernels and GPUs stay in the file.
+    if settings.json is not None:
+        check_output("bench tune", "json", settings.json, may_replace=settings.force)
     return path
 
 
@@ -152,7 +155,7 @@ def search_all(keys: Sequence[Key], bench: Bench, console: Console) -> list[Find
 
 
 def search(key: Key, bench: Bench, tell: Callable[[str], object] = lambda text: None) -> Finding:
-    """Candidates in two rounds, the second around the best of the first; then the best alone against the shipped one."""
+    """Times candidates in two rounds, the second around the best of the first; then the best against the shipped one."""
     shipped = bench.shipped(key)
     finding = Finding(key, shipped)
     tell(f"{_name(key)}: shipped")
@@ -169,13 +172,13 @@ def search(key: Key, bench: Bench, tell: Callable[[str], object] = lambda text: 
 
     shipped_runs = usable(shipped, thorough=False)
     standard: list[Setting | None] = [shipped] if shipped_runs else []
-    best = standard  # One, or none as long as nothing runs.
+    best = standard  # One setting, or none as long as nothing runs.
     seen = {shipped}
     for variations in (_first_round, _second_round):
         base = next((one for one in best if one is not None), None) or shipped or _start(key)
         fresh = [one for one in variations(key, base) if one not in seen]
         seen.update(fresh)
-        # Times of different rounds are not compared, so what is to be beaten takes part in each.
+        # Times of different rounds are not comparable, so the shipped and the best setting take part in each.
         contenders = list(dict.fromkeys([*standard, *best, *(one for one in fresh if usable(one, thorough=False))]))
         times = dict(zip(contenders, bench.seconds(key, contenders)))
         ranked = sorted(times, key=lambda one: times[one])
@@ -185,7 +188,7 @@ def search(key: Key, bench: Bench, tell: Callable[[str], object] = lambda text: 
             finding.shipped_ms = times[shipped] * 1e3
     finding.tried = len(seen)
     if best and best != standard:
-        # The fastest of many is partly lucky: it is kept if it is faster once more, by more than noise.
+        # The fastest of many is partly luck: it is kept only if it is faster again, by more than noise.
         seconds = bench.seconds(key, [*best, *standard])
         if shipped_runs:
             finding.shipped_ms = seconds[1] * 1e3
@@ -195,7 +198,7 @@ def search(key: Key, bench: Bench, tell: Callable[[str], object] = lambda text: 
 
 
 def _start(key: Key) -> Setting:
-    """Where a search begins if whole lanes are not shipped for this GPU: where they are, with nothing loaded ahead."""
+    """The start of a search if this GPU has no shipped setting for whole lanes: that of others, without prefetching."""
     assert isinstance(key, LaneKey)
     found = shipped_lanes(key, key.width, ROOMY)
     assert found is not None
@@ -205,7 +208,7 @@ def _start(key: Key) -> Setting:
 def _first_round(key: Key, best: Setting) -> list[Setting]:
     if isinstance(best, LaneSetting):
         return [best._replace(warps=warps, stages=stages) for warps in (4, 8) for stages in (1, 2, 3, 4)]
-    # Without matrix units, and in wide heads, larger tiles do not fit into registers.
+    # In float32, and in wide heads, larger tiles do not fit into registers.
     sides = (16, 32, 64) if key.dtype == torch.float32 else (32, 64, 128)
     area = (32 * 64 if key.dtype == torch.float32 else 128 * 128) * 64 // max(64, key.width)
     return [
@@ -247,11 +250,11 @@ def show(findings: Sequence[Finding], console: Console) -> None:
 
 
 def keep(path: Path, name: str, before: saved.ByGpu, findings: Iterable[Finding], console: Console) -> None:
-    """Saves what was found in place of what the file had for the same kernels on this GPU. All else in it stays."""
+    """Replaces the file's settings for these kernels on this GPU. All other settings in it stay."""
     findings = list(findings)
     old = before.get(name, {})
-    looked_at = {one.key for one in findings if not one.note}
-    new = {key: setting for key, setting in old.items() if key not in looked_at}
+    searched = {one.key for one in findings if not one.note}
+    new = {key: setting for key, setting in old.items() if key not in searched}
     new.update({one.key: one.found for one in findings if one.found is not None})
     if new == old:
         text = f"no faster settings were found; {path} stays as it was" if old else "the shipped settings are best here"

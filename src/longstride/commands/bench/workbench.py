@@ -1,6 +1,6 @@
-"""Tries settings of the kernels out on a device: do they run, are the results right, how long do they take.
+"""Checks and times launch settings of the kernels: do they run, are the results right, how long do they take.
 
-A kernel is timed at one shape, so what is found does not depend on n; it is that of enwik8 in the paper, for fewer heads.
+A kernel is timed at one shape, that of enwik8 in the paper with fewer heads, so settings do not depend on n.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +22,13 @@ NEEDED = {"dq": (True, False, False), "dkv": (False, True, True), "lane_backward
 ODD = 1537
 """A length that no tile divides."""
 HALF_ROUNDINGS, FLOAT_ROUNDINGS = (2, 16), (32, 256)
-"""How far results may be off, as multiples of the dtype's rounding: all together, and any row. Right ones are at 0.4 and 2,
-or in float32 at 3 and 9; one pair too few for each query is at 10 or more all together, in any dtype."""
+"""Largest errors, as multiples of the dtype's rounding: of the whole tensor, and of any row. Correct results have 0.4 and 2,
+in float32 3 and 9. Results that miss one pair per query have 10 or more over the whole tensor, in any dtype."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a setting cannot be used: its results are wrong, or else it does not run."""
+    """Why a setting cannot be used: wrong results, or a failed launch."""
 
     wrong: bool
     reason: str
@@ -47,10 +47,10 @@ class Case:
 
 
 class Workbench:
-    """Holds the tensors of one kernel at a time, the last that was asked about."""
+    """Runs kernels with given settings. Holds the tensors of one kernel at a time."""
 
     def __init__(self, device: torch.device, repeats: int, batch: int = 2, heads: int = 8, n: int = 12_288) -> None:
-        # Here, since Triton is not everywhere.
+        # Imported here because Triton is optional.
         from longstride.attention.kernels.ops import triton_backward, triton_forward
 
         self.forward, self.backward = triton_forward, triton_backward
@@ -70,14 +70,14 @@ class Workbench:
         return shipped_lanes(key, key.width, self.gpu)
 
     def launched(self, key: Key) -> bool:
-        """Whether the operator launches this kernel here, with the settings that it is given."""
+        """Whether the operator launches this kernel on this device."""
         self._look_at(key)
         with trial({}) as used:
             self._attempt(key, self.shipped(key), lambda: self._results(key, self._timed()))
         return key in used
 
     def problem(self, key: Key, setting: Setting | None, thorough: bool) -> Problem | None:
-        """What is wrong with a setting, at the shape that is timed or, if thorough, in all that the kernel can do."""
+        """The problem of a setting, if any: at the timed shape or, if `thorough`, in every branch of the kernel."""
         self._look_at(key)
         for case in self._more_cases(key) if thorough else [self._timed()]:
             with trial({key: setting}), _poisoned():
@@ -90,7 +90,7 @@ class Workbench:
         return None
 
     def seconds(self, key: Key, settings: Sequence[Setting | None]) -> list[float]:
-        """How long the operator takes with each of them."""
+        """The time of the operator with each setting."""
         self._look_at(key)
         case = self._timed()
 
@@ -106,7 +106,7 @@ class Workbench:
 
     def _look_at(self, key: Key) -> None:
         if key != self.key:
-            self.key, self.timed = key, None  # What it held of the last kernel is free before anything is added.
+            self.key, self.timed = key, None  # Frees the last kernel's tensors before new ones are allocated.
             self.timed = self._case(key, _timed_pattern(key, self.shape[2]), *self.shape)
 
     def _timed(self) -> Case:
@@ -114,7 +114,7 @@ class Workbench:
         return self.timed
 
     def _more_cases(self, key: Key) -> Iterator[Case]:
-        """Every branch of the kernel that takes other memory: odd lengths, later passes, pairs to leave out."""
+        """Cases for every branch with its own memory accesses: odd lengths, later passes, pairs to leave out."""
         n = ODD
         if isinstance(key, LaneKey):
             step = -(-n // key.lane)
@@ -143,8 +143,8 @@ class Workbench:
             needed = list(NEEDED[key.kernel])
             expected = blocked_backward(wide[3], *wide[:3], output, largest, weight, *call, needed)
             expected = [x for x, wanted in zip(expected, needed) if wanted]
-        # Backward begins with what a right forward leaves, whatever forward's settings do here. A query that sees no key
-        # has the lowest of all numbers as its largest score, which becomes -inf.
+        # Backward gets the results of a correct forward, independent of forward's settings. A query that sees no key
+        # has the lowest finite number as its largest score, which becomes -inf.
         log_sum_exp = (largest * LOG2_E + weight.log2()).float()
         return Case(pattern, call, (q, k, v), slopes, output.to(key.dtype), log_sum_exp, expected)
 
@@ -162,15 +162,13 @@ class Workbench:
             return results
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # What compilers raise has no common type.
+        except Exception as error:  # Compiler errors have no common type.
             reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
         try:
             self._synchronize()
             return Problem(False, reason)
-        except RuntimeError:  # A kernel that reads where it must not ends all work on the GPU, for this process.
-            raise RuntimeError(
-                f"bench tune: {setting} of {key} broke the GPU's work off, nothing is saved: {reason}"
-            ) from None
+        except RuntimeError:  # An illegal memory access makes the GPU unusable for this process.
+            raise RuntimeError(f"bench tune: {setting} of {key} made the GPU unusable, nothing is saved: {reason}") from None
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -180,14 +178,14 @@ class Workbench:
 def _timed_pattern(key: Key, n: int) -> str:
     if isinstance(key, LaneKey):
         columns = f"column({n // key.lane})"
-        # A first pass that costs little, so that the later one shows.
+        # A cheap first pass, so that the later one dominates the time.
         return f"local(1) | {columns}" if key.later else columns
     return "block(128) | summary(128, 32)" if key.summary else "local(128)"
 
 
 @contextmanager
 def _poisoned() -> Iterator[None]:
-    """Results begin as NaN: memory that held the last candidate's must not pass for this one's."""
+    """Fills new tensors with NaN: reused memory must not pass the last candidate's results for this one's."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:

@@ -1,28 +1,28 @@
 """longstride data prepare, data fetch"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-Kind = Literal["text", "images", "audio", "bytes"]
+from longstride.data.kinds import KindName
 
 
 def data_prepare(
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
-    kind: Kind | None = None,
+    kind: KindName | None = None,
     join: bool = False,
     max_bytes: int | None = None,
 ) -> None:
     """Turn files into a store that training reads. Example: longstride data prepare enwik8.zip enwik8
 
     Args:
-        source: A file, or a folder of them: text (also packed), images, sound, or anything.
+        source: A file, or a folder of files: text (also compressed), images, sound, or any bytes.
         out: The store's folder.
-        kind: What the source is; left out, its names and contents say.
-        join: Put all files together and split anew, also if some are named train, valid or test.
-        max_bytes: The most that the source may unpack to; if left out, 1 GiB, or 100 times its size if that is more.
+        kind: The kind of data; by default it follows from names and contents.
+        join: Join all files and split them anew, even if some are named train, valid or test.
+        max_bytes: The most bytes that the source may unpack to; by default 1 GiB, or 100 times its size if that is more.
     """
     from longstride.data.prepare import prepare
 
@@ -31,13 +31,18 @@ def data_prepare(
     print(f"{out}: {store.kind}, {sizes}")
 
 
-def data_fetch(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")], folder: Path = Path(".")) -> None:
-    """Download a data set, checked; run again, it goes on where it stopped. Example: longstride data fetch enwik8
+def data_fetch(
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
+    folder: Path = Path("."),
+    force: bool = False,
+) -> None:
+    """Download a data set and verify it; a second call resumes. Example: longstride data fetch enwik8
 
     Args:
         name: enwik8 or cifar10.
-        folder: Where to put it.
+        folder: The folder for the download.
+        force: Replace a file of that name that has other content.
     """
     from longstride.data.fetch import fetch
 
-    print(f"wrote {fetch(name, folder)}")
+    print(f"wrote {fetch(name, folder, force=force)}")

@@ -7,8 +7,8 @@ def demo(folder: Path = Path("demo"), steps: int = 500) -> None:
     """Train a small model on bundled text, and compare it with gzip and xz. Example: longstride demo
 
     Args:
-        folder: Where everything goes.
-        steps: How long to train; 500 are about two minutes on two cores.
+        folder: The folder for the data and the runs.
+        steps: Steps of training; 500 take about two minutes on two cores.
     """
     from longstride.commands.demo import demo as run
 

@@ -7,10 +7,10 @@ import tyro
 
 
 def doctor(model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL_OR_PRESET]")] = "") -> None:
-    """Show versions, devices, what `auto` picks and why; and what sampling costs. Example: longstride doctor enwik8
+    """Show versions, devices, what `auto` selects and why; and the cost of sampling. Example: longstride doctor enwik8
 
     Args:
-        model: A run, a saved model or a preset: also what sampling from it costs, in weights, cache and keys.
+        model: A run, a saved model or a preset, for the cost of sampling from it: weights, cache and keys.
     """
     from longstride.commands.doctor import examine
 

@@ -24,19 +24,19 @@ def evaluate(
     """Bits per byte of a split, every byte scored once. Example: longstride eval RUN --split test --min-context 0 256
 
     Args:
-        folder: A run, whose best weights are taken, one of its checkpoints, or a saved model.
-        data: A prepared store, or a source; left out, what the run was trained on.
+        folder: A run, of which the best weights are used, one of its checkpoints, or a saved model.
+        data: A prepared store, or a source; by default the data that the run was trained on.
         split: train, valid or test.
-        min_context: Bytes that each scored byte has before it at least, those of the first window aside; a row of the
-            table for each. More cost n / (n - min context) times as much, for a context of n. For images 0.
-        checkpoint: One of the run's, such as step-1000, instead of its best weights.
-        batch: Windows at a time; left out, as many as have 65,536 bytes. It changes nothing but rounding.
-        device: Auto is the GPU if there is one.
-        precision: Of activations; left out, what the model has.
-        most_bytes: Score the first so many bytes only.
-        json: The file for the results, with all they depend on. Left out: eval-SPLIT.json in the run, if the data is its
-            own. Rows of the same evaluation that are there already stay.
-        force: A file that has something else may be replaced.
+        min_context: The least bytes before each scored byte, except in the first window; one row of the table for each. It
+            costs n / (n - min context) times as much, for a context of n. For images 0.
+        checkpoint: A checkpoint of the run, such as step-1000, instead of its best weights.
+        batch: Windows in a batch; by default as many as have 65,536 bytes. It changes only rounding.
+        device: cpu, cuda or cuda:1; auto is the GPU if there is one.
+        precision: Dtype of the activations; by default the model's own.
+        most_bytes: Score only this many bytes, from the first on.
+        json: The file for the results, with all they depend on; by default eval-SPLIT.json in the run, if the data is its
+            own. Rows of the same evaluation stay in the file.
+        force: Replace a file of another evaluation.
     """
     from longstride.commands.evaluate import evaluate as run
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from longstride.common.lazy import import_optional
 from longstride.patterns.notation import parse
 
 
@@ -16,9 +17,9 @@ def plot_run(
     """Draw a run on one page: curves, settings, samples; or compare several. Example: longstride plot run RUN
 
     Args:
-        runs: The run's folder. Of several the curves are drawn together, and in what their settings differ.
-        out: The picture to write, PNG or SVG by its ending; left out: page.png in the run, or runs.png here for several.
-        force: A file that is there may be replaced.
+        runs: The run's folder. Several runs are compared: their curves, and the settings that differ.
+        out: The picture to write, PNG or SVG by its ending; by default page.png in the run, or runs.png here for several.
+        force: Replace a file that exists.
     """
     from longstride.pictures.run import plot_run
 
@@ -40,15 +41,15 @@ def plot_attention(
 
     Args:
         folder: A run, one of its checkpoints, or a saved model.
-        position: Which byte is predicted; several get a picture each. Left out: about two thirds down. Row r, column c of an
+        position: The byte that is predicted; one picture for each; by default about two thirds down. Row r, column c of an
             image is (r * width + c) * channels.
-        layers: Which rows of panels; up to 8, evenly, if left out.
-        heads: Which columns of panels; up to 8, evenly, if left out.
-        data: What it looks at, a store or a source as for training; the run's own data if left out.
-        split: Of the data.
-        item: Which image, or which piece as long as the context.
+        layers: The layers, as rows of panels; by default up to 8, evenly spaced.
+        heads: The heads, as columns of panels; by default up to 8, evenly spaced.
+        data: The data that the model reads, a store or a source as for training; by default the run's own.
+        split: train, valid or test.
+        item: The number of the image, or of the window as long as the context.
         out: The picture to write, PNG or SVG by its ending.
-        force: Files that are there may be replaced.
+        force: Replace files that exist.
     """
     from longstride.pictures.attention import plot_attention
 
@@ -70,21 +71,18 @@ def plot_patterns(
     Example: longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.svg
 
     Args:
-        patterns: A column of the figure each, as text with a pattern for every head. Left out: full attention, strided
-            and fixed attention with the width as their stride, as in the paper.
+        patterns: One column of the figure for each text, which has a pattern for every head. By default full, strided and
+            fixed attention with the width as their stride, as in the paper.
         height: Rows of the image.
         width: Bytes in a row of the image.
-        row: The pixel whose view is drawn; about two thirds down if left out.
-        column: The same across; the middle if left out.
+        row: The row of the pixel whose keys are drawn; by default about two thirds down.
+        column: The column of that pixel; by default the middle.
         out: The picture to write, PNG or SVG by its ending.
-        force: A file that is there may be replaced.
+        force: Replace a file that exists.
     """
-    try:
-        from longstride.pictures.patterns import Scheme, plot_patterns
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"plot patterns needs {error.name}, which is not installed: pip install 'longstride[plot]'"
-        ) from None
+    import_optional("matplotlib", "plot patterns", "plot")
+    from longstride.pictures.patterns import Scheme, plot_patterns
+
     texts = {text: text for text in patterns} or {
         "Transformer": "dense()",
         "Sparse Transformer (strided)": f"strided({width})",

@@ -2,10 +2,10 @@
 
 
 def presets(dense: bool = False) -> None:
-    """List the networks that have a name, with what they cost. Example: longstride presets
+    """List the presets with their size and cost. Example: longstride presets
 
     Args:
-        dense: Also their dense forms, with full attention.
+        dense: Also list their forms with full attention.
     """
     from longstride.commands.presets import show
 

@@ -10,7 +10,7 @@ def runs(folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[F
     """List runs with their step, best bits per byte and state, newest first. Example: longstride runs
 
     Args:
-        folder: Where to look, two folders deep.
+        folder: The folder to search, two levels deep.
     """
     from longstride.commands.runs import show_runs
 

@@ -12,10 +12,10 @@ def sample(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")],
     request: Annotated[Request, tyro.conf.arg(name="")],
 ) -> None:
-    """Make text, images or sound, or complete some. Example: longstride sample RUN --prompt 'The ' --temperature 0.8
+    """Sample text, images or sound, or complete some. Example: longstride sample RUN --prompt 'The ' --temperature 0.8
 
     Args:
-        folder: A run, whose best weights are taken, one of its checkpoints, or a saved model.
+        folder: A run, of which the best weights are used, one of its checkpoints, or a saved model.
     """
     from longstride.commands.sample import sample as run
 

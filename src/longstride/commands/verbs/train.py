@@ -3,31 +3,26 @@
 import json
 import os
 import shlex
-import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+from longstride.commands.ending import describe_ending, exit_if_interrupted
 from longstride.commands.exits import is_main_process
 from longstride.commands.parser import HELP, parse
-from longstride.common.checks import short_reason
+from longstride.common.checks import short_reason, short_repr
 from longstride.common.files import parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
 from longstride.training.presets import train_preset
 
-if TYPE_CHECKING:
-    from longstride.training import Summary
-
 LARGEST_TOML = 2**15
 """The most bytes of a TOML file: a key of n parts takes n * n memory."""
-SIGNALLED = 128
-"""Shells add this to a signal's number."""
 RESUME_NOT = "--resume=no"
 
 
@@ -47,9 +42,7 @@ RESUME = PrimitiveConstructorSpec(
 )
 """--resume, --resume auto, or --no-resume, which is turned into --resume=no."""
 SHOWN = "text-small"
-"""The preset whose defaults `longstride train --help` has."""
-LEFT = ("model.safetensors", "curve.png", "sample-data.*", "sample-model.*", "metrics.jsonl", "checkpoints")
-"""What a run leaves in its folder."""
+"""The preset whose defaults `longstride train --help` shows."""
 
 
 def _hint(default: str) -> str:
@@ -59,7 +52,7 @@ def _hint(default: str) -> str:
 
 @dataclass(frozen=True)
 class Flags(TypedConfig):
-    """The flags of a preset, of which these two have no default."""
+    """The flags of a preset. These two have no default."""
 
     data: Annotated[
         str,
@@ -80,14 +73,30 @@ def train(words: Sequence[str]) -> None:
     if file is not None and words[0].startswith("-"):
         prog, words = "longstride train", ["", *words]
     if not words or words[0].startswith("-"):
-        raise ValueError("train: which preset comes first, as in: longstride train text-small --data FILE --out RUN")
+        raise ValueError("train: a preset comes first, as in: longstride train text-small --data FILE --out RUN")
+    _check_places(words)
     resumed = _resumed(words)
     start = resumed or (train_preset(words[0]) if words[0] else None)
     if file is not None:
         start = read_config(Path(file), start)
     assert start is not None
     default = Flags.of(start)
-    fit = fields_to_fit(words) if resumed is None and file is None else []
+    new = resumed is None and file is None
+    fit = fields_to_fit(words) if new else []
+
+    def run(config: Flags, resume: Resume, until: int | None, settings: Path | None) -> None:
+        _train(words[0], config.checked(), resume, until, fit, new)
+
+    verb = make_verb(default, run)
+    verb.__doc__ = (verb.__doc__ or "").replace(
+        "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
+    )
+    typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
+    parse(verb, prog, typed, "train")()
+
+
+def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | None], None]) -> Callable[..., None]:
+    """The function whose parameters are the flags after `longstride train PRESET`, with the preset's values as defaults."""
 
     def verb(
         config: Annotated[Flags, tyro.conf.arg(name="")] = default,
@@ -103,23 +112,19 @@ def train(words: Sequence[str]) -> None:
         size than the preset's, context, embedding and stride follow from the data unless given.
 
         Args:
-            resume: Go on with the run in --out, exactly where it stopped, with the settings that it has. --resume auto also
-                begins a run that is not there: for batch systems that start a job again. --no-resume: begin a new one.
+            resume: Continue the run in --out exactly where it stopped, with its own settings. --resume auto also starts a
+                run that does not exist, for batch systems that restart a job. --no-resume: start a new one.
             until: Pause after this step, as Ctrl-C does.
             settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
                 file with a whole model needs no preset. The file's out is not read.
         """
-        _train(words[0] or SHOWN, config.checked(), resume, until, fit)
+        run(config, resume, until, settings)
 
-    verb.__doc__ = (verb.__doc__ or "").replace(
-        "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
-    )
-    typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
-    parse(verb, prog, typed, "train")()
+    return verb
 
 
 def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
-    """The settings of a file, TOML or JSON. What it leaves out is as in `start`, without which the model must be whole."""
+    """Reads settings from a TOML or JSON file. `start` has the rest; without it the file must have a whole model."""
     if not path.is_file():
         raise ValueError(f"train: config = {str(path)!r} is no file; give a TOML file or a run's config.json")
     given = _read_toml(path) if path.suffix == ".toml" else parse_object(read_text(path), str(path), finite=False)
@@ -145,38 +150,38 @@ def _presets() -> str:
     return f"The presets are {', '.join(PRESETS)}; with {DENSE} after its name a preset has full attention."
 
 
-def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str]) -> None:
-    """Trains, and prints how it ended. An interrupted run ends the process as its signal would: 130, or 143."""
+def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str], new: bool) -> None:
+    """Trains, and prints how it ended. `new`: the model is the preset's, not that of a run or a file."""
     from longstride.training import train as run
 
-    found = run(config, resume, until, fit=fit)
+    summary = run(config, resume, until, fit=fit, preset=preset if new else "")
     if is_main_process():
-        _print(preset, found)
-    if found.signal is not None:
-        sys.exit(SIGNALLED + found.signal)
+        print("\n".join(describe_ending(preset or SHOWN, summary)))
+    exit_if_interrupted(summary)
 
 
-def _print(preset: str, found: "Summary") -> None:
-    print(f"{found.folder}: step {found.step}, {found.reason}; {found.speed}")
-    if found.best_bits_per_byte is not None:
-        print(f"best validation {found.best_bits_per_byte:.4f} bits per byte, at step {found.best_step}")
-    there = [name for name in LEFT if list(found.folder.glob(name))]
-    print(f"there: {', '.join(there)}")
-    if not found.done:
-        started = ", started by torchrun as before" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
-        way = shlex.join(["longstride", "train", preset, "--out", str(found.folder), "--resume"])
-        print(f"all is saved; to go on{started}: {way}")
+def _check_places(words: Sequence[str]) -> None:
+    """Refuses data in the place of the preset, or behind it without its flag."""
+    if words[0].removesuffix(DENSE) not in ("", *PRESETS) and os.path.exists(words[0]):
+        raise ValueError(
+            f"train: {short_repr(words[0])} is no preset; if it is the data: longstride train text-small --data "
+            f"{shlex.quote(words[0])} --out RUN; longstride presets lists the presets"
+        )
+    if words[1:] and not words[1].startswith("-"):
+        raise ValueError(
+            f"train: unexpected {short_repr(words[1])}; data comes after its flag: --data {shlex.quote(words[1])}"
+        )
 
 
 def _value(flag: str, words: Sequence[str]) -> str | None:
-    """What is typed after a flag, before all flags are read."""
+    """The value of a flag, before the other flags are parsed."""
     if flag in words[:-1]:
         return words[words.index(flag) + 1]
     return next((word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")), None)
 
 
 def _resumed(words: Sequence[str]) -> TrainConfig | None:
-    """The settings of the run that is to be resumed: what is typed with --resume is what differs from them."""
+    """The settings of the run to resume, if there is one: flags given with --resume replace them."""
     folder = _value("--out", words)
     last = next((word for word in reversed(words) if word.split("=")[0] in ("--resume", "--no-resume")), "--no-resume")
     if last in ("--no-resume", RESUME_NOT) or folder is None:

@@ -7,16 +7,16 @@ import triton
 import triton.language as tl
 
 from longstride.model import embedding, layers
-from longstride.sampling.choose import BITS, MIX
+from longstride.sampling.sampler import RANDOM_BITS, SPLITMIX64
 
 EPSILON = tl.constexpr(layers.EPSILON)
 SLOPE = tl.constexpr(layers.SLOPE)
 BYTES = tl.constexpr(embedding.BYTES)
 START = tl.constexpr(embedding.BYTES)
 """The row of the start vector, after those of the bytes."""
-FIRST_MIX, SECOND_MIX, THIRD_MIX = (tl.constexpr(number) for number in MIX)
-UNUSED_BITS = tl.constexpr(64 - BITS)
-UNIT = tl.constexpr(2.0**-BITS)
+FIRST_MIX, SECOND_MIX, THIRD_MIX = (tl.constexpr(number) for number in SPLITMIX64)
+UNUSED_BITS = tl.constexpr(64 - RANDOM_BITS)
+UNIT = tl.constexpr(2.0**-RANDOM_BITS)
 
 
 @triton.jit

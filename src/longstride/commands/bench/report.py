@@ -1,0 +1,72 @@
+"""What the benchmarks share: validation of settings, and results as JSON and as tables."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from json import dumps, loads
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from longstride.commands.bench.settings import AttentionBenchmark, SamplingBenchmark
+from longstride.common.atomic import atomic_path, check_output
+from longstride.common.checks import short_reason
+from longstride.common.figures import picture_path
+
+
+def check_distinct(owner: str, name: str, values: Sequence[Any]) -> None:
+    """Refuses an empty list and one that has a value twice."""
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{owner}: {name} must be one or more different ones, got {list(values)}")
+
+
+def check_files(owner: str, settings: AttentionBenchmark | SamplingBenchmark) -> None:
+    """Refuses files that exist, unless `force` is set, and those that cannot be written, before any time is spent."""
+    if settings.picture is not None:
+        picture_path(owner, settings.picture)
+    for name, path in (("json", settings.json), ("picture", settings.picture)):
+        if path is not None:
+            check_output(owner, name, Path(path), may_replace=settings.force)
+
+
+def save(result: Any, path: Path | None) -> None:
+    """Writes a dataclass as JSON, if there is a path."""
+    if path is not None:
+        with atomic_path(path) as temporary:
+            temporary.write_text(dumps(plain(result), indent=2) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """A dataclass as JSON has it: objects, lists, and paths as text."""
+    return loads(dumps(asdict(value), default=str))
+
+
+def print_table(
+    console: Console, title: str, names: Sequence[str], headings: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """A table with a bold title above it. `names` are the headings of columns of text, `headings` those of numbers."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in (*names, *headings):
+        table.add_column(heading, justify="left" if heading in names else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(table)
+
+
+def print_machine(console: Console, machine: Mapping[str, str | int], rates: str) -> None:
+    print_lines(console, [", ".join(f"{name} {value}" for name, value in machine.items()), rates])
+
+
+def print_lines(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def reason_of(error: Exception) -> str:
+    """The kind of an error and its message, in one line."""
+    kind, message = type(error).__name__, short_reason(error)
+    return kind if message == kind else f"{kind}: {message}"

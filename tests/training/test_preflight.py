@@ -1,0 +1,111 @@
+import re
+from dataclasses import replace
+
+import pytest
+
+from longstride.data import samples
+from longstride.data.store import write_store
+from longstride.model import preset
+from longstride.training import train, train_preset
+from longstride.training.config import FITTED, fields_to_fit
+from longstride.training.preflight import fit_to_data
+from longstride.training.ranks import SINGLE_RANK
+from longstride.training.run import Run
+from tests.training.small import TEXT, config
+
+SMALL = {"layers": 2, "width": 16}
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """Grey images of 28 x 28."""
+    folder = tmp_path / "digits"
+    write_store(folder, "images", {"train": TEXT[: 8 * 784], "valid": TEXT[: 2 * 784]}, (28, 28, 1))
+    return str(folder)
+
+
+def fitted(made, fit=FITTED, resume=False):
+    said = []
+    return fit_to_data(made, fit, resume, SINGLE_RANK, said.append), said
+
+
+def test_a_preset_for_images_takes_the_size_of_the_datas(digits, tmp_path):
+    made, said = fitted(train_preset("image-small", data=digits, out=str(tmp_path / "run")))
+    sizes = {"context": 784, "embedding": "image(28, 28, 1)", "pattern": "column(28) + 3*local(28)"}
+    assert made.model == replace(preset("image-small"), **sizes)
+    assert said == [
+        f"{digits} has images of 28 x 28 x 1; from that follow: context 784, embedding image(28, 28, 1), "
+        "pattern column(28) + 3*local(28)"
+    ]
+    assert fitted(made) == (made, [])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"), [("imagenet64", "interleave(strided(28))"), ("cifar10-dense", "dense()")]
+)  # fmt: skip
+def test_patterns_of_other_presets(name, pattern, digits, tmp_path):
+    made, _ = fitted(train_preset(name, data=digits, out=str(tmp_path / "run")))
+    assert made.model.pattern == pattern
+
+
+def test_what_is_given_stays(digits, tmp_path):
+    made = train_preset("image-small", data=digits, out=str(tmp_path / "run"), model={"pattern": "dense()"})
+    assert fields_to_fit(["--model.pattern=dense()", "--model.layers", "3"]) == ["context", "embedding"]
+    assert fields_to_fit(["--model.context", "5"]) == ["embedding", "pattern"]
+    assert fitted(made, ["context", "embedding"])[0].model.pattern == "dense()"
+    assert fitted(made, ["context", "embedding"])[0].model.context == 784
+    with pytest.raises(ValueError, match="train: fit must name some of context, embedding, pattern, got 'stride'"):
+        fitted(made, ["stride"])
+
+
+def test_nothing_follows_from_data_that_fits(tmp_path):
+    write_store(tmp_path / "data", "images", {"train": samples.patches(), "valid": samples.patches()}, (32, 32, 3))
+    made = train_preset("image-small", data=str(tmp_path / "data"), out=str(tmp_path / "run"))
+    assert fitted(made) == (made, [])
+
+
+def test_the_folder_is_looked_at_before_the_data(digits, tmp_path):
+    made = train_preset("image-small", data=str(tmp_path / "nowhere"), out=digits)
+    with pytest.raises(ValueError, match="is not an empty folder"):
+        fitted(made)
+
+
+def test_a_run_of_such_images_goes_on(digits, tmp_path):
+    """Also by processes that were started anew, with the preset's own sizes."""
+    made = train_preset("image-small", data=digits, out=str(tmp_path / "run"), steps=2, batch=1, model=SMALL)
+    assert train(made, until=1, fit=FITTED).step == 1
+    assert train(made, resume="auto", fit=FITTED).step == 2
+    assert Run.resumed(fitted(made, resume=True)[0]).steps_before is None
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        (
+            "cifar10", "text",
+            "has text, and the model is for images of 32 x 32 x 3; presets for text: text-small, enwik8",
+        ),
+        (
+            "text-small", "digits",
+            "has images of 28 x 28 x 1, and the model's context of 512 bytes is not one image; presets for images: "
+            "image-small, cifar10, imagenet64",
+        ),
+        (
+            "image-small", "digits",
+            "has images of 28 x 28 x 1, and the model is for images of 32 x 32 x 3; give --model.context 784 "
+            "--model.embedding 'image(28, 28, 1)' --model.pattern 'column(28) + 3*local(28)'",
+        ),
+    ],
+)  # fmt: skip
+def test_data_that_a_preset_is_not_for(name, data, says, digits, tmp_path):
+    write_store(tmp_path / "text", "text", {"train": TEXT[:8000], "valid": TEXT[:8000]})
+    made = train_preset(name, data=str(tmp_path / data), out=str(tmp_path / "run"), model=SMALL)
+    with pytest.raises(ValueError, match=f"^train: {re.escape(f'{tmp_path / data} {says}')}$"):
+        train(made)
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_as_a_stream_of_bytes_are_no_mistake(digits, tmp_path):
+    made = config(tmp_path, data=digits, steps=1, model={"context": 784, "embedding": "matrix(28)"})
+    assert train(made).step == 1
