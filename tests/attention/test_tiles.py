@@ -18,15 +18,16 @@ def test_tiles_hold_every_pair_once(pattern: Pattern, wide, monkeypatch):
     for n in (1, 5, 24, 61):
         times = torch.zeros(n, n, dtype=torch.int)
         met = torch.zeros(n, dtype=torch.bool)
-        for lanes in tiles.plan(pattern, n):
-            for group in lanes.tiles:
+        for arrangement in tiles.plan(pattern, n):
+            lanes = arrangement.lanes
+            for group in arrangement.tiles:
                 rows = torch.arange(group.rows) + group.query_shift * torch.arange(group.count)[:, None] + group.query
-                queries = lanes.query_position(torch.arange(lanes.lanes)[:, None, None], rows).flatten()
+                queries = lanes.position(torch.arange(lanes.lanes)[:, None, None], rows).flatten()
                 if group.fresh:
                     assert not met[queries].any()
                 met[queries] = True
                 lane, tile = torch.arange(lanes.lanes), torch.arange(group.count)
-                seen = lanes.visible(group, lane, tile)
+                seen = arrangement.visible(group, lane, tile)
                 if not group.masked:
                     assert seen.all()
                 if group.uniform:
@@ -34,8 +35,8 @@ def test_tiles_hold_every_pair_once(pattern: Pattern, wide, monkeypatch):
                 for at in lane.tolist():
                     for t in range(group.count):
                         for row, column in seen[at, t].nonzero().tolist():
-                            i = lanes.query_position(at, group.query + t * group.query_shift + row)
-                            j = lanes.key_position(at, group.key + t * group.key_shift + column)
+                            i = lanes.position(at, group.query + t * group.query_shift + row)
+                            j = arrangement.key_position(at, group.key + t * group.key_shift + column)
                             times[i, j] += 1
         assert torch.equal(times, pattern.mask(n).int())
     tiles.plan.cache_clear()
@@ -45,6 +46,8 @@ def test_tiles_hold_every_pair_once(pattern: Pattern, wide, monkeypatch):
 def test_tiles_waste_little(pattern):
     n = 8192
     area = sum(
-        lanes.lanes * group.rows * group.columns * group.count for lanes in tiles.plan(pattern, n) for group in lanes.tiles
+        arrangement.lanes.lanes * group.rows * group.columns * group.count
+        for arrangement in tiles.plan(pattern, n)
+        for group in arrangement.tiles
     )
     assert area < 2.5 * pattern.pairs(n)

@@ -211,7 +211,7 @@ def test_bench_sampling(capsys, tmp_path):
             "12,000, and the context of text-small is 512; give at most 510",
         ),
         ("bench sampling --bytes 0", "bytes must be at least 1, got 0"),
-        ("bench sampling --picture rates.gif", "picture = 'rates.gif' must end in .png or .svg"),
+        ("bench sampling --picture rates.gif", "rates.gif must end in .png or .svg"),
         ("bench sampling --device nowhere", "device = 'nowhere' cannot be used"),
         ("bench attention --compile 64", "compile has '64', which is not measured; give 256, 1024, 4096, 16384 or all"),
         ("bench attention --read nowhere.json", "nowhere.json"),

@@ -3,6 +3,7 @@ import torch
 
 from longstride.model import SparseTransformer
 from longstride.training import OptimizerConfig
+from longstride.training.muon import BatchedMuon
 from longstride.training.optimizer import learning_rate, make_optimizers, set_learning_rate
 from tests.training.small import MODEL
 
@@ -81,7 +82,7 @@ def test_decay_is_decoupled(name):
 def test_muon_takes_the_matrices_of_the_blocks():
     model = SparseTransformer(MODEL)
     adamw, muon = make_optimizers(model, OptimizerConfig("muon"))
-    assert (type(adamw), type(muon)) == (torch.optim.AdamW, torch.optim.Muon)
+    assert (type(adamw), type(muon)) == (torch.optim.AdamW, BatchedMuon)
     taken = {id(x) for group in muon.param_groups for x in group["params"]}
     names = {name for name, x in model.named_parameters() if id(x) in taken}
     assert names == {name for name, x in model.named_parameters() if x.ndim == 2 and name.startswith("blocks.")}

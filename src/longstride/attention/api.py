@@ -130,11 +130,11 @@ def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
         raise ValueError(f"attend: q and k must have the same shape, got q {_shape(q)} and k {_shape(k)}")
     if q.shape[:3] != v.shape[:3]:
         raise ValueError(f"attend: v must have q's batch, heads and n, got q {_shape(q)} and v {_shape(v)}")
-    q, k, v = cast_as_autocast_would(q), cast_as_autocast_would(k), cast_as_autocast_would(v)
-    if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(f"attend: q, k and v must be on one device, got q {q.device}, k {k.device} and v {v.device}")
+    q, k, v = cast_as_autocast_would(q, k, v)
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
     return q, k, v
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
 from longstride.attention.flops import count_flops
-from longstride.attention.gradient import register_gradient
+from longstride.attention.gradient import define_ops
 from longstride.attention.precision import without_autocast
 from longstride.attention.tiles import plan
 from longstride.patterns import Pattern, notation
@@ -33,10 +33,9 @@ LOG2_E = 1 / log(2)
 
 def attend_blocked(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
     """softmax(q k^T * scale) v over the pairs of each head's pattern, tile by tile."""
-    return blocked_forward(q, k, v, notation.write(heads), scale)[0]  # type: ignore[no-any-return]
+    return torch.ops.longstride.blocked_forward.default(q, k, v, notation.write(heads), scale)[0]  # type: ignore[no-any-return]
 
 
-@torch.library.custom_op("longstride::blocked_forward", mutates_args=())
 def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the output and, for every query, the maximum of its scores and the sum of exp(score - maximum).
 
@@ -56,9 +55,8 @@ def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float
     return output, all_row_max, all_row_sum
 
 
-@torch.library.custom_op("longstride::blocked_backward", mutates_args=())
 def blocked_backward(
-    gradient: Tensor,
+    d_output: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -71,16 +69,16 @@ def blocked_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of q, k and v; one that is not needed is empty."""
     results: tuple[Tensor, Tensor, Tensor] = _backward_like(
-        gradient, q, k, v, output, row_max, row_sum, patterns, scale, needed
+        d_output, q, k, v, output, row_max, row_sum, patterns, scale, needed
     )
     scratch = Scratch(_working_dtype(q), q.device)
     with without_autocast(q.device):
         for pattern, head in _heads(q, patterns):
             inputs = _load_head(q, head), _load_head(k, head), _load_head(v, head)
-            d_output = _load_head(gradient, head)
+            d_rows = _load_head(d_output, head)
             # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta).
-            delta = (d_output * _load_head(output, head)).sum(-1, keepdim=True)
-            row_stats = d_output, delta, row_max[head].unsqueeze(-1), row_sum[head].unsqueeze(-1).log2().neg_()
+            delta = (d_rows * _load_head(output, head)).sum(-1, keepdim=True)
+            row_stats = d_rows, delta, row_max[head].unsqueeze(-1), row_sum[head].unsqueeze(-1).log2().neg_()
             totals = [_head_accumulator(x, head) if wanted else None for x, wanted in zip(results, needed)]
             _backward_head(pattern, scratch, scale, inputs, row_stats, totals, exact=False)
             sums = [total for total in totals if total is not None]
@@ -240,15 +238,13 @@ def _working_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-@blocked_forward.register_fake
 def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     row_stats = v.new_empty(v.shape[:-1], dtype=_working_dtype(v))
     return v.new_empty(v.shape), row_stats, torch.empty_like(row_stats)
 
 
-@blocked_backward.register_fake
 def _backward_like(
-    gradient: Tensor,
+    d_output: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -263,5 +259,5 @@ def _backward_like(
     return like_q, like_k, like_v
 
 
-register_gradient(blocked_forward, blocked_backward, "blocked")
+define_ops("blocked", blocked_forward, _forward_like, blocked_backward, _backward_like)
 count_flops(torch.ops.longstride.blocked_forward, torch.ops.longstride.blocked_backward)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from longstride.attention.tiles import Arrangement, Tiles
-from longstride.patterns import Summary
 
 
 class Budget(NamedTuple):
@@ -35,9 +34,10 @@ def budget(device: torch.device) -> Budget:
 
 def lane_groups(arrangement: Arrangement, q: Tensor) -> Iterator[LaneGroup]:
     """Splits the lanes of an arrangement into groups that fit the budget."""
-    at_once = max(1, budget(q.device).positions // (len(q) * arrangement.length))
-    for first in range(0, arrangement.lanes, at_once):
-        yield LaneGroup(arrangement, first, min(at_once, arrangement.lanes - first), len(q), q.dtype, q.device)
+    lanes = arrangement.lanes
+    at_once = max(1, budget(q.device).positions // (len(q) * lanes.length))
+    for first in range(0, lanes.lanes, at_once):
+        yield LaneGroup(arrangement, first, min(at_once, lanes.lanes - first), len(q), q.dtype, q.device)
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,22 @@ class LaneGroup:
 
     def load_keys(self, x: Tensor) -> Tensor:
         """As `load_queries`, for keys. Summary takes only its cells: [batch, n, d] -> [batch, cells, d]."""
-        leaf = self.arrangement.leaf
-        return x.index_select(1, self._cells(leaf)) if isinstance(leaf, Summary) else self.load_queries(x)
+        cells = self._cells()
+        return self.load_queries(x) if cells is None else x.index_select(1, cells)
 
     def store_keys(self, lanes: Tensor, x: Tensor) -> None:
-        leaf = self.arrangement.leaf
-        if isinstance(leaf, Summary):
-            x[:, self._cells(leaf)] = lanes
-        else:
+        cells = self._cells()
+        if cells is None:
             self.store_queries(lanes, x)
+        else:
+            x[:, cells] = lanes
 
-    def _cells(self, summary: Summary) -> Tensor:
-        cells = torch.arange(summary.cells_before(self.arrangement.length), device=self.device)
-        position: Tensor = self.arrangement.key_position(0, cells)
+    def _cells(self) -> Tensor | None:
+        """Returns the positions of the summary cells, if these are the keys."""
+        summary, n = self.arrangement.geometry.summary, self.arrangement.geometry.n
+        if summary is None:
+            return None
+        position: Tensor = summary.cell_position(torch.arange(summary.cells_before(n), device=self.device))
         return position
 
     def chunks(self, exact: bool = False) -> Iterator[Chunk]:
@@ -83,7 +86,7 @@ class LaneGroup:
         lane = torch.arange(self.first, self.first + self.count, device=self.device).repeat(self.batch)
         for tiles in self.arrangement.tiles:
             at_once = max(1, budget(self.device).scores // (len(lane) * tiles.rows * tiles.columns))
-            shared = tiles.masked and tiles.uniform and tiles.count * self.arrangement.lanes > 1
+            shared = tiles.masked and tiles.uniform and tiles.count * self.arrangement.lanes.lanes > 1
             for first in range(0, tiles.count, at_once):
                 count = min(at_once, tiles.count - first)
                 cap = None

@@ -1,12 +1,13 @@
-"""Registers the backward custom op of an implementation as the gradient of its forward op, also under torch.func.
+"""Defines an implementation's two PyTorch operators, and the second as the gradient of the first, also under torch.func.
 
 First derivatives in reverse mode are supported: `Tensor.backward`, `torch.func.grad`, `vjp` and `jacrev`. `vmap` is
 supported for both ops: the mapped dimension joins the batch. Forward mode and second derivatives raise an error.
 
 The rules are registered with the ops, so they add no cost to a call of `attend`, and they apply in compiled graphs too.
+Plain functions registered with a `torch.library.Library` are called 25 us sooner than those of `torch.library.custom_op`.
 """
 
-import warnings
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +16,35 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
+LIBRARY = torch.library.Library("longstride", "FRAGMENT")  # type: ignore[no-untyped-call]
+BACKWARD_ARGUMENTS = ("d_output", "q", "k", "v", "output", "patterns", "scale", "needed")
 
-def register_gradient(forward: Any, backward: Any, impl: str) -> None:
-    """Makes `backward` the gradient of `forward`. Both are custom ops; `impl` is their name in `attend`.
 
-    forward(q, k, v, patterns, scale) returns the output and further tensors that backward needs;
-    backward(gradient, q, k, v, output, ..., patterns, scale, needed) returns the gradients of q, k and v.
+def define_ops(impl: str, forward: Any, forward_like: Any, backward: Any, backward_like: Any) -> None:
+    """Defines longstride::{impl}_forward and longstride::{impl}_backward, which differentiates it.
+
+    forward(q, k, v, patterns, scale) returns the output and the tensors by query that backward needs;
+    backward(d_output, q, k, v, output, *by_query, patterns, scale, needed) returns the gradients of q, k and v.
+    The functions that end in `_like` take the same arguments, and return tensors of the same shapes and strides.
     """
+    by_query = [name for name in inspect.signature(backward).parameters if name not in BACKWARD_ARGUMENTS]
+    inputs = "Tensor q, Tensor k, Tensor v"
+    saved = "".join(f", Tensor {name}" for name in ("output", *by_query))
+    settings = "str patterns, float scale"
+    forward_schema = f"({inputs}, {settings}) -> (Tensor{', Tensor' * len(by_query)})"
+    backward_schema = f"(Tensor d_output, {inputs}{saved}, {settings}, bool[] needed) -> (Tensor, Tensor, Tensor)"
+    for name, schema, compute, like in (
+        (f"{impl}_forward", forward_schema, forward, forward_like),
+        (f"{impl}_backward", backward_schema, backward, backward_like),
+    ):
+        LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        LIBRARY.impl(name, compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"longstride::{name}", like, lib=LIBRARY)
+    ops = torch.ops.longstride
+    _register_gradient(getattr(ops, f"{impl}_forward").default, getattr(ops, f"{impl}_backward").default, impl)
 
+
+def _register_gradient(forward: Any, backward: Any, impl: str) -> None:
     def refuse_tangents(ctx: Any, *_: Any) -> None:
         raise NotImplementedError(
             f"attend: impl = {impl!r} has no forward-mode derivatives (torch.func.jvp, jacfwd, dual numbers); "
@@ -69,7 +91,7 @@ def _register(op: Any, function: Any) -> None:
     def differentiable(keys: Any, *arguments: Any) -> Any:
         def compute(*arguments: Any) -> Any:
             with torch._C._AutoDispatchBelowAutograd():
-                return op._opoverload.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+                return op.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
         # Without a dual level there are no tangents. With one, PyTorch checks for tangents and calls `jvp` if there are any.
         needs_grad = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
@@ -79,11 +101,8 @@ def _register(op: Any, function: Any) -> None:
             return _apply_one_transform(function, compute, *arguments)
         return function.apply(compute, *arguments)
 
-    with warnings.catch_warnings():
-        # This replaces the kernel that custom_op registered, and PyTorch warns about every replacement.
-        warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
-        op._lib.impl(op._name, differentiable, "Autograd", with_keyset=True, allow_override=True)
-    op.register_vmap(_vmap_rule(op))
+    LIBRARY.impl(op._opname, differentiable, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+    torch.library.register_vmap(op.name(), _vmap_rule(op), lib=LIBRARY)
 
 
 def _apply_one_transform(function: Any, compute: Any, *arguments: Any) -> Any:

@@ -1,11 +1,7 @@
 """Covers a pattern's pairs with dense rectangles of the score matrix, after rearranging the sequence into lanes.
 
-This is section 5.5 of the paper. A pattern is computed one leaf after the other. For each leaf the sequence is arranged
-into lanes, in which the leaf's pairs are close together:
-
-    Dilated   a lane for each residue class modulo the step; a local window in each lane
-    Block     a lane for each block; causal attention in each lane
-    Summary   one lane, with only the summary cells as keys; a staircase of whole blocks
+A pattern is computed one leaf after the other, in the lanes of `patterns.geometry`; Summary in one lane of all positions,
+with only the summary cells as keys: a staircase of whole blocks.
 
 `plan` covers the lanes with tiles: rectangles of queries and keys, many of one shape, so that a batched matrix product
 computes them together. A pair of several leaves of a union belongs to the first of them and is masked in the others.
@@ -21,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary
+from longstride.patterns import Leaf, Pattern, Summary
+from longstride.patterns.geometry import Geometry, Lanes, geometry
 
 # Tile sizes. Small tiles waste little at the diagonal, large ones run matrix products at their full rate; docs/log.md has
 # the measurements.
@@ -70,89 +67,64 @@ class Tiles:
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """Lanes of equal length for one leaf: lane m is every `step`-th position from origin + m * lane_shift on."""
+    """One leaf in lanes of equal length, and the tiles that cover its pairs there."""
 
-    leaf: Leaf
+    geometry: Geometry
     earlier: tuple[Leaf, ...]
     """The leaves before this one in the union. Their pairs are masked here."""
-    origin: int
-    lanes: int
-    length: int
-    lane_shift: int
-    step: int
+    lanes: Lanes
     tiles: tuple[Tiles, ...] = ()
 
     def in_lanes(self, x: Tensor) -> Tensor:
         """[batch, n, d] as the view [batch, lanes, length, d]."""
-        row = x.stride(1)
-        strides = (x.stride(0), self.lane_shift * row, self.step * row, x.stride(2))
-        shape = (x.shape[0], self.lanes, self.length, x.shape[2])
-        return x.as_strided(shape, strides, x.storage_offset() + self.origin * row)
+        lanes, row = self.lanes, x.stride(1)
+        strides = (x.stride(0), lanes.lane_step * row, lanes.index_step * row, x.stride(2))
+        shape = (x.shape[0], lanes.lanes, lanes.length, x.shape[2])
+        return x.as_strided(shape, strides, x.storage_offset() + lanes.first * row)
 
     def visible(self, tiles: Tiles, lane: Tensor, tile: Tensor) -> Tensor:
         """Returns the visible pairs in these tiles of these lanes: bool [lanes, tiles, rows, columns]."""
         lane, tile = lane[:, None, None, None], tile[:, None, None]
         row = torch.arange(tiles.rows, device=lane.device)[:, None]
         column = torch.arange(tiles.columns, device=lane.device)
-        query = self.query_position(lane, tiles.query + tile * tiles.query_shift + row)
+        query = self.lanes.position(lane, tiles.query + tile * tiles.query_shift + row)
         key = self.key_position(lane, tiles.key + tile * tiles.key_shift + column)
-        seen: Tensor = self.leaf.sees(query, key)
-        for leaf in self.earlier:
-            seen = seen & ~leaf.sees(query, key)
+        (leaf,) = self.geometry.leaves
+        seen: Tensor = leaf.sees(query, key)
+        for other in self.earlier:
+            seen = seen & ~other.sees(query, key)
         return seen
 
-    def query_position(self, lane: Any, index: Any) -> Any:
-        """Returns the positions of a lane's queries in the sequence; ints or tensors."""
-        return self.origin + lane * self.lane_shift + index * self.step
-
     def key_position(self, lane: Any, index: Any) -> Any:
-        """As `query_position`, for keys. For Summary, `index` counts cells."""
-        if isinstance(self.leaf, Summary):
-            return index // self.leaf.c * self.leaf.l + self.leaf.cells.start + index % self.leaf.c
-        return self.query_position(lane, index)
+        """Returns the positions of a lane's keys; ints or tensors. For Summary, `index` counts cells."""
+        summary = self.geometry.summary
+        return summary.cell_position(index) if summary else self.lanes.position(lane, index)
 
 
 @lru_cache(maxsize=256)
 def plan(pattern: Pattern, n: int) -> tuple[Arrangement, ...]:
     """Returns arrangements whose tiles contain every pair of the pattern exactly once."""
-    return tuple(
-        replace(lanes, tiles=_cover(lanes))
-        for index, leaf in enumerate(pattern.leaves)
-        for lanes in _arrange(leaf, pattern.leaves[:index], n)
-        if lanes.lanes and lanes.length
-    )
+    arrangements = []
+    for index, leaf in enumerate(pattern.leaves):
+        (record,) = geometry(leaf, n)
+        for lanes in record.lane_sets if record.own else [Lanes(0, 1, n, n, 1)]:
+            arrangement = Arrangement(record, pattern.leaves[:index], lanes)
+            arrangements.append(replace(arrangement, tiles=_cover(arrangement)))
+    return tuple(arrangements)
 
 
-def _arrange(leaf: Leaf, earlier: tuple[Leaf, ...], n: int) -> Iterator[Arrangement]:
-    if isinstance(leaf, Dilated):
-        # When the step does not divide n, the first residue classes are one longer than the others.
-        length, longer = divmod(n, leaf.step)
-        yield Arrangement(leaf, earlier, 0, lanes=longer, length=length + 1, lane_shift=1, step=leaf.step)
-        yield Arrangement(leaf, earlier, longer, lanes=leaf.step - longer, length=length, lane_shift=1, step=leaf.step)
-    elif isinstance(leaf, Block):
-        blocks, rest = divmod(n, leaf.l)
-        yield Arrangement(leaf, earlier, 0, lanes=blocks, length=leaf.l, lane_shift=leaf.l, step=1)
-        yield Arrangement(leaf, earlier, n - rest, lanes=1, length=rest, lane_shift=leaf.l, step=1)
-    else:
-        yield Arrangement(leaf, earlier, 0, lanes=1, length=n, lane_shift=n, step=1)
-
-
-def _cover(lanes: Arrangement) -> tuple[Tiles, ...]:
-    leaf = lanes.leaf
-    if isinstance(leaf, Summary):
-        rectangles = _staircase(leaf, lanes.length)
-    else:
-        reach = leaf.reach if isinstance(leaf, Dilated) else None
-        rectangles = _window(lanes.length, None if reach is None else reach // lanes.step)
+def _cover(arrangement: Arrangement) -> tuple[Tiles, ...]:
+    record, length = arrangement.geometry, arrangement.lanes.length
+    rectangles = _staircase(record.summary, length) if record.summary else _window(length, record.far)
     alike: dict[Hashable, list[Rectangle]] = {}
     for rectangle in rectangles:
         alike.setdefault((rectangle.rows, rectangle.columns, rectangle.first, rectangle.family), []).append(rectangle)
-    return tuple(_make_tiles(lanes, group) for group in alike.values())
+    return tuple(_make_tiles(arrangement, group) for group in alike.values())
 
 
-def _window(length: int, reach: int | None) -> Iterator[Rectangle]:
-    """Covers a window of `reach` positions back (None: no limit) in a lane."""
-    back = length - 1 if reach is None else min(reach, length - 1)
+def _window(length: int, far: int) -> Iterator[Rectangle]:
+    """Covers a window of `far` positions back in a lane."""
+    back = min(far, length - 1)
     wide = back >= WIDE_REACH
     height = _side(back, MAX_SIDE) if wide else max(MIN_ROWS, min(NARROW_ROWS, back + 1))
     for query in range(0, length, height):
@@ -189,20 +161,20 @@ def _split_keys(first: int, edge: int, end: int, width: int) -> Iterator[range]:
         yield range(max(first, stop - width), stop)
 
 
-def _make_tiles(lanes: Arrangement, alike: list[Rectangle]) -> Tiles:
+def _make_tiles(arrangement: Arrangement, alike: list[Rectangle]) -> Tiles:
     """Combines equally spaced rectangles into one Tiles. `masked` and `uniform` follow from the first rectangle."""
     first, second = alike[0], alike[min(1, len(alike) - 1)]
     query_shift, key_shift = second.query - first.query, second.key - first.key
     assert all(b.query - a.query == query_shift and b.key - a.key == key_shift for a, b in pairwise(alike))
-    queries = range(lanes.query_position(0, first.query), lanes.query_position(0, first.query + first.rows - 1) + 1)
-    keys = range(lanes.key_position(0, first.key), lanes.key_position(0, first.key + first.columns - 1) + 1)
-    shifts = [lanes.lane_shift] * (lanes.lanes > 1) + [query_shift * lanes.step] * (len(alike) > 1)
-    uniform = all(leaf.repeats(shift) for leaf in lanes.earlier for shift in shifts)
-    partial = keys[-1] > queries[0]
-    if isinstance(lanes.leaf, Dilated) and lanes.leaf.reach is not None:
-        partial = partial or queries[-1] - keys[0] > lanes.leaf.reach
-    masked = partial or not uniform or any(leaf.touches(queries, keys) for leaf in lanes.earlier)
-    fresh = first.first and not lanes.earlier
+    lanes, earlier = arrangement.lanes, arrangement.earlier
+    queries = range(lanes.position(0, first.query), lanes.position(0, first.query + first.rows - 1) + 1)
+    last_key = first.key + first.columns - 1
+    keys = range(arrangement.key_position(0, first.key), arrangement.key_position(0, last_key) + 1)
+    shifts = [lanes.lane_step] * (lanes.lanes > 1) + [query_shift * lanes.index_step] * (len(alike) > 1)
+    uniform = all(leaf.repeats(shift) for leaf in earlier for shift in shifts)
+    partial = keys[-1] > queries[0] or queries[-1] - keys[0] > arrangement.geometry.far * lanes.index_step
+    masked = partial or not uniform or any(leaf.touches(queries, keys) for leaf in earlier)
+    fresh = first.first and not earlier
     return Tiles(
         first.query, query_shift, first.rows, first.key, key_shift, first.columns, len(alike), masked, uniform, fresh
     )

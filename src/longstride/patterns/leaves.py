@@ -245,6 +245,14 @@ class Summary(Leaf):
         full_blocks, rest = divmod(position, self.l)
         return full_blocks * self.c + min(self.c, max(0, rest - self.cells.start))
 
+    def cell_position(self, index: Any) -> Any:
+        """Returns the position of a summary cell, counted from the start of the sequence; ints or tensors."""
+        return index // self.c * self.l + self.cells.start + index % self.c
+
+    def cell_index(self, position: Any) -> Any:
+        """Returns the index of the summary cell at a position: the inverse of `cell_position`."""
+        return position // self.l * self.c + position % self.l - self.cells.start
+
     def sees(self, query: Any, key: Any) -> Any:
         cell = key % self.l
         return (key <= query) & (cell >= self.cells.start) & (cell < self.cells.stop)
@@ -358,8 +366,16 @@ def total_pairs(counts: Mapping[Pattern, int], n: int) -> int:
     return sum(count * pattern.pairs(n) for pattern, count in counts.items())
 
 
+def known_leaves(owner: str, pattern: Pattern) -> tuple[Leaf, ...]:
+    """Returns a pattern's leaves. TypeError if one is of a kind that `owner` has no rule for."""
+    for leaf in pattern.leaves:
+        if not isinstance(leaf, Dilated | Block | Summary):
+            raise TypeError(f"{owner}: no rule for {leaf!r}, a {type(leaf).__name__}; it takes Dilated, Block and Summary")
+    return pattern.leaves
+
+
 def _parts(pattern: Pattern) -> Parts:
-    leaves = pattern.leaves
+    leaves = known_leaves("patterns", pattern)
     return Parts(
         tuple((leaf.step, leaf.reach) for leaf in leaves if isinstance(leaf, Dilated)),
         tuple(leaf.l for leaf in leaves if isinstance(leaf, Block)),

@@ -5,9 +5,10 @@ from math import cos, pi
 
 import torch
 from torch import nn
-from torch.optim import Adafactor, AdamW, Muon, Optimizer
+from torch.optim import Adafactor, AdamW, Optimizer
 
 from longstride.training.config import OptimizerConfig
+from longstride.training.muon import BatchedMuon
 
 
 def warmup_steps(config: OptimizerConfig, steps: int) -> int:
@@ -49,7 +50,9 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer
     if matrices:
         # Update sizes like Adam's, so that one learning rate serves both.
         optimizers.append(
-            Muon(matrices.values(), lr=config.learning_rate, weight_decay=config.decay, adjust_lr_fn="match_rms_adamw")
+            BatchedMuon(
+                matrices.values(), lr=config.learning_rate, weight_decay=config.decay, adjust_lr_fn="match_rms_adamw"
+            )
         )
     return optimizers
 

@@ -19,6 +19,11 @@ PATTERNS = [
     Local(4) | Column(4),
     Local(3) | Block(5) | Summary(7, 3),
     Summary(6, 2) | Summary(4, 1),
+    Summary(2**40, 2**40 - 9),
+    Summary(2**40, 2**39),
+    Local(2**40) | Summary(6, 2),
+    Block(2**40),
+    Dilated(2**40, 2**40),
 ]
 
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from longstride.attention.kernels.jobs import Job, passes
 from longstride.patterns import Block, Column, Local, Summary, fixed, strided, union
+from longstride.patterns.geometry import Geometry
 from tests.strategies import patterns
 
 
@@ -31,6 +32,10 @@ def pairs_of(job: Job, exclusions, n: int) -> torch.Tensor:
         same = (distance % one.step == 0) & (distance <= one.reach) & (query // one.block == key // one.block)
         seen &= ~(same & (cell >= one.first_cell) & (cell < one.end_cell))
     return seen
+
+
+def test_a_row_is_a_head_and_the_numbers_of_its_geometry():
+    assert Job._fields == ("head", *Geometry._fields[:10])
 
 
 @given(patterns(), st.integers(1, 70))

@@ -10,11 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 pytest.importorskip("triton")
 
 from longstride import attend
-from longstride.attention.kernels import ops
-from longstride.attention.kernels.settings import Gpu, Launch
+from longstride.attention.kernels import launch
+from longstride.attention.kernels.launch import _plans, forget_plans
+from longstride.attention.kernels.settings import Gpu, gpu, lane_tiles
 from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary, fixed, grid, strided, union
 from tests.attention.cases import cases, tensors
 from tests.attention.error_rule import assert_within_the_rule, results
+from tests.attention.plans import patched, tiles_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # The interpreter is silently wrong for bfloat16.
@@ -53,8 +55,7 @@ def on_device(*shape, dtype=torch.float32):
 def test_agrees_with_the_oracle(case, rows, columns, dtype):
     """With tiles so small that a short sequence has every kind of them."""
     pattern, *shape = case
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "launch", lambda *_: Launch(rows, columns, 4, 1))
+    with tiles_of(rows, columns):
         assert_within_the_rule("triton", *on_device(*shape, dtype=dtype), pattern)
 
 
@@ -63,8 +64,7 @@ def test_agrees_with_the_oracle(case, rows, columns, dtype):
 @settings(max_examples=300)
 def test_agrees_with_the_oracle_at_length(case, rows, columns):
     pattern, *shape = case
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "launch", lambda *_: Launch(rows, columns, 4, 1))
+    with tiles_of(rows, columns):
         assert_within_the_rule("triton", *on_device(*shape), pattern)
 
 
@@ -77,9 +77,9 @@ def test_with_the_settings_that_ship(pattern, dtype):
 
 @pytest.mark.parametrize("pattern", [Column(20), Local(3) | Column(20), [Column(30), Block(4)]], ids=repr)
 def test_short_lanes_share_a_tile(pattern):
-    launch = ops.lane_launch(False, False, 16, 16, HALF, 8, ops.gpu(torch.device(DEVICE)))
-    assert launch is not None
-    assert launch.together > 1
+    setting = lane_tiles(False, False, 16, 16, HALF, 8, gpu(torch.device(DEVICE)))
+    assert setting is not None
+    assert setting.together > 1
     assert_within_the_rule("triton", *on_device(1, 2, 150, 16, 16, dtype=HALF), pattern)
 
 
@@ -130,11 +130,32 @@ def test_heads_that_lie_far_apart(pattern):
     assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(output, inputs, near), far[1:]))
 
 
-def test_a_gpu_with_little_shared_memory_computes_windows(monkeypatch):
+def test_a_gpu_with_little_shared_memory_computes_windows():
     data = on_device(1, 2, 70, 16, 16, dtype=torch.float16)
-    monkeypatch.setattr(ops, "gpu", lambda device: Gpu("a small GPU", (8, 9), 99 * 2**10))
-    monkeypatch.setattr(ops, "_run_lanes", None)
-    assert_within_the_rule("triton", *data, Block(32))
+    with patched(gpu=lambda device: Gpu("a small GPU", (8, 9), 99 * 2**10), _lanes=None):
+        assert_within_the_rule("triton", *data, Block(32))
+
+
+def test_a_plan_is_kept_and_tells_its_tensors_apart():
+    """One tensor for q, k and v first, and then three, with the plan that was made for it."""
+    q, k, v, _ = on_device(1, 2, 70, 16, 16)
+    forget_plans()
+    attend(q, q, q, Local(5), impl="triton")
+    plans = dict(_plans)
+    output = attend(q, k, v, Local(5), impl="triton")
+    assert _plans == plans
+    torch.testing.assert_close(output, attend(q, k, v, Local(5), impl="reference"))
+
+
+def test_plans_are_dropped_when_there_are_many(monkeypatch):
+    monkeypatch.setattr(launch, "MOST_PLANS", 2)
+    q, k, v, _ = on_device(1, 2, 70, 16, 16)
+    forget_plans()
+    for reach in (1, 2, 3, 1):
+        torch.testing.assert_close(
+            attend(q, k, v, Local(reach), impl="triton"), attend(q, k, v, Local(reach), impl="reference")
+        )
+        assert len(_plans) <= 2
 
 
 def test_operators_keep_their_promises():

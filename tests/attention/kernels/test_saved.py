@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longstride.attention.kernels import saved
-from longstride.attention.kernels.launches import LaneKey, LaneSetting, Launch, TileKey
+from longstride.attention.kernels.launches import LaneKey, LaneSetting, TileKey, TileSetting
 
 TILE = {
     "kernel": "dq", "summary": True, "width": 64, "dtype": "bfloat16", "rows": 64, "columns": 32, "warps": 4, "stages": 3,
@@ -17,7 +17,7 @@ LANES = {
     "per_processor": 3,
 }  # fmt: skip
 SETTINGS = {
-    TileKey("dq", True, 64, torch.bfloat16): Launch(64, 32, 4, 3),
+    TileKey("dq", True, 64, torch.bfloat16): TileSetting(64, 32, 4, 3),
     LaneKey("lane_forward", 128, False, 64, torch.float16): LaneSetting(8, 2, 3),
 }
 

@@ -12,17 +12,19 @@ import torch
 pytest.importorskip("triton")
 
 from longstride import attend
-from longstride.attention.kernels import ops, saved
-from longstride.attention.kernels.launches import LaneKey, LaneSetting, Launch, TileKey
+from longstride.attention.kernels import saved
+from longstride.attention.kernels.launch import Launch, forget_plans
+from longstride.attention.kernels.launches import LaneKey, LaneSetting, TileKey, TileSetting
 from longstride.attention.kernels.settings import (
     INTERPRETER,
     LANE_MEMORY,
     Gpu,
-    LaneLaunch,
-    lane_launch,
-    launch,
+    LaneTiles,
+    lane_tiles,
+    reload,
     shipped,
     shipped_lanes,
+    tile_setting,
     trial,
 )
 from longstride.patterns import Column, Local, fixed, union
@@ -52,12 +54,12 @@ def use(monkeypatch, tmp_path):
         path = tmp_path / "kernels.json"
         path.write_text(json.dumps({gpu: rows}))
         monkeypatch.setenv(saved.VARIABLE, str(path))
-        saved.in_force.cache_clear()
+        reload()
         return path
 
     yield write
     monkeypatch.undo()
-    saved.in_force.cache_clear()
+    reload()
 
 
 def tile_row(kernel, summary, width, dtype, rows, columns, warps=4, stages=1):
@@ -70,37 +72,37 @@ def tile_row(kernel, summary, width, dtype, rows, columns, warps=4, stages=1):
 def measured(key):
     """The numbers that the measurements in docs/log.md gave."""
     if key.dtype == FLOAT:
-        return Launch(32, 32, 4, 1) if key.width <= 64 else Launch(16, 16, 4, 1)
+        return TileSetting(32, 32, 4, 1) if key.width <= 64 else TileSetting(16, 16, 4, 1)
     if key.width > 64:
-        return Launch(64, 64, 4, 2) if key.width == 128 else Launch(64, 32, 8, 2)
+        return TileSetting(64, 64, 4, 2) if key.width == 128 else TileSetting(64, 32, 8, 2)
     return {
-        ("forward", False): Launch(64, 64, 4, 2),
-        ("forward", True): Launch(128, 64, 4, 3),
-        ("dq", False): Launch(64, 64, 4, 1),
-        ("dq", True): Launch(64, 64, 4, 3),
-        ("dkv", False): Launch(32, 64, 4, 1),
-        ("dkv", True): Launch(128, 64, 4, 2),
+        ("forward", False): TileSetting(64, 64, 4, 2),
+        ("forward", True): TileSetting(128, 64, 4, 3),
+        ("dq", False): TileSetting(64, 64, 4, 1),
+        ("dq", True): TileSetting(64, 64, 4, 3),
+        ("dkv", False): TileSetting(32, 64, 4, 1),
+        ("dkv", True): TileSetting(128, 64, 4, 2),
     }[key.kernel, key.summary]
 
 
 def test_a_measured_gpu_gets_what_was_measured():
     assert [shipped(key, HOPPER) for key in KEYS] == [measured(key) for key in KEYS]
-    assert lane_launch(False, False, 64, 64, HALF, 128, HOPPER) == LaneLaunch(128, 1, 8, 3, 1)
-    assert lane_launch(True, True, 32, 64, HALF, 20, HOPPER) == LaneLaunch(32, 1, 4, 2, 2)
-    assert lane_launch(True, True, 128, 128, HALF, 60, HOPPER) == LaneLaunch(64, 1, 8, 1, 2)
-    assert lane_launch(False, False, 16, 16, HALF, 8, HOPPER) == LaneLaunch(32, 4, 4, 4, 3)
-    assert lane_launch(False, False, 64, 128, HALF, 100, HOPPER) == LaneLaunch(128, 1, 8, 3, 1)
+    assert lane_tiles(False, False, 64, 64, HALF, 128, HOPPER) == LaneTiles(128, 1, 8, 3, 1)
+    assert lane_tiles(True, True, 32, 64, HALF, 20, HOPPER) == LaneTiles(32, 1, 4, 2, 2)
+    assert lane_tiles(True, True, 128, 128, HALF, 60, HOPPER) == LaneTiles(64, 1, 8, 1, 2)
+    assert lane_tiles(False, False, 16, 16, HALF, 8, HOPPER) == LaneTiles(32, 4, 4, 4, 3)
+    assert lane_tiles(False, False, 64, 128, HALF, 100, HOPPER) == LaneTiles(128, 1, 8, 3, 1)
     for refused in ((True, False, 64, 128, HALF, 100), (False, False, 64, 64, FLOAT, 32), (False, False, 64, 64, HALF, 129)):
-        assert lane_launch(*refused, HOPPER) is None
+        assert lane_tiles(*refused, HOPPER) is None
 
 
 def test_a_gpu_with_less_memory_gets_smaller_tiles_where_it_must():
     changed = {key for key in KEYS if shipped(key, SMALL["8.9"]) != measured(key)}
     wide = {key for key in KEYS if key.width == 256 and key.dtype != FLOAT and key.kernel != "forward"}
     assert changed == wide  # With the measured tiles these take 100 KiB, as the test below finds.
-    assert {shipped(key, SMALL["8.9"]) for key in wide} == {Launch(32, 32, 8, 2)}
+    assert {shipped(key, SMALL["8.9"]) for key in wide} == {TileSetting(32, 32, 8, 2)}
     assert [shipped(key, SMALL["8.0"]) for key in KEYS] == [measured(key) for key in KEYS]
-    assert lane_launch(False, False, 32, 32, HALF, 32, SMALL["8.0"]) is None
+    assert lane_tiles(False, False, 32, 32, HALF, 32, SMALL["8.0"]) is None
 
 
 @pytest.mark.slow
@@ -125,56 +127,59 @@ def test_shipped_tiles_fit_into_shared_memory(name):
 
 def test_the_users_settings_come_before_the_shipped_ones(use):
     use("NVIDIA H200", tile_row("dq", True, 64, "float16", 32, 128, 8, 2))
-    assert launch("dq", True, 64, HALF, 10_000, HOPPER) == Launch(32, 128, 8, 2)
+    assert tile_setting("dq", True, 64, HALF, 10_000, HOPPER) == TileSetting(32, 128, 8, 2)
     for other in (("dq", False, 64, HALF), ("forward", True, 64, HALF), ("dq", True, 32, HALF), ("dq", True, 64, FLOAT)):
-        assert launch(*other, 10_000, HOPPER) == measured(TileKey(*other))
-    assert launch("dq", True, 64, HALF, 10_000, HOPPER._replace(name="NVIDIA H100")) == Launch(64, 64, 4, 3)
+        assert tile_setting(*other, 10_000, HOPPER) == measured(TileKey(*other))
+    assert tile_setting("dq", True, 64, HALF, 10_000, HOPPER._replace(name="NVIDIA H100")) == TileSetting(64, 64, 4, 3)
 
 
 def test_the_users_settings_for_whole_lanes(use):
     row = {"kernel": "lane_forward", "lane": 64, "later": False, "width": 64, "dtype": "float16"}
     use("4090", {**row, "warps": 8, "stages": 2, "per_processor": 4})
     small = SMALL["8.9"]
-    assert lane_launch(False, False, 32, 64, HALF, 50, small) == LaneLaunch(64, 1, 8, 2, 4)
-    assert lane_launch(False, True, 32, 64, HALF, 50, small) is None
-    assert lane_launch(True, False, 32, 64, HALF, 50, small) is None
-    assert lane_launch(False, False, 32, 64, HALF, 20, small) is None
+    assert lane_tiles(False, False, 32, 64, HALF, 50, small) == LaneTiles(64, 1, 8, 2, 4)
+    assert lane_tiles(False, True, 32, 64, HALF, 50, small) is None
+    assert lane_tiles(True, False, 32, 64, HALF, 50, small) is None
+    assert lane_tiles(False, False, 32, 64, HALF, 20, small) is None
 
 
 def test_a_lane_shorter_than_a_tile_cuts_it_also_for_the_user(use):
     use("NVIDIA H200", tile_row("dkv", False, 64, "float16", 128, 128))
-    assert launch("dkv", False, 64, HALF, 30, HOPPER) == Launch(32, 32, 4, 1)
+    assert tile_setting("dkv", False, 64, HALF, 30, HOPPER) == TileSetting(32, 32, 4, 1)
 
 
 def test_a_trial_comes_first_and_knows_nothing_of_the_user(use):
     use("NVIDIA H200", tile_row("dq", True, 64, "float16", 32, 128), tile_row("dq", False, 64, "float16", 32, 128))
     key = TileKey("dq", True, 64, HALF)
-    with trial({key: Launch(16, 16, 4, 1)}) as used:
+    with trial({key: TileSetting(16, 16, 4, 1)}) as used:
         assert not used
-        assert launch(*key, 10_000, HOPPER) == Launch(16, 16, 4, 1)
+        assert tile_setting(*key, 10_000, HOPPER) == TileSetting(16, 16, 4, 1)
         assert used == {key}
-        assert launch("dq", False, 64, HALF, 10_000, HOPPER) == Launch(64, 64, 4, 1)
+        assert tile_setting("dq", False, 64, HALF, 10_000, HOPPER) == TileSetting(64, 64, 4, 1)
         lanes = LaneKey("lane_forward", 32, False, 32, HALF)
         assert shipped_lanes(lanes, 32, HOPPER) is not None
         with trial({lanes: None}):
-            assert lane_launch(False, False, 32, 32, HALF, 32, HOPPER) is None
-            assert launch(*key, 10_000, HOPPER) == measured(key)
-        assert launch(*key, 10_000, HOPPER) == Launch(16, 16, 4, 1)
-    assert launch(*key, 10_000, HOPPER) == Launch(32, 128, 4, 1)
+            assert lane_tiles(False, False, 32, 32, HALF, 32, HOPPER) is None
+            assert tile_setting(*key, 10_000, HOPPER) == measured(key)
+        assert tile_setting(*key, 10_000, HOPPER) == TileSetting(16, 16, 4, 1)
+    assert tile_setting(*key, 10_000, HOPPER) == TileSetting(32, 128, 4, 1)
 
 
 @pytest.fixture
 def launched(monkeypatch):
     """What the kernels were launched with: (name, rows, columns or lanes of a tile, warps, stages)."""
     runs = []
-    run = ops._run
+    run = Launch.through_triton
 
-    def record(kernel, programs, sizes, *arguments, **constants):
-        runs.append((kernel.__name__, constants["ROWS"], constants.get("COLUMNS", constants.get("TOGETHER")), *sizes[2:4]))
-        return run(kernel, programs, sizes, *arguments, **constants)
+    def record(self, tensors):
+        fields = ("ROWS", "COLUMNS" if "COLUMNS" in self.constants else "TOGETHER", "num_warps", "num_stages")
+        runs.append((self.kernel.__name__, *(self.constants.get(name) for name in fields)))
+        return run(self, tensors)
 
-    monkeypatch.setattr(ops, "_run", record)
-    return runs
+    monkeypatch.setattr(Launch, "through_triton", record)
+    forget_plans()
+    yield runs
+    forget_plans()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter")

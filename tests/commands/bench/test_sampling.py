@@ -171,7 +171,7 @@ def test_without_a_cache_bytes_come_from_all_before_them(monkeypatch):
         ({"positions": ()}, "positions must be one or more different ones"),
         ({"bytes": 0}, "bytes must be at least 1, got 0"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"picture": "rates.gif"}, "picture = 'rates.gif' must end in .png or .svg"),
+        ({"picture": "rates.gif"}, "rates.gif must end in .png or .svg"),
         ({"device": "nowhere"}, "device = 'nowhere' cannot be used"),
     ],
 )

@@ -10,7 +10,7 @@ from rich.console import Console
 pytest.importorskip("tyro")
 
 from longstride.attention.kernels import saved
-from longstride.attention.kernels.launches import LaneKey, LaneSetting, Launch, TileKey
+from longstride.attention.kernels.launches import LaneKey, LaneSetting, TileKey, TileSetting
 from longstride.attention.kernels.settings import Gpu
 from longstride.commands import main as cli
 from longstride.commands.bench import tune
@@ -20,7 +20,7 @@ from longstride.commands.bench.workbench import Problem
 HALF = torch.bfloat16
 KEY = TileKey("forward", True, 64, HALF)
 LANES = LaneKey("lane_backward", 64, True, 64, HALF)
-SHIPPED = Launch(128, 64, 4, 3)
+SHIPPED = TileSetting(128, 64, 4, 3)
 
 
 class Made:
@@ -56,7 +56,7 @@ def distance(best):
 
 
 def test_it_finds_the_best_in_two_rounds():
-    best = Launch(64, 32, 8, 2)
+    best = TileSetting(64, 32, 8, 2)
     bench = Made(distance(best))
     finding = search(KEY, bench)
     assert finding.found == best
@@ -85,7 +85,7 @@ def test_the_shipped_one_stays_if_it_is_best_or_nearly_so():
 
 def test_luck_does_not_last():
     """One that is fast when it is measured among many, and not when it is measured again."""
-    lucky = Launch(64, 64, 4, 3)
+    lucky = TileSetting(64, 64, 4, 3)
     bench = Made(lambda setting: 0.5 if setting == lucky and len(bench.timed) < 3 else 1.0)
     finding = search(KEY, bench)
     assert bench.timed[-1] == [lucky, SHIPPED]
@@ -93,7 +93,7 @@ def test_luck_does_not_last():
 
 
 def test_wrong_ones_are_dropped_and_reported():
-    best = Launch(64, 32, 8, 3)
+    best = TileSetting(64, 32, 8, 3)
 
     def problems(setting, thorough):
         return Problem(True, "the first result is wrong") if setting[:3] == best[:3] else None
@@ -108,7 +108,7 @@ def test_wrong_ones_are_dropped_and_reported():
 
 
 def test_the_winner_is_checked_thoroughly():
-    best, second = Launch(64, 32, 8, 3), Launch(64, 32, 4, 3)
+    best, second = TileSetting(64, 32, 8, 3), TileSetting(64, 32, 4, 3)
 
     def problems(setting, thorough):
         return Problem(False, "no room") if thorough and setting[:3] == best[:3] else None
@@ -120,7 +120,7 @@ def test_the_winner_is_checked_thoroughly():
 
 
 def test_one_that_runs_replaces_a_shipped_one_that_does_not():
-    best = Launch(64, 32, 8, 2)
+    best = TileSetting(64, 32, 8, 2)
     bench = Made(distance(best), lambda setting, thorough: Problem(False, "no room") if setting == SHIPPED else None)
     finding = search(KEY, bench)
     assert finding.found == best
@@ -159,8 +159,8 @@ def written(console):
 
 def test_a_table_with_ratios():
     console = quiet()
-    best = Launch(64, 32, 8, 2)
-    wrong = Launch(128, 128, 8, 3)
+    best = TileSetting(64, 32, 8, 2)
+    wrong = TileSetting(128, 128, 8, 3)
     bench = Made(
         distance(best), lambda setting, thorough: Problem(True, "the second is wrong") if setting == wrong else None
     )
@@ -176,17 +176,20 @@ def test_what_is_kept(tmp_path, monkeypatch):
     path = tmp_path / "kernels.json"
     monkeypatch.setenv(saved.VARIABLE, str(path))
     other, stale = TileKey("dq", False, 32, HALF), TileKey("dq", True, 64, HALF)
-    before = {"this": {other: Launch(16, 16, 4, 1), stale: Launch(32, 32, 4, 1)}, "that": {KEY: Launch(16, 16, 1, 1)}}
+    before = {
+        "this": {other: TileSetting(16, 16, 4, 1), stale: TileSetting(32, 32, 4, 1)},
+        "that": {KEY: TileSetting(16, 16, 1, 1)},
+    }
     saved.write(path, before)
     saved.in_force.cache_clear()
     assert saved.in_force() == before
-    found = Finding(KEY, SHIPPED, Launch(64, 32, 8, 2))
+    found = Finding(KEY, SHIPPED, TileSetting(64, 32, 8, 2))
     console = quiet()
     elsewhere = Finding(other, SHIPPED, note="this GPU has another kernel for it")
     keep(path, "this", before, [found, Finding(stale, SHIPPED), elsewhere], console)
     assert f"wrote {path}: 2 settings for this" in written(console)
     assert "export" not in written(console)
-    after = {"this": {other: Launch(16, 16, 4, 1), KEY: Launch(64, 32, 8, 2)}, "that": before["that"]}
+    after = {"this": {other: TileSetting(16, 16, 4, 1), KEY: TileSetting(64, 32, 8, 2)}, "that": before["that"]}
     assert saved.read(path) == after
     assert saved.in_force() == after
     saved.in_force.cache_clear()
@@ -202,7 +205,7 @@ def test_nothing_found_writes_nothing(tmp_path):
 def test_a_file_elsewhere_says_how_it_is_used(tmp_path):
     console = quiet()
     path = tmp_path / "kernels.json"
-    keep(path, "this", {}, [Finding(KEY, SHIPPED, Launch(64, 32, 8, 2))], console)
+    keep(path, "this", {}, [Finding(KEY, SHIPPED, TileSetting(64, 32, 8, 2))], console)
     assert f"to use it: export LONGSTRIDE_SETTINGS={path}" in written(console)
 
 
@@ -212,7 +215,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(tune, "describe_machine", lambda device: {"device": "made up"})
-    bench = Made(distance(Launch(64, 32, 8, 2)))
+    bench = Made(distance(TileSetting(64, 32, 8, 2)))
     monkeypatch.setattr(tune, "Workbench", lambda device, repeats: bench)
     return bench
 
@@ -223,7 +226,7 @@ def test_all_of_it(gpu, tmp_path):
     findings = tune.run(settings, quiet())
     assert len(findings) == 2 * 2 * 2 * 2
     keys = [one.key for one in findings]
-    assert saved.read(out) == {"made up": {key: Launch(64, 32, 8, 2) for key in keys}}
+    assert saved.read(out) == {"made up": {key: TileSetting(64, 32, 8, 2) for key in keys}}
     plain = json.loads(results.read_text())
     assert plain["machine"] == {"device": "made up"}
     assert plain["findings"][0]["key"] == {"kernel": "forward", "summary": False, "width": 64, "dtype": "bfloat16"}

@@ -5,9 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from longstride.attention.kernels import ops
-from longstride.attention.kernels.launches import KERNELS, LaneKey, LaneSetting, Launch, TileKey
-from longstride.attention.kernels.settings import trial
+from longstride.attention.kernels import general
+from longstride.attention.kernels.launch import Launch
+from longstride.attention.kernels.launches import KERNELS, LaneKey, LaneSetting, TileKey, TileSetting
+from longstride.attention.kernels.settings import processors, trial
 from longstride.commands.bench import workbench
 from longstride.commands.bench.workbench import Problem, Workbench
 
@@ -39,7 +40,7 @@ def test_thoroughly(bench, key):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_case_is_one_of_the_kernel(kernel, monkeypatch):
     """At the lengths that count, and without computing anything."""
-    monkeypatch.setattr(ops, "_run", lambda *_, **__: None)
+    monkeypatch.setattr(Launch, "through_triton", lambda *_: None)
     bench = Workbench(DEVICE, repeats=1, batch=1, heads=1)
     tiles = [TileKey(kernel, summary, 16, HALF) for summary in (False, True)]
     lanes = [LaneKey(kernel, lane, later, 16, HALF) for lane in (32, 64, 128) for later in (False, True)]
@@ -53,25 +54,29 @@ def test_every_case_is_one_of_the_kernel(kernel, monkeypatch):
 
 @pytest.mark.parametrize(
     ("key", "setting"),
-    [(TILES[0], Launch(64, 16, 8, 2)), (TILES[5], Launch(16, 64, 2, 1)), (LANES[0], LaneSetting(2, 1, 1)), (LANES[0], None)],
+    [
+        (TILES[0], TileSetting(64, 16, 8, 2)),
+        (TILES[5], TileSetting(16, 64, 2, 1)),
+        (LANES[0], LaneSetting(2, 1, 1)),
+        (LANES[0], None),
+    ],
     ids=str,
 )
 def test_the_candidate_is_what_runs(bench, key, setting, monkeypatch):
     ran = []
-    run = ops._run
-    monkeypatch.setattr(ops, "_run", lambda kernel, programs, sizes, *rest, **more: (
-        ran.append((kernel.__name__, sizes)), run(kernel, programs, sizes, *rest, **more))
-    )  # fmt: skip
+    run = Launch.through_triton
+    monkeypatch.setattr(Launch, "through_triton", lambda self, tensors: (ran.append(self), run(self, tensors)))
     assert bench.problem(key, setting, thorough=False) is None
-    name, sizes = ran[-1]
+    name, constants = ran[-1].kernel.__name__, ran[-1].constants
     if setting is None:
         assert name == "forward"
-    elif isinstance(setting, Launch):
+    elif isinstance(setting, TileSetting):
         assert name == {"forward": "forward", "dkv": "backward_dkv"}[key.kernel]
-        assert sizes == setting
+        assert tuple(constants[name] for name in ("ROWS", "COLUMNS", "num_warps", "num_stages")) == setting
     else:
         assert name == key.kernel
-        assert (sizes.warps, sizes.stages, sizes.per_processor) == setting
+        assert (constants["num_warps"], constants["STAGES"]) == setting[:2]
+        assert ran[-1].programs <= processors(DEVICE) * setting.per_processor
 
 
 def test_a_wrong_result_is_seen(bench, monkeypatch):
@@ -108,11 +113,11 @@ def test_one_row_is_enough_and_so_is_a_little_everywhere():
 def test_what_was_there_before_does_not_pass_for_a_result(bench, monkeypatch):
     key = TILES[0]
     assert bench.problem(key, bench.shipped(key), thorough=False) is None
-    monkeypatch.setattr(ops, "_run", lambda *_, **__: None)
-    assert bench.problem(key, Launch(16, 16, 4, 1), thorough=False).wrong
+    monkeypatch.setattr(Launch, "through_triton", lambda *_: None)
+    assert bench.problem(key, TileSetting(16, 16, 4, 1), thorough=False).wrong
     bench.forward = lambda q, *_: (torch.empty_like(q),)
     monkeypatch.setattr(workbench, "_agrees", lambda ours, true: ours.isnan().all())
-    assert bench.problem(key, Launch(16, 16, 4, 1), thorough=False) is None
+    assert bench.problem(key, TileSetting(16, 16, 4, 1), thorough=False) is None
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -129,7 +134,7 @@ def test_it_goes_on_where_the_shipped_setting_does_not_run(bench, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("out of resource: shared memory")
 
-    monkeypatch.setattr(ops, "_run", broken)
+    monkeypatch.setattr(Launch, "through_triton", broken)
     assert bench.launched(TILES[0])
     assert bench.problem(TILES[0], bench.shipped(TILES[0]), thorough=False) is not None
 
@@ -152,13 +157,14 @@ def test_a_gpu_that_is_broken_ends_it(bench, monkeypatch):
     bench.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     with pytest.raises(
-        RuntimeError, match=r"bench tune: Launch\(rows=16.* broke .* nothing is saved: .* illegal memory access"
+        RuntimeError,
+        match=r"bench tune: TileSetting\(rows=16.* made the GPU unusable, nothing is saved: .* illegal memory access",
     ):
-        bench.problem(TILES[0], Launch(16, 16, 4, 1), thorough=False)
+        bench.problem(TILES[0], TileSetting(16, 16, 4, 1), thorough=False)
 
 
 def test_a_kernel_that_another_stands_for_is_not_launched(bench, monkeypatch):
-    monkeypatch.setattr(ops, "_sizes", lambda *_: Launch(16, 16, 4, 1))
+    monkeypatch.setattr(general, "_sizes", lambda *_: TileSetting(16, 16, 4, 1))
     assert not bench.launched(TILES[0])
     assert bench.launched(LANES[0])
 

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.primitives import (
-    cell_base,
-    cell_offset,
+    cell_tile,
     excluded,
     lane_length,
     load_rows,
@@ -111,8 +110,7 @@ def dq_over_cells(
 ):  # fmt: skip
     offset = tl.arange(0, COLUMNS)
     for start in tl.range(first, end, COLUMNS):
-        base = cell_base(start, cells, block, EVEN)
-        place = cell_offset(start, offset, cells, block, first_cell, EVEN)
+        base, place = cell_tile(start, offset, cells, block, first_cell, EVEN)
         valid = start + offset < last
         keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, WIDE, MASKED)
         values = load_rows(v, base, place, v_row, valid, D_V, WIDTH_V, WIDE, MASKED)
@@ -287,8 +285,7 @@ def backward_dkv(
         key = first_key + offset
         valid = key < key_count
         if CELLS:
-            base = cell_base(first_key, cells, block, EVEN)
-            place = cell_offset(first_key, offset, cells, block, first_cell, EVEN)
+            base, place = cell_tile(first_key, offset, cells, block, first_cell, EVEN)
             seen_from = (key // in_lane + 1) * lane_shift
             first = (first_key // in_lane + 1) * lane_shift
             end = n

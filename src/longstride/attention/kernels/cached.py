@@ -18,14 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longstride.attention.kernels.primitives import cell_index, cell_position
 from longstride.attention.slots import Slots
-from longstride.patterns import Block, Dilated, Summary
 
 DILATED, BLOCK, SUMMARY, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 LEAF_FIELDS = tl.constexpr(5)
 HEAD_FIELDS = tl.constexpr(3)
-FAR = 2**30
-"""A reach without a limit: further than any context."""
 
 
 def table(heads: Sequence[Slots], leaves: int) -> Tensor:
@@ -36,15 +34,14 @@ def table(heads: Sequence[Slots], leaves: int) -> Tensor:
 def _row(head: Slots, leaves: int) -> list[int]:
     row: list[int] = []
     starts = dict(zip(head.summaries, head.starts))
-    for leaf in head.pattern.leaves:
-        if isinstance(leaf, Dilated):
-            row += [DILATED.value, leaf.step, FAR if leaf.reach is None else leaf.reach, 0, 0]
-        elif isinstance(leaf, Block):
-            row += [BLOCK.value, leaf.l, 1, 0, 0]
+    for leaf in head.leaves:
+        if leaf.summary:
+            row += [SUMMARY.value, leaf.block, leaf.cells, leaf.first_cell, starts.get(leaf.summary, 0)]
+        elif leaf.by_residue:
+            row += [DILATED.value, leaf.step, leaf.far * leaf.step, 0, 0]
         else:
-            assert isinstance(leaf, Summary)
-            row += [SUMMARY.value, leaf.l, leaf.c, leaf.cells.start, starts.get(leaf, 0)]
-    for _ in range(leaves - len(head.pattern.leaves)):
+            row += [BLOCK.value, leaf.block, 1, 0, 0]
+    for _ in range(leaves - len(head.leaves)):
         row += [NONE.value, 1, 1, 0, 0]
     return [*row, int(head.keeps_all), head.ring, head.ring_start]
 
@@ -57,7 +54,7 @@ def walk_length(kind, size, part, first, query):
     elif kind == BLOCK:
         length = query % size + 1
     elif kind == SUMMARY:
-        length = (query + 1) // size * part + tl.minimum(part, tl.maximum(0, (query + 1) % size - first))
+        length = query // size * part + tl.minimum(part, tl.maximum(0, query % size + 1 - first))
     else:
         length = query * 0
     return length
@@ -67,7 +64,7 @@ def walk_length(kind, size, part, first, query):
 def walk_position(kind, size, part, first, query, number):
     """The position of its keys, newest first where that is simpler."""
     if kind == SUMMARY:
-        position = number // part * size + first + number % part
+        position = cell_position(number, part, size, first)
     elif kind == DILATED:
         position = query - number * size
     else:
@@ -101,9 +98,8 @@ def slot_of(row, position, LEAVES: tl.constexpr):
         kind = tl.load(fields)
         size = tl.load(fields + 1)
         part = tl.load(fields + 2)
-        cell = position % size - tl.load(fields + 3)
-        inside = (kind == SUMMARY) & (cell >= 0) & (cell < part)
-        slot = tl.where(inside, tl.load(fields + 4) + position // size * part + cell, slot)
+        index, inside = cell_index(position, part, size, tl.load(fields + 3))
+        slot = tl.where((kind == SUMMARY) & inside, tl.load(fields + 4) + index, slot)
     return tl.where(everything > 0, position, slot)
 
 

@@ -13,8 +13,7 @@ import triton.language as tl
 
 from longstride.attention.kernels.primitives import (
     LOWEST,
-    cell_base,
-    cell_offset,
+    cell_tile,
     excluded,
     lane_length,
     load_rows,
@@ -77,8 +76,7 @@ def over_cells(
     """The summary cells [first, end) of earlier lanes, in tiles; those from `last` on are not seen."""
     offset = tl.arange(0, COLUMNS)
     for start in tl.range(first, end, COLUMNS):
-        base = cell_base(start, cells, block, EVEN)
-        place = cell_offset(start, offset, cells, block, first_cell, EVEN)
+        base, place = cell_tile(start, offset, cells, block, first_cell, EVEN)
         valid = start + offset < last
         keys = load_rows(k, base, place, k_row, valid, D_QK, WIDTH_QK, WIDE, MASKED)
         scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)

@@ -1,46 +1,30 @@
-"""What the kernels compute for a head, as a row of numbers that a program reads: lanes, a window inside them, summary cells.
+"""The geometry of heads as tables of int32 that the kernels read, and which heads share a launch.
 
-As in section 5.5 of the paper, the sequence is looked at in lanes in which a leaf's pairs are close together, but in place:
-position `index` of a lane is lane * lane_shift + index * step, so that a lane is a strided view and never copied.
-
-    Dilated   a lane for each residue class modulo the step, and in it a window of `near` to `far` positions back
-    Block     a lane for each block (several, where blocks are short), and in it the positions so far in the own block
-    Summary   the lanes of Block, and for each the summary cells of all lanes before it, which every query there sees
-
-A job is one leaf of one head, or Block and Summary of one length together. The leaves of a union are computed one after the
-other, each starting from what the one before has left, and a pair that two of them share belongs to the first.
+A job is one record of `patterns.geometry` for one head. The records of a union are computed one after the other, each
+starting from the result of the one before.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from longstride.patterns import Block, Dilated, Leaf, Pattern, Summary, notation
-
-LANE = 128
-"""The most rows of a tile that holds whole lanes. Short blocks share a lane of about this length, to fill one."""
+from longstride.patterns import Leaf, notation
+from longstride.patterns.geometry import geometry
 
 
 class Job(NamedTuple):
-    """One row of the table. Numbers past the end of the sequence are cut to it, so that all fit into 32 bits."""
+    """One row of the table: the head, then the numbers of its `Geometry`, which documents them, in the same order."""
 
     head: int
     lanes: int
     lane_shift: int
     step: int
     limit: int
-    """The most positions in a lane; the last lanes may have fewer."""
     near: int
     far: int
     own: int
-    """1 if a query sees its own block, 0 if it sees only the summary cells there."""
     block: int
     cells: int
-    """How many summary cells a block has; 0 if they are not seen."""
     first_cell: int
 
 
@@ -97,106 +81,27 @@ class Pass:
         """The same for the summary cells that later lanes see."""
         return max(-(-(job.lanes - 1) * (job.lane_shift // job.block) * job.cells // size) for job in self.jobs)
 
-    def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The jobs and what they leave out, int32 [jobs, fields] and [jobs, exclusions, fields]."""
+    def rows(self) -> tuple[list[tuple[int, ...]], list[list[tuple[int, ...]]]]:
+        """The jobs and what they leave out, [jobs, fields] and [jobs, exclusions, fields]."""
         nothing = Exclusion(reach=-1)
         width = max(1, self.most_exclusions)
-        padded = [[*some, *[nothing] * (width - len(some))] for some in self.exclusions]
-        return (
-            torch.tensor(self.jobs, dtype=torch.int32, device=device),
-            torch.tensor(padded, dtype=torch.int32, device=device),
-        )
+        return list(self.jobs), [[*some, *[nothing] * (width - len(some))] for some in self.exclusions]
 
 
 @lru_cache(maxsize=256)
 def passes(patterns: str, n: int) -> tuple[Pass, ...]:
-    """The launches for these heads' patterns, in order."""
-    by_head = [_jobs(head, pattern, n) for head, pattern in enumerate(notation.parse(patterns))]
+    """Returns the launches for these heads' patterns, in order."""
+    by_head = [geometry(pattern, n) for pattern in notation.parse(patterns)]
     found = []
     for index in range(max(map(len, by_head))):
-        rows = [jobs[index] for jobs in by_head if index < len(jobs)]
-        found.append(Pass(tuple(job for job, _ in rows), tuple(some for _, some in rows)))
+        rows = [(head, records[index]) for head, records in enumerate(by_head) if index < len(records)]
+        jobs = tuple(Job(head, *record[:10]) for head, record in rows)
+        found.append(Pass(jobs, tuple(tuple(_exclusion(leaf, n) for leaf in record.excluded) for _, record in rows)))
     return tuple(found)
 
 
-def _jobs(head: int, pattern: Pattern, n: int) -> list[tuple[Job, tuple[Exclusion, ...]]]:
-    jobs = []
-    leaves = list(pattern.leaves)
-    earlier: list[Leaf] = []
-    while leaves:
-        leaf = leaves.pop(0)
-        if isinstance(leaf, Dilated):
-            jobs.append(_dilated(head, leaf, earlier, n))
-            earlier.append(leaf)
-            continue
-        assert isinstance(leaf, Block | Summary)
-        together: list[Block | Summary] = [leaf]
-        if isinstance(leaf, Block):
-            together += [other for other in leaves if isinstance(other, Summary) and other.l == leaf.l][:1]
-        leaves = [other for other in leaves if other not in together]
-        jobs.append((_fixed(head, leaf, together[-1], n), _excluded(earlier, n)))
-        earlier += together
-    return jobs
-
-
-def _dilated(head: int, leaf: Dilated, earlier: Sequence[Leaf], n: int) -> tuple[Job, tuple[Exclusion, ...]]:
-    step = min(leaf.step, n)
-    reach = n if leaf.reach is None else min(leaf.reach, n)
-    near, others = 0, []
-    for other in earlier:
-        # A window whose step divides ours has all our pairs up to its reach: ours begins behind that.
-        if isinstance(other, Dilated) and leaf.step % other.step == 0 and other.reach is not None:
-            near = max(near, min(other.reach, n) // step + 1)
-        else:
-            others.append(other)
-    job = Job(
-        head,
-        lanes=step,
-        lane_shift=1,
-        step=step,
-        limit=-(-n // step),
-        near=near,
-        far=reach // step,
-        own=1,
-        block=n,
-        cells=0,
-        first_cell=0,
-    )
-    return job, _excluded(others, n)
-
-
-def _fixed(head: int, leaf: Block | Summary, other: Block | Summary, n: int) -> Job:
-    """A block, a summary, or a block and the summary of its length."""
-    summary = other if isinstance(other, Summary) else None
-    block = min(leaf.l, n)
-    length = block * max(1, LANE // block)
-    return Job(
-        head,
-        lanes=-(-n // length),
-        lane_shift=length,
-        step=1,
-        limit=min(length, n),
-        near=0,
-        far=n,
-        own=int(isinstance(leaf, Block)),
-        block=block,
-        cells=0 if summary is None else min(summary.c, n),
-        first_cell=0 if summary is None else min(summary.cells.start, n),
-    )
-
-
-def _excluded(leaves: Sequence[Leaf], n: int) -> tuple[Exclusion, ...]:
-    excluded = []
-    for leaf in leaves:
-        if isinstance(leaf, Dilated):
-            excluded.append(Exclusion(step=min(leaf.step, n), reach=n if leaf.reach is None else min(leaf.reach, n)))
-        elif isinstance(leaf, Block):
-            excluded.append(Exclusion(block=min(leaf.l, n)))
-        elif isinstance(leaf, Summary):
-            cells = leaf.cells
-            excluded.append(
-                Exclusion(period=min(leaf.l, n), first_cell=min(cells.start, n), end_cell=min(cells.stop, n))
-                if leaf.l <= n
-                else Exclusion(first_cell=min(cells.start, n), end_cell=min(cells.stop, n))
-            )
-    return tuple(excluded)
+def _exclusion(leaf: Leaf, n: int) -> Exclusion:
+    (record,) = geometry(leaf, n)
+    if record.summary:
+        return Exclusion(period=record.block, first_cell=record.first_cell, end_cell=record.first_cell + record.cells)
+    return Exclusion(step=record.step, reach=record.far * record.step, block=record.block)

@@ -19,7 +19,7 @@ class TileKey(NamedTuple):
     dtype: torch.dtype
 
 
-class Launch(NamedTuple):
+class TileSetting(NamedTuple):
     rows: int
     """Queries of a tile."""
     columns: int
@@ -48,11 +48,11 @@ class LaneSetting(NamedTuple):
 
 
 Key = TileKey | LaneKey
-Setting = Launch | LaneSetting
+Setting = TileSetting | LaneSetting
 KERNELS: dict[str, tuple[type[Key], type[Setting]]] = {
-    "forward": (TileKey, Launch),
-    "dq": (TileKey, Launch),
-    "dkv": (TileKey, Launch),
+    "forward": (TileKey, TileSetting),
+    "dq": (TileKey, TileSetting),
+    "dkv": (TileKey, TileSetting),
     "lane_forward": (LaneKey, LaneSetting),
     "lane_backward": (LaneKey, LaneSetting),
 }

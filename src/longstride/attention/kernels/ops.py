@@ -1,267 +1,160 @@
 """The kernels as PyTorch operators: longstride::triton_forward and longstride::triton_backward.
 
 Inputs are read where they lie: any strides, as long as a row's numbers are side by side. Results have the layout of the
-inputs that they belong to. Each pass of `jobs.passes` is one launch forward; backward it is one where lanes are whole, or
-else one for dq and one or two for dk and dv, the second for the summary cells, which also later lanes see.
+inputs that they belong to. What is launched follows from patterns, shapes, strides, dtype and device: a plan, which is made
+once (`launch.py`).
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import log
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from longstride.attention.flops import count_flops
-from longstride.attention.gradient import register_gradient
-from longstride.attention.kernels.backward import backward_dkv, backward_dq, backward_mean
-from longstride.attention.kernels.forward import forward
-from longstride.attention.kernels.hopper.choice import Kind, choose, copyable, is_hopper
-from longstride.attention.kernels.jobs import Pass, passes
-from longstride.attention.kernels.lanes import lane_backward, lane_forward
-from longstride.attention.kernels.settings import LaneLaunch, Launch, gpu, lane_launch, launch, padded, processors
+from longstride.attention.gradient import define_ops
+from longstride.attention.kernels.backends import launches
+from longstride.attention.kernels.call import Backward, Forward
+from longstride.attention.kernels.jobs import passes
+from longstride.attention.kernels.launch import Plan, Workspace, capture_safe, plan_for
 from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
 LEAST_SCALE = 1e-30
 """Stands for a scale of 0, which would make a score of -inf NaN; scores times this are 0 for all that matters."""
-MEAN_ROWS = 64
-FEW = 4
-"""Up to this many tiles of a window are passed over in one loop."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 256
 LONGEST = 2**29
 """Positions, and sums of two or three of them, are 32-bit numbers in the kernels."""
+ALIGNMENT = 15
+"""The bits of an address that are 0 if it is a multiple of 16 bytes."""
 
 
 def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
     """softmax(q k^T * scale) v over the pairs of each head's pattern, in Triton."""
     _check(q, v)
-    return triton_forward(q, k, v, notation.write(heads), scale)[0]  # type: ignore[no-any-return]
+    patterns = notation.write(heads)
+    if _needs_dispatcher(q, k, v):
+        return torch.ops.longstride.triton_forward.default(q, k, v, patterns, scale)[0]  # type: ignore[no-any-return]
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _Attend.apply(q, k, v, patterns, scale)  # type: ignore[no-any-return, no-untyped-call]
+    return triton_forward(q, k, v, patterns, scale)[0]
+
+
+def _needs_dispatcher(*tensors: Tensor) -> bool:
+    """Whether something wants to see a call of the operator: a compiler, a transform, a mode, a subclass, a profiler.
+
+    Otherwise the operator's functions are called without it, which takes half the time.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or any(type(x) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._autograd._profiler_enabled()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+class _Attend(torch.autograd.Function):
+    """The two operators without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> Tensor:
+        output, lse = triton_forward(q, k, v, patterns, scale)
+        ctx.save_for_backward(q, k, v, output, lse)
+        ctx.patterns, ctx.scale = patterns, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> Any:
+        needed = ctx.needs_input_grad[:3]
+        # With create_graph the operator is called, which refuses a second derivative by name.
+        dispatch = torch.is_grad_enabled() or _needs_dispatcher(d_output)
+        compute: Any = torch.ops.longstride.triton_backward.default if dispatch else triton_backward
+        gradients = compute(d_output, *ctx.saved_tensors, ctx.patterns, ctx.scale, needed)
+        return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None
 
 
 def _check(q: Tensor, v: Tensor) -> None:
     elsewhere = "impl = 'blocked' takes it"
     if q.dtype not in DTYPES:
         raise ValueError(f"attend: the Triton kernels take float16, bfloat16 and float32, got {q.dtype}; {elsewhere}")
-    for name, x in (("d_qk", q), ("d_v", v)):
-        if x.shape[3] > WIDEST:
-            raise ValueError(f"attend: the Triton kernels take {name} up to {WIDEST}, got {x.shape[3]}; {elsewhere}")
+    if q.shape[3] > WIDEST or v.shape[3] > WIDEST:
+        name, x = ("d_qk", q) if q.shape[3] > WIDEST else ("d_v", v)
+        raise ValueError(f"attend: the Triton kernels take {name} up to {WIDEST}, got {x.shape[3]}; {elsewhere}")
     if q.shape[2] > LONGEST:
         raise ValueError(f"attend: the Triton kernels take n up to {LONGEST:,}, got {q.shape[2]:,}; {elsewhere}")
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
         raise ValueError("attend: impl = 'triton' on a CPU is Triton's interpreter, which is wrong for bfloat16")
 
 
-@torch.library.custom_op("longstride::triton_forward", mutates_args=())
 def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
     """The output, and of every query the log-sum-exp of its scores in base 2, float32."""
-    output, log_sum_exp = _forward_like(q, k, v, patterns, scale)
-    q, k, v = _readable(-q if scale < 0 else q), _readable(k), _readable(v)
-    wide = _wide(q, k, v, output)
-    for number, one in enumerate(passes(patterns, q.shape[2])):
-        tensors = q, k, v, output, log_sum_exp, *_tables(one, q.device)
-        strides = *_strides(q), *_strides(k), *_strides(v), *_strides(output)
-        shape = q.shape[1], q.shape[2], len(one.jobs)
-        bits = max(abs(scale), LEAST_SCALE) * LOG2_E
-        kind = _for_hopper(one, False, number > 0, q, k, v, output)
-        whole = _whole_lanes(q, v, one, backward=False, later=number > 0)
-        if kind:
-            _hopper().forward(kind, q, k, v, output, log_sum_exp, one, bits, number > 0)
-        elif whole:
-            _run_lanes(
-                lane_forward, whole, one, q, v, *tensors, *strides, *shape, scales=(bits,),
-                SAME=_same_rows(q, k, v, output), WIDE=wide, LATER=number > 0,
-            )  # fmt: skip
-        else:
-            sizes = _sizes(q, v, one, "forward", one.summary)
-            tiles = one.tiles(sizes.rows)
-            _run(
-                forward, len(q) * len(one.jobs) * tiles, sizes, q.device, *tensors, *strides, *shape, tiles, bits,
-                **_constants(q, v, one, sizes, False), SUMMARY=one.summary, WIDE=wide, LATER=number > 0,
-            )  # fmt: skip
-    return output, log_sum_exp
+    output, lse = _forward_like(q, k, v, patterns, scale)
+    if scale < 0:
+        q, scale = -q, -scale
+    tensors = _readable(q), _readable(k), _readable(v), output, lse
+    aligned = not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNMENT
+
+    def make() -> Plan:
+        with capture_safe(q.is_cuda):
+            apart = _apart(tensors)
+            call = Forward._make((*apart, max(scale, LEAST_SCALE) * LOG2_E))
+            return Plan(launches(call, passes(patterns, q.shape[2])), apart, Workspace(q.device), aligned)
+
+    plan_for((patterns, scale, aligned, *_description(*tensors[:3])), make).run(tensors)
+    return output, lse
 
 
-@torch.library.custom_op("longstride::triton_backward", mutates_args=())
 def triton_backward(
-    gradient: Tensor,
+    d_output: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     output: Tensor,
-    log_sum_exp: Tensor,
+    lse: Tensor,
     patterns: str,
     scale: float,
     needed: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v; one that is not needed is left empty."""
-    results: tuple[Tensor, Tensor, Tensor] = _backward_like(gradient, q, k, v, output, log_sum_exp, patterns, scale, needed)
-    need_q, need_keys = needed[0], needed[1] or needed[2]
-    dq, dk, dv = (x if x.shape == like.shape else torch.empty_like(like) for x, like in zip(results, (q, k, v)))
-    size, heads, n, _ = q.shape
-    gradient = _readable(gradient)
-    q, k, v = _readable(-q if scale < 0 else q), _readable(k), _readable(v)
-    scales = max(abs(scale), LEAST_SCALE) * LOG2_E, abs(scale)
-    mean = None
-    wide = _wide(q, k, v, gradient, output, dq, dk, dv)
-    for number, one in enumerate(passes(patterns, n)):
-        inputs, tables = (q, k, v, gradient), _tables(one, q.device)
-        strides = *_strides(q), *_strides(k), *_strides(v), *_strides(gradient)
-        shape = heads, n, len(one.jobs)
-        kind = _for_hopper(one, True, number > 0, q, k, v, gradient, output, dq, dk, dv)
-        if kind:
-            _hopper().backward(
-                kind, *inputs, output, log_sum_exp, dq, dk, dv, one, scales, number > 0, (need_q, need_keys)
-            )  # fmt: skip
-            continue
-        whole = _whole_lanes(q, v, one, backward=True, later=number > 0)
-        if whole:
-            _run_lanes(
-                lane_backward, whole, one, q, v, *inputs, output, log_sum_exp, dq, dk, dv, *tables, *strides,
-                *_strides(output), *_strides(dq), *_strides(dk), *_strides(dv), *shape, scales=scales,
-                SAME=_same_rows(q, k, v, gradient, output, dq, dk, dv), WIDE=wide, LATER=number > 0,
-            )  # fmt: skip
-            continue
-        if mean is None:
-            mean = _mean(gradient, output, log_sum_exp)
-        by_query = log_sum_exp, mean
-        if need_q:
-            sizes = _sizes(q, v, one, "dq", one.summary)
-            tiles = one.tiles(sizes.rows)
-            _run(
-                backward_dq, size * len(one.jobs) * tiles, sizes, q.device,
-                *inputs, *by_query, dq, *tables, *strides, *_strides(dq), *shape, tiles, *scales,
-                **_constants(q, v, one, sizes, False), SUMMARY=one.summary, WIDE=wide, LATER=number > 0,
-            )  # fmt: skip
-        if need_keys:
-            for cells in (False, True) if one.summary else (False,):
-                sizes = _sizes(q, v, one, "dkv", cells)
-                tiles = one.cell_tiles(sizes.columns) if cells else one.tiles(sizes.columns)
-                _run(
-                    backward_dkv, size * len(one.jobs) * tiles, sizes, q.device,
-                    *inputs, *by_query, dk, dv, *tables, *strides, *_strides(dk), *_strides(dv), *shape, tiles, *scales,
-                    **_constants(q, v, one, sizes, cells), CELLS=cells, WIDE=wide, LATER=number > 0 or cells,
-                )  # fmt: skip
-    if scale < 0:
+    """The gradients of q, k and v; one that is not needed is empty."""
+    results = _backward_like(d_output, q, k, v, output, lse, patterns, scale, needed)
+    dq, dk, dv = (x if wanted else torch.empty_like(like) for x, like, wanted in zip(results, (q, k, v), needed))
+    negative = scale < 0
+    if negative:
+        q, scale = -q, -scale
+    inputs = _readable(q), _readable(k), _readable(v), _readable(d_output), output
+    tensors = *inputs, lse, dq, dk, dv
+    aligned = not (q.data_ptr() | k.data_ptr() | v.data_ptr() | d_output.data_ptr() | output.data_ptr()) & ALIGNMENT
+
+    def make() -> Plan:
+        with capture_safe(q.is_cuda):
+            workspace = Workspace(q.device)
+            apart = _apart(tensors)
+            scales = max(scale, LEAST_SCALE) * LOG2_E, scale
+            call = Backward._make((*apart, *scales, needed[0], needed[1] or needed[2], workspace))
+            return Plan(launches(call, passes(patterns, q.shape[2])), apart, workspace, aligned)
+
+    plan_for((patterns, scale, aligned, *needed, *_description(*inputs)), make).run(tensors)
+    if negative:
         dq.neg_()
     return results
 
 
-def _for_hopper(one: Pass, backward: bool, later: bool, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Kind | None:
-    """Which of Hopper's own kernels takes a pass, if one does."""
-    if not is_hopper(q.device) or not copyable(q, k, v, *others):
-        return None
-    _, heads, n, d_qk = q.shape
-    return choose(one, backward, later, heads, n, d_qk, v.shape[3])
+def _apart(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors as objects of their own, so that a plan tells q from k where a caller gives one for both."""
+    return [x.detach() for x in tensors]
 
 
-def _hopper() -> Any:
-    # Imported when it is used: other GPUs do not need Triton's lower level, and not every version has it.
-    from longstride.attention.kernels.hopper import launch
-
-    return launch
-
-
-def _run(
-    kernel: Any, programs: int, sizes: Launch | LaneLaunch, device: torch.device, *arguments: Any, **constants: Any
-) -> None:
-    if programs:
-        with torch.cuda.device(device if device.type == "cuda" else -1):
-            kernel[(programs,)](*arguments, **constants, num_warps=sizes.warps, num_stages=sizes.stages)
-
-
-def _run_lanes(
-    kernel: Any,
-    sizes: LaneLaunch,
-    one: Pass,
-    q: Tensor,
-    v: Tensor,
-    *arguments: Any,
-    scales: tuple[float, ...],
-    **flags: bool,
-) -> None:
-    tiles = one.lane_tiles(sizes.together)
-    total = len(q) * len(one.jobs) * tiles
-    constants = {
-        **_dimensions(q, v),
-        "ROWS": sizes.rows,
-        "TOGETHER": sizes.together,
-        "SHARED": one.shared,
-        "GROUPED": one.grouped,
-        "EXCLUDE": one.most_exclusions,
-        "STAGES": sizes.stages,
-        **flags,
-    }
-    programs = min(total, processors(q.device) * sizes.per_processor)
-    _run(kernel, programs, sizes, q.device, *arguments, tiles, total, *scales, **constants)
-
-
-def _mean(gradient: Tensor, output: Tensor, log_sum_exp: Tensor) -> Tensor:
-    mean = torch.empty_like(log_sum_exp)
-    size, heads, n, _ = output.shape
-    tiles = -(-n // MEAN_ROWS)
-    _run(
-        backward_mean, size * heads * tiles, Launch(MEAN_ROWS, 0, 4, 1), output.device,
-        gradient, output, mean, *_strides(gradient), *_strides(output), heads, n, tiles,
-        D_V=output.shape[3], WIDTH_V=padded(output.shape[3]), WIDE=_wide(gradient, output), ROWS=MEAN_ROWS,
-    )  # fmt: skip
-    return mean
-
-
-@lru_cache(maxsize=256)
-def _tables(one: Pass, device: torch.device) -> tuple[Tensor, Tensor]:
-    return one.tables(device)
-
-
-def _sizes(q: Tensor, v: Tensor, one: Pass, kernel: str, summary: bool) -> Launch:
-    return launch(kernel, summary, max(padded(q.shape[3]), padded(v.shape[3])), q.dtype, one.longest, gpu(q.device))
-
-
-def _whole_lanes(q: Tensor, v: Tensor, one: Pass, backward: bool, later: bool) -> LaneLaunch | None:
-    """Settings for whole lanes, where this pass has only such."""
-    if one.summary:
-        return None
-    return lane_launch(backward, later, padded(q.shape[3]), padded(v.shape[3]), q.dtype, one.longest, gpu(q.device))
-
-
-def _dimensions(q: Tensor, v: Tensor) -> dict[str, Any]:
-    return {
-        "D_QK": q.shape[3],
-        "D_V": v.shape[3],
-        "WIDTH_QK": padded(q.shape[3]),
-        "WIDTH_V": padded(v.shape[3]),
-        # Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen.
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-    }
-
-
-def _constants(q: Tensor, v: Tensor, one: Pass, sizes: Launch, cells: bool) -> dict[str, Any]:
-    window = max(sizes.rows, sizes.columns) + max(min(job.far, job.limit - 1) for job in one.jobs)
-    return {
-        **_dimensions(q, v),
-        "ROWS": sizes.rows,
-        "COLUMNS": sizes.columns,
-        "EVEN": all(job.cells and sizes.columns % job.cells == 0 for job in one.jobs),
-        "GROUPED": one.grouped,
-        "SHORT": one.most_exclusions > 0 or (not cells and window <= FEW * min(sizes.rows, sizes.columns)),
-        "EXCLUDE": one.most_exclusions,
-    }
-
-
-def _strides(x: Tensor) -> tuple[int, int, int]:
-    return x.stride(0), x.stride(1), x.stride(2)
-
-
-def _wide(*tensors: Tensor) -> bool:
-    """Whether some offset inside a head does not fit into 32 bits."""
-    return any(x.shape[2] * x.stride(2) >= 2**31 for x in tensors)
-
-
-def _same_rows(*tensors: Tensor) -> bool:
-    """Whether all have their rows at equal distances, so that one set of offsets serves them all."""
-    return len({x.stride(2) for x in tensors}) == 1
+def _description(*tensors: Tensor) -> tuple[Any, ...]:
+    """What a plan follows from. Results and their layout follow from the inputs."""
+    first = tensors[0]
+    return first.dtype, first.device, first.shape, tensors[2].shape[3], *[x.stride() for x in tensors]
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -269,19 +162,17 @@ def _readable(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
 
 
-@triton_forward.register_fake
 def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
     return _result_like(v), v.new_empty(v.shape[:-1], dtype=torch.float32)
 
 
-@triton_backward.register_fake
 def _backward_like(
-    gradient: Tensor,
+    d_output: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     output: Tensor,
-    log_sum_exp: Tensor,
+    lse: Tensor,
     patterns: str,
     scale: float,
     needed: Sequence[bool],
@@ -297,5 +188,5 @@ def _result_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-register_gradient(triton_forward, triton_backward, "triton")
+define_ops("triton", triton_forward, _forward_like, triton_backward, _backward_like)
 count_flops(torch.ops.longstride.triton_forward, torch.ops.longstride.triton_backward)

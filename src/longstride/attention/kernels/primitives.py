@@ -50,24 +50,30 @@ def lane_length(lane, lane_shift, step, limit, n):
 
 
 @triton.jit
-def cell_base(start, cells, block, EVEN: tl.constexpr):
-    """The part of a summary cell's position that is the same for all cells of a tile that begins at `start`.
-
-    EVEN: `cells` divides every start. What varies inside a tile is then the same for all tiles, and computed once.
-    """
-    if EVEN:
-        return start // cells * block
-    else:
-        return start * 0
+def cell_position(index, cells, block, first_cell):
+    """The position of a summary cell; cells are counted from the start of the sequence."""
+    return index // cells * block + first_cell + index % cells
 
 
 @triton.jit
-def cell_offset(start, offset, cells, block, first_cell, EVEN: tl.constexpr):
-    """The other part, for the cells start + offset."""
+def cell_index(position, cells, block, first_cell):
+    """The inverse of `cell_position`, and whether there is a cell at that position."""
+    cell = position % block - first_cell
+    return position // block * cells + cell, (cell >= 0) & (cell < cells)
+
+
+@triton.jit
+def cell_tile(start, offset, cells, block, first_cell, EVEN: tl.constexpr):
+    """The positions of the summary cells start + offset: one number for the whole tile, and what each cell adds to it.
+
+    EVEN: `cells` divides every start. What each cell adds is then the same for all tiles, and computed once.
+    """
+    base = start * 0
     if EVEN:
-        return offset // cells * block + first_cell + offset % cells
+        base = start // cells * block
     else:
-        return (start + offset) // cells * block + first_cell + (start + offset) % cells
+        offset = start + offset
+    return base, cell_position(offset, cells, block, first_cell)
 
 
 @triton.jit

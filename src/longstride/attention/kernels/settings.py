@@ -13,19 +13,21 @@ from typing import NamedTuple
 
 import torch
 
-from longstride.attention.kernels.jobs import LANE
-from longstride.attention.kernels.launches import Key, LaneKey, LaneSetting, Launch, Setting, TileKey
+from longstride.attention.kernels.launch import forget_plans
+from longstride.attention.kernels.launches import Key, LaneKey, LaneSetting, Setting, TileKey, TileSetting
 from longstride.attention.kernels.saved import in_force
+from longstride.patterns.geometry import LANE
 
 __all__ = [
     "Gpu",
-    "LaneLaunch",
-    "Launch",
+    "LaneTiles",
+    "TileSetting",
     "gpu",
-    "lane_launch",
-    "launch",
+    "lane_tiles",
+    "tile_setting",
     "padded",
     "processors",
+    "reload",
     "shipped",
     "shipped_lanes",
     "trial",
@@ -71,11 +73,11 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def launch(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: int, on: Gpu) -> Launch:
+def tile_setting(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: int, on: Gpu) -> TileSetting:
     """Settings for a kernel, where `width` is the larger of the head dimensions and `longest` the longest lane."""
     key = TileKey(kernel, summary, width, dtype)
     found = _chosen(key, on, shipped(key, on))
-    assert isinstance(found, Launch)
+    assert isinstance(found, TileSetting)
     # A lane that is shorter than a tile would leave the rest of it idle.
     most = max(LEAST, 1 << (longest - 1).bit_length())
     if kernel == "forward" or kernel == "dq":
@@ -83,7 +85,7 @@ def launch(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: 
     return found if summary else found._replace(rows=min(found.rows, most), columns=min(found.columns, most))
 
 
-class LaneLaunch(NamedTuple):
+class LaneTiles(NamedTuple):
     """Settings for lanes that fit into a tile whole."""
 
     rows: int
@@ -95,9 +97,9 @@ class LaneLaunch(NamedTuple):
     """Programs that a multiprocessor holds at a time."""
 
 
-def lane_launch(
+def lane_tiles(
     backward: bool, later: bool, width_qk: int, width_v: int, dtype: torch.dtype, longest: int, on: Gpu
-) -> LaneLaunch | None:
+) -> LaneTiles | None:
     """The same for whole lanes, or None where the tiles of `stages` lanes would not fit into shared memory."""
     length = 1 << (longest - 1).bit_length()
     if length > LANE:
@@ -105,8 +107,8 @@ def lane_launch(
     rows = max(LANE // 4, length)
     key = LaneKey("lane_backward" if backward else "lane_forward", rows, later, max(width_qk, width_v), dtype)
     found = _chosen(key, on, shipped_lanes(key, width_qk, on))
-    assert not isinstance(found, Launch)
-    return None if found is None else LaneLaunch(rows, rows // length, *found)
+    assert not isinstance(found, TileSetting)
+    return None if found is None else LaneTiles(rows, rows // length, *found)
 
 
 @dataclass
@@ -127,10 +129,18 @@ def trial(settings: Mapping[Key, Setting | None]) -> Iterator[set[Key]]:
     """
     global _trial
     before, _trial = _trial, Trial(settings)
+    forget_plans()
     try:
         yield _trial.used
     finally:
         _trial = before
+        forget_plans()
+
+
+def reload() -> None:
+    """Has the user's file read again, and plans made anew."""
+    in_force.cache_clear()
+    forget_plans()
 
 
 def _chosen(key: Key, on: Gpu, otherwise: Setting | None) -> Setting | None:
@@ -141,7 +151,7 @@ def _chosen(key: Key, on: Gpu, otherwise: Setting | None) -> Setting | None:
     return in_force().get(on.name, {}).get(key, otherwise)
 
 
-def shipped(key: TileKey, on: Gpu) -> Launch:
+def shipped(key: TileKey, on: Gpu) -> TileSetting:
     found = SHIPPED.get(on.capability, _hopper)(key)
     while _shared_memory(key, found) > on.shared_memory and max(found.rows, found.columns) > LEAST:
         longer = "rows" if found.rows >= found.columns else "columns"
@@ -163,7 +173,7 @@ def shipped_lanes(key: LaneKey, width_qk: int, on: Gpu) -> LaneSetting | None:
     return LaneSetting(warps, stages, per_processor)
 
 
-def _shared_memory(key: TileKey, tile: Launch) -> int:
+def _shared_memory(key: TileKey, tile: TileSetting) -> int:
     """Bytes that a kernel takes at most, before Hopper: what Triton reports when it compiles the shipped tiles for 8.9.
 
     A tile that stays is held once (forward: queries; dq: queries and slopes; dkv: keys and values), two that are passed
@@ -174,21 +184,21 @@ def _shared_memory(key: TileKey, tile: Launch) -> int:
     return (held * key.width + tile.rows * tile.columns) * key.dtype.itemsize
 
 
-def _hopper(key: TileKey) -> Launch:
+def _hopper(key: TileKey) -> TileSetting:
     if key.dtype == torch.float32:  # No matrix units: small tiles, or the sums do not fit into registers.
-        return Launch(32, 32, 4, 1) if key.width <= 64 else Launch(16, 16, 4, 1)
+        return TileSetting(32, 32, 4, 1) if key.width <= 64 else TileSetting(16, 16, 4, 1)
     if key.width > 64:
-        return Launch(64, 64, 4, 2) if key.width <= 128 else Launch(64, 32, 8, 2)
+        return TileSetting(64, 64, 4, 2) if key.width <= 128 else TileSetting(64, 32, 8, 2)
     return HOPPER_UP_TO_64[key.kernel, key.summary]
 
 
 HOPPER_UP_TO_64 = {
-    ("forward", False): Launch(64, 64, 4, 2),
-    ("forward", True): Launch(128, 64, 4, 3),
-    ("dq", False): Launch(64, 64, 4, 1),
-    ("dq", True): Launch(64, 64, 4, 3),
-    ("dkv", False): Launch(32, 64, 4, 1),
-    ("dkv", True): Launch(128, 64, 4, 2),
+    ("forward", False): TileSetting(64, 64, 4, 2),
+    ("forward", True): TileSetting(128, 64, 4, 3),
+    ("dq", False): TileSetting(64, 64, 4, 1),
+    ("dq", True): TileSetting(64, 64, 4, 3),
+    ("dkv", False): TileSetting(32, 64, 4, 1),
+    ("dkv", True): TileSetting(128, 64, 4, 2),
 }
 SHIPPED = {(9, 0): _hopper}
 """What was measured, by compute capability. Where nothing was, the measured ones are where to begin."""

@@ -25,11 +25,11 @@ from longstride.attention.kernels.launches import (
     Key,
     LaneKey,
     LaneSetting,
-    Launch,
     Setting,
     TileKey,
+    TileSetting,
 )
-from longstride.attention.kernels.settings import Gpu, shipped_lanes
+from longstride.attention.kernels.settings import Gpu, reload, shipped_lanes
 from longstride.commands.bench.settings import TuneBenchmark
 from longstride.commands.bench.workbench import Problem, Workbench
 from longstride.common.atomic import atomic_path, check_output, check_writable
@@ -261,7 +261,7 @@ def keep(path: Path, name: str, before: saved.ByGpu, findings: Iterable[Finding]
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         return
     saved.write(path, {**{other: rows for other, rows in before.items() if other != name}, **({name: new} if new else {})})
-    saved.in_force.cache_clear()
+    reload()
     text = f"wrote {path}: {len(new)} settings for {name}"
     if saved.place() != path:
         text += f"; to use it: export {saved.VARIABLE}={path}"
@@ -277,7 +277,7 @@ def _text(setting: Setting | None) -> str:
     """Short enough for a table: rows x columns, warps, stages, programs of a multiprocessor."""
     if setting is None:
         return "as windows"
-    tile = f"{setting.rows}x{setting.columns} " if isinstance(setting, Launch) else ""
+    tile = f"{setting.rows}x{setting.columns} " if isinstance(setting, TileSetting) else ""
     each = f" {setting.per_processor}p" if isinstance(setting, LaneSetting) else ""
     return f"{tile}{setting.warps}w {setting.stages}s{each}"
 

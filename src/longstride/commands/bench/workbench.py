@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.blocked import LOG2_E, blocked_backward, blocked_forward
+from longstride.attention.blocked import LOG2_E
 from longstride.attention.kernels.launches import Key, LaneKey, Setting, TileKey
 from longstride.attention.kernels.settings import Gpu, gpu, shipped, shipped_lanes, trial
 from longstride.commands.bench.measure import seconds_each
@@ -137,11 +137,11 @@ class Workbench:
         )
         call = ", ".join([pattern] * heads), key.width**-0.5
         wide = [x.double() if key.dtype == torch.float32 else x.float() for x in (q, k, v, slopes)]
-        output, largest, weight = blocked_forward(*wide[:3], *call)
+        output, largest, weight = torch.ops.longstride.blocked_forward(*wide[:3], *call)
         expected = [output]
         if key.kernel in NEEDED:
             needed = list(NEEDED[key.kernel])
-            expected = blocked_backward(wide[3], *wide[:3], output, largest, weight, *call, needed)
+            expected = torch.ops.longstride.blocked_backward(wide[3], *wide[:3], output, largest, weight, *call, needed)
             expected = [x for x, wanted in zip(expected, needed) if wanted]
         # Backward gets the results of a correct forward, independent of forward's settings. A query that sees no key
         # has the lowest finite number as its largest score, which becomes -inf.

@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
-from longstride.attention.kernels import ops
+from longstride.attention.kernels.launch import forget_plans
 from longstride.patterns import notation
 from tests.attention.cases import tensors
 from tests.attention.error_rule import assert_within_the_rule, results
@@ -95,9 +96,17 @@ def test_kernels_compile(case):
 def test_against_the_oracle(case, dtype, monkeypatch):
     text, batch, heads, n, d_qk, d_v, forward, backward = case
     ran = []
+    forget_plans()
+    backend = import_module("longstride.attention.kernels.hopper.launch")
     for name in ("forward", "backward"):
-        original = getattr(ops._hopper(), name)
-        monkeypatch.setattr(ops._hopper(), name, lambda *a, original=original, name=name: (ran.append(name), original(*a)))
+        original = getattr(backend, name)
+
+        def watched(*a, original=original, name=name):
+            launches = original(*a)
+            ran.extend([name] if launches else [])
+            return launches
+
+        monkeypatch.setattr(backend, name, watched)
     torch.use_deterministic_algorithms(True, warn_only=True)  # Which fills empty tensors with NaN.
     try:
         data = [x.cuda() for x in tensors(batch, heads, n, d_qk, d_v, dtype)]

@@ -5,10 +5,13 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon")
 
+from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper import launch
-from longstride.attention.kernels.hopper.lane_boxes import block_lanes, column_lanes, lane_box
+from longstride.attention.kernels.hopper.lane_boxes import lane_box
 from longstride.attention.kernels.jobs import passes
+from longstride.attention.kernels.launch import Workspace
 from longstride.patterns import notation
+from longstride.patterns.geometry import block_lanes, column_lanes
 
 BATCH, HEADS, N, D = 2, 3, 60, 16
 
@@ -20,9 +23,9 @@ def numbered(layout):
     return x.transpose(1, 2).contiguous().transpose(1, 2) if layout == "apart" else x
 
 
-def seen_through(descriptor):
-    base = descriptor.base
-    return base.as_strided(descriptor.shape, descriptor.strides, base.storage_offset())
+def seen_through(box):
+    x = box.tensor
+    return x.as_strided(box.shape, box.strides, x.storage_offset() + box.first)
 
 
 @pytest.mark.parametrize("layout", ["together", "apart"])
@@ -39,9 +42,9 @@ def test_cells(layout):
     x = numbered(layout)
     (one,) = passes(notation.write(notation.parse("merged(fixed(25, 8))") * HEADS), N)
     job = one.jobs[0]._replace(block=25, cells=8)
-    descriptor = launch._cells(x, job)
-    assert descriptor.block_shape == [1, 1, 16, 8, D]
-    view = seen_through(descriptor)
+    box = launch._cells(x, job)
+    assert box.block == (1, 1, 16, 8, D)
+    view = seen_through(box)
     assert torch.equal(view, x[:, :, :50].unflatten(2, (2, 25)))
 
 
@@ -62,8 +65,16 @@ def test_sets_of_lanes_hold_every_position_once(lanes, l, layout):
 
 def test_what_has_no_neighbour_may_be_any_distance_from_it():
     x = torch.zeros(2000, dtype=torch.float16).as_strided((1, 1, N, D), (7, 3, D, 1))
-    for descriptor in (launch._lanes(x, 4, 64), lane_box(x, block_lanes(N, 20)[0], 64)):
-        assert all(stride * 2 % 16 == 0 for stride in descriptor.strides[:-1])
+    for box in (launch._lanes(x, 4, 64), lane_box(x, block_lanes(N, 20)[0], 64)):
+        assert all(stride * 2 % 16 == 0 for stride in box.strides[:-1])
+
+
+def numbers_of(d_output, output, lse, step=1):
+    x = output
+    call = Backward(x, x, x, d_output, output, lse, x, x, x, 1.0, 1.0, True, True, Workspace(x.device))
+    numbers = launch._new_numbers(call, step)
+    launch._fill_numbers(call, numbers, step).through_triton([])
+    return numbers
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter")
@@ -71,9 +82,7 @@ def test_numbers_of_every_query():
     gradient, output = torch.randn(2, BATCH, HEADS, N + 1, D)
     log_sum_exp = torch.randn(BATCH, HEADS, N + 1)
     log_sum_exp[0, 1, 3] = -torch.inf
-    with torch.no_grad():
-        found = launch._empty_numbers(log_sum_exp)
-        launch._fill_numbers(found, gradient.transpose(1, 2).contiguous().transpose(1, 2), output, log_sum_exp)
+    found = numbers_of(gradient.transpose(1, 2).contiguous().transpose(1, 2), output, log_sum_exp)
     assert found.shape == (BATCH * HEADS, 2, N + 4)
     expected = log_sum_exp.masked_fill(log_sum_exp == -torch.inf, torch.inf)
     assert torch.equal(found[:, 0, : N + 1].view(BATCH, HEADS, N + 1), expected)
@@ -85,8 +94,7 @@ def test_numbers_lane_by_lane():
     output = torch.ones(BATCH, HEADS, N, D)
     log_sum_exp = torch.arange(BATCH * HEADS * N).view(BATCH, HEADS, N).float()
     step = 5
-    found = launch._empty_numbers(log_sum_exp, step)
-    launch._fill_numbers(found, output, output, log_sum_exp, step)
+    found = numbers_of(output, output, log_sum_exp, step)
     lanes = found[:, 0].view(BATCH, HEADS, step, -1)
     assert lanes.shape[3] % 4 == 0
     for lane in range(step):

@@ -17,9 +17,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
+from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper.lane_boxes import (
     TILE,
-    Lanes,
     copy_in,
     copy_out,
     heads_side_by_side,
@@ -27,9 +27,11 @@ from longstride.attention.kernels.hopper.lane_boxes import (
     lane_rows,
     locate,
 )
-from longstride.attention.kernels.hopper.lane_settings import LaneBackward, lane_backward_settings
+from longstride.attention.kernels.hopper.lane_settings import lane_backward_settings
 from longstride.attention.kernels.hopper.pair_slopes import add_pairs, without_keys
+from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.settings import processors
+from longstride.patterns.geometry import Lanes
 
 MOST_NUMBERS = 64 * 128
 """The most numbers of a lane in one tensor: five such tiles share the memory of a program."""
@@ -207,39 +209,26 @@ def lane_backward(
     tma.store_wait(0)
 
 
-def launch_lane_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gradient: Tensor,
-    output: Tensor,
-    log_sum_exp: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    lanes: Lanes,
-    scale: float,
-    slope_scale: float,
-    near: int = 0,
-    later: bool = False,
-    numbers: Tensor | None = None,
-    settings: LaneBackward | None = None,
-) -> None:
-    """Fills dq, dk and dv at the positions of these lanes, or adds to them; `scale` is in bits and positive.
+def launch_lane_backward(call: Backward, lanes: Lanes, near: int, accumulate: bool, numbers: Tensor | None = None) -> Launch:
+    """For the positions of these lanes.
 
     numbers: [batch * heads, 2, at least n], filled with what other kernels need of these positions.
     """
+    q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
     batch, heads, n, d = q.shape
     rows = lane_rows(lanes, MOST_NUMBERS // d)
-    assert q.shape == k.shape == v.shape == gradient.shape == output.shape
-    assert log_sum_exp.is_contiguous()
-    chosen = settings or lane_backward_settings(d, rows, later)
+    assert lse.is_contiguous()
+    setting = lane_backward_settings(d, rows, accumulate)
     items = batch * heads * lanes.lanes
-    lane_backward[(min(items, processors(q.device) * chosen.per_processor),)](
-        *(lane_box(x, lanes, rows) for x in (q, k, v, gradient, output)),
-        *(lane_box(x, lanes, TILE) for x in (dq, dk, dv)), log_sum_exp,
-        log_sum_exp if numbers is None else numbers, 0 if numbers is None else numbers.shape[2],
-        heads, n, lanes.first, lanes.lanes, lanes.lane_step, lanes.length, lanes.index_step, items, scale, slope_scale,
-        ROWS=rows, D=d, STAGES=chosen.stages, STAGED=chosen.staged, PART=chosen.part, NEAR=near, LATER=later,
-        HEADS_FIRST=heads_side_by_side(q), HAND_ON=numbers is not None, num_warps=4, maxnreg=chosen.registers,
+    arguments = (
+        *(lane_box(x, lanes, rows) for x in (q, k, v, d_output, output)),
+        *(lane_box(x, lanes, TILE) for x in (dq, dk, dv)), lse,
+        lse if numbers is None else numbers, 0 if numbers is None else numbers.shape[2],
+        heads, n, lanes.first, lanes.lanes, lanes.lane_step, lanes.length, lanes.index_step, items, *call.scales,
     )  # fmt: skip
+    constants = {
+        "ROWS": rows, "D": d, "STAGES": setting.stages, "STAGED": setting.staged, "PART": setting.part, "NEAR": near,
+        "LATER": accumulate, "HEADS_FIRST": heads_side_by_side(q), "HAND_ON": numbers is not None, "num_warps": 4,
+        "maxnreg": setting.registers,
+    }  # fmt: skip
+    return Launch(lane_backward, min(items, processors(q.device) * setting.per_processor), arguments, constants)

@@ -1,6 +1,6 @@
-"""Lanes as boxes of Hopper's tensor copy engine: a row of numbers to describe them, views to copy them, one to find them.
+"""Lanes as boxes of Hopper's tensor copy engine: views to copy them, and programs that find them.
 
-A lane is a set of positions at equal distances: first + lane * lane_step + index * index_step. Seen as a tensor
+A lane is a set of positions at equal distances, as in `patterns.geometry`. Seen as a tensor
 [batch, heads, lanes, length, d] it needs no copy, whatever the strides, and the engine itself fills with zeros what a box
 has past the end of a lane, and leaves it out when it writes. Where n is no multiple of l there are two sets of lanes.
 """
@@ -8,57 +8,27 @@ has past the end of a lane, and leaves it out when it writes. Where n is no mult
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
 
-from typing import NamedTuple
-
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from longstride.attention.kernels.launch import Box
 from longstride.attention.kernels.settings import processors
+from longstride.patterns.geometry import Lanes
 
 TILE = 64
 """Queries, or keys, that a warpgroup computes at a time."""
 APART = 16
 """Numbers that stand for the distance of what has no neighbour; the copy engine wants a multiple of 16 bytes there, too."""
-DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
-class Lanes(NamedTuple):
-    """Lanes of one length."""
-
-    first: int
-    lanes: int
-    lane_step: int
-    length: int
-    index_step: int
-
-
-def block_lanes(n: int, l: int) -> list[Lanes]:
-    """The blocks of Block(l)."""
-    found = [Lanes(0, n // l, l, l, 1), Lanes(n // l * l, 1, l, n % l, 1)]
-    return [one for one in found if one.lanes and one.length]
-
-
-def column_lanes(n: int, l: int) -> list[Lanes]:
-    """The residue classes of Column(l); the first n % l have a position more."""
-    found = [Lanes(0, n % l, 1, n // l + 1, l), Lanes(n % l, l - n % l, 1, n // l, l)]
-    return [one for one in found if one.lanes and one.length]
-
-
-def lane_box(x: Tensor, lanes: Lanes, rows: int) -> TensorDescriptor:
+def lane_box(x: Tensor, lanes: Lanes, rows: int) -> Box:
     """A view of x [batch, heads, n, d] as lanes, of which a copy takes `rows` positions."""
     batch, heads, _, d = x.shape
     row = distance(x, 2)
-    box = [1, 1, 1, rows, d]
-    return TensorDescriptor(
-        x[:, :, lanes.first :],
-        [batch, heads, lanes.lanes, lanes.length, d],
-        [distance(x, 0), distance(x, 1), lanes.lane_step * row, lanes.index_step * row, 1],
-        box,
-        gl.NVMMASharedLayout.get_default_for(box, DTYPES[x.dtype]),
-    )
+    shape = batch, heads, lanes.lanes, lanes.length, d
+    strides = distance(x, 0), distance(x, 1), lanes.lane_step * row, lanes.index_step * row, 1
+    return Box(x, lanes.first * x.stride(2), shape, strides, (1, 1, 1, rows, d))
 
 
 def distance(x: Tensor, dimension: int) -> int:

@@ -8,7 +8,6 @@ that length the softmax is taken in one go. Scores are in bits: `scale` includes
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -19,9 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from longstride.attention.kernels.call import Forward
 from longstride.attention.kernels.hopper.lane_boxes import (
     TILE,
-    Lanes,
     copy_in,
     copy_out,
     heads_side_by_side,
@@ -29,8 +28,10 @@ from longstride.attention.kernels.hopper.lane_boxes import (
     lane_rows,
     locate,
 )
-from longstride.attention.kernels.hopper.lane_settings import LaneForward, lane_forward_settings
+from longstride.attention.kernels.hopper.lane_settings import lane_forward_settings
+from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.settings import processors
+from longstride.patterns.geometry import Lanes
 
 LONGEST = 256
 """The most positions of a lane: what a box can have."""
@@ -193,28 +194,20 @@ def lane_forward(
     tma.store_wait(0)
 
 
-def launch_lane_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    log_sum_exp: Tensor,
-    lanes: Lanes,
-    scale: float,
-    near: int = 0,
-    later: bool = False,
-    settings: LaneForward | None = None,
-) -> None:
-    """Fills output and log_sum_exp [batch, heads, n] at the positions of these lanes; `scale` is in bits and positive."""
+def launch_lane_forward(call: Forward, lanes: Lanes, near: int, accumulate: bool) -> Launch:
+    """For the positions of these lanes."""
+    q, k, v, output, lse = call.tensors
     batch, heads, n, d = q.shape
     rows = lane_rows(lanes, LONGEST)
-    assert q.shape == k.shape == v.shape == output.shape
-    assert log_sum_exp.is_contiguous()
-    chosen = settings or lane_forward_settings(d, rows, later)
+    assert lse.is_contiguous()
+    setting = lane_forward_settings(d, rows, accumulate)
     items = batch * heads * lanes.lanes
-    lane_forward[(min(items, processors(q.device) * chosen.per_processor),)](
-        *(lane_box(x, lanes, rows) for x in (q, k, v)), lane_box(output, lanes, TILE), log_sum_exp,
-        heads, n, lanes.first, lanes.lanes, lanes.lane_step, lanes.length, lanes.index_step, items, scale,
-        ROWS=rows, D=d, STAGES=chosen.stages, STAGED=chosen.staged, MOST=chosen.most, NEAR=near, LATER=later,
-        HEADS_FIRST=heads_side_by_side(q), num_warps=4, maxnreg=chosen.registers,
+    arguments = (
+        *(lane_box(x, lanes, rows) for x in (q, k, v)), lane_box(output, lanes, TILE), lse,
+        heads, n, lanes.first, lanes.lanes, lanes.lane_step, lanes.length, lanes.index_step, items, call.scale,
     )  # fmt: skip
+    constants = {
+        "ROWS": rows, "D": d, "STAGES": setting.stages, "STAGED": setting.staged, "MOST": setting.most, "NEAR": near,
+        "LATER": accumulate, "HEADS_FIRST": heads_side_by_side(q), "num_warps": 4, "maxnreg": setting.registers,
+    }  # fmt: skip
+    return Launch(lane_forward, min(items, processors(q.device) * setting.per_processor), arguments, constants)

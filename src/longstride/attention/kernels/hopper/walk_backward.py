@@ -9,7 +9,6 @@ Pairs lie keys down and queries across, as in lane_backward. After a head's last
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -18,9 +17,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
-from longstride.attention.kernels.hopper.lane_boxes import TILE, Lanes, copy_in, copy_out, lane_box, walking_programs
-from longstride.attention.kernels.hopper.lane_settings import Walk, walk_backward_settings
+from longstride.attention.kernels.call import Backward
+from longstride.attention.kernels.hopper.lane_boxes import TILE, copy_in, copy_out, lane_box, walking_programs
+from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
 from longstride.attention.kernels.hopper.pair_slopes import add_pairs, without_keys
+from longstride.attention.kernels.launch import Launch
+from longstride.patterns.geometry import Lanes
 
 
 @gluon.jit
@@ -148,32 +150,20 @@ def walk_backward(
     tma.store_wait(0)
 
 
-def launch_walk_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gradient: Tensor,
-    output: Tensor,
-    log_sum_exp: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    l: int,
-    scale: float,
-    slope_scale: float,
-    settings: Walk | None = None,
-) -> None:
-    """Fills dq, dk and dv for Local(l), l <= 128; `scale` is in bits and positive."""
+def launch_walk_backward(call: Backward, reach: int) -> Launch:
+    """For Local(reach), reach <= 128."""
+    q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
     batch, heads, n, d = q.shape
-    assert l <= 2 * TILE
-    assert q.shape == k.shape == v.shape == gradient.shape == output.shape
-    assert log_sum_exp.is_contiguous()
-    chosen = settings or walk_backward_settings(d)
+    assert reach <= 2 * TILE
+    assert lse.is_contiguous()
+    setting = walk_backward_settings(d)
     whole = Lanes(0, 1, n, n, 1)
-    tiles, back = -(-n // TILE), 1 if l <= TILE else 2
+    tiles, back = -(-n // TILE), 1 if reach <= TILE else 2
     total = batch * heads * (tiles + back)
-    walk_backward[(walking_programs(q, chosen.per_processor, total),)](
-        *(lane_box(x, whole, TILE) for x in (q, k, v, gradient, output, dq, dk, dv)), log_sum_exp,
-        heads, n, tiles, total, scale, slope_scale,
-        FAR=l, BACK=back, D=d, AHEAD=chosen.ahead, PART=chosen.part, num_warps=4, maxnreg=chosen.registers,
-    )  # fmt: skip
+    boxes = (lane_box(x, whole, TILE) for x in (q, k, v, d_output, output, dq, dk, dv))
+    constants = {
+        "FAR": reach, "BACK": back, "D": d, "AHEAD": setting.ahead, "PART": setting.part, "num_warps": 4,
+        "maxnreg": setting.registers,
+    }  # fmt: skip
+    programs = walking_programs(q, setting.per_processor, total)
+    return Launch(walk_backward, programs, (*boxes, lse, heads, n, tiles, total, *call.scales), constants)

@@ -8,7 +8,6 @@ head into the next. Before a head's first tile there are `BACK` tiles that the c
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -19,9 +18,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from longstride.attention.kernels.hopper.lane_boxes import TILE, Lanes, copy_in, copy_out, lane_box, walking_programs
-from longstride.attention.kernels.hopper.lane_settings import Walk, walk_forward_settings
+from longstride.attention.kernels.call import Forward
+from longstride.attention.kernels.hopper.lane_boxes import TILE, copy_in, copy_out, lane_box, walking_programs
+from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
+from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.primitives import LOWEST
+from longstride.patterns.geometry import Lanes
 
 
 @gluon.jit
@@ -175,26 +177,19 @@ def walk_forward(
     tma.store_wait(0)
 
 
-def launch_walk_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    log_sum_exp: Tensor,
-    l: int,
-    scale: float,
-    settings: Walk | None = None,
-) -> None:
-    """Fills output and log_sum_exp [batch, heads, n] for Local(l), l <= 128; `scale` is in bits and positive."""
+def launch_walk_forward(call: Forward, reach: int) -> Launch:
+    """For Local(reach), reach <= 128."""
+    q, k, v, output, lse = call.tensors
     batch, heads, n, d = q.shape
-    assert l <= 2 * TILE
-    assert q.shape == k.shape == v.shape == output.shape
-    assert log_sum_exp.is_contiguous()
-    chosen = settings or walk_forward_settings(d)
+    assert reach <= 2 * TILE
+    assert lse.is_contiguous()
+    setting = walk_forward_settings(d)
     whole = Lanes(0, 1, n, n, 1)
-    tiles, back = -(-n // TILE), 1 if l <= TILE else 2
+    tiles, back = -(-n // TILE), 1 if reach <= TILE else 2
     total = batch * heads * (tiles + back)
-    walk_forward[(walking_programs(q, chosen.per_processor, total),)](
-        *(lane_box(x, whole, TILE) for x in (q, k, v, output)), log_sum_exp, heads, n, tiles, total, scale,
-        FAR=l, BACK=back, D=d, AHEAD=chosen.ahead, num_warps=4, maxnreg=chosen.registers,
-    )  # fmt: skip
+    boxes = (lane_box(x, whole, TILE) for x in (q, k, v, output))
+    constants = {
+        "FAR": reach, "BACK": back, "D": d, "AHEAD": setting.ahead, "num_warps": 4, "maxnreg": setting.registers,
+    }  # fmt: skip
+    programs = walking_programs(q, setting.per_processor, total)
+    return Launch(walk_forward, programs, (*boxes, lse, heads, n, tiles, total, call.scale), constants)

@@ -1,0 +1,184 @@
+"""Launches that are decided once and repeated: a plan is some kernels with all their arguments but the tensors' addresses.
+
+A `Launch` is a kernel with its grid and arguments. `Plan` replaces the tensors of its launches by their place in a list, so
+that it can run again with other tensors of the same shapes, strides and dtypes. The first run goes through Triton, which
+compiles. On a GPU later runs write the addresses into a buffer and hand that to the CUDA driver (`driver.py`): Triton would
+look at every argument again, which takes several times as long as the launch.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longstride.attention.kernels.driver import DriverLaunch, UnsupportedError, relaxed_capture
+
+MOST_PLANS = 4096
+"""Plans that are kept. Beyond this the oldest is dropped, and made again when it is needed."""
+
+
+class Box(NamedTuple):
+    """A tensor as the copy engine of a Hopper GPU reads it: a view, of which one copy takes a block."""
+
+    tensor: Any
+    first: int
+    """Elements before the view."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+
+
+class Place(NamedTuple):
+    """Stands for a tensor: its number in the list of a run."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. `arguments` may hold tensors, boxes and numbers; `constants` are compiled in."""
+
+    kernel: Any
+    programs: int
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    def bound(self, tensors: Sequence[Tensor]) -> "Launch":
+        """The same with places for these tensors. Other tensors stay: they belong to the plan."""
+        places = {id(x): Place(index) for index, x in enumerate(tensors)}
+
+        def place(argument: Any) -> Any:
+            if isinstance(argument, Box):
+                return argument._replace(tensor=places[id(argument.tensor)])
+            return places.get(id(argument), argument) if isinstance(argument, Tensor) else argument
+
+        return Launch(self.kernel, self.programs, tuple(map(place, self.arguments)), self.constants)
+
+    def through_triton(self, tensors: Sequence[Tensor]) -> Any:
+        """Launches the kernel, compiling it if need be. Returns the compiled kernel; None in the interpreter."""
+
+        def fill(argument: Any) -> Any:
+            if isinstance(argument, Place):
+                return tensors[argument.number]
+            return _descriptor(argument, tensors[argument.tensor.number]) if isinstance(argument, Box) else argument
+
+        return self.kernel[(self.programs,)](*map(fill, self.arguments), **self.constants)
+
+
+def _descriptor(box: Box, tensor: Tensor) -> Any:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    dtype = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}[tensor.dtype]
+    layout = gl.NVMMASharedLayout.get_default_for(list(box.block), dtype)
+    start = tensor.as_strided((1,), (1,), tensor.storage_offset() + box.first)
+    return TensorDescriptor(start, list(box.shape), list(box.strides), list(box.block), layout)
+
+
+class Workspace:
+    """Memory that the launches of a plan share, allocated anew in every run."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.tensors: list[Tensor] = []
+        self._specs: list[tuple[tuple[int, ...], bool]] = []
+        self.named: dict[str, Tensor] = {}
+        """Those that several passes share."""
+
+    def new(self, *shape: int, zero: bool = False) -> Tensor:
+        """A float32 tensor of the plan."""
+        self._specs.append((shape, zero))
+        self.tensors.append(_allocate(shape, zero, self.device))
+        return self.tensors[-1]
+
+    def allocate(self) -> list[Tensor]:
+        """Tensors like those of the plan, for another run."""
+        return [_allocate(shape, zero, self.device) for shape, zero in self._specs]
+
+
+def _allocate(shape: tuple[int, ...], zero: bool, device: torch.device) -> Tensor:
+    return (torch.zeros if zero else torch.empty)(shape, dtype=torch.float32, device=device)
+
+
+class Plan:
+    """Launches for tensors of one description, and the memory that they share.
+
+    aligned: all tensors begin at multiples of 16 bytes, as Triton then assumes of those of every later run.
+    """
+
+    def __init__(self, launches: Sequence[Launch], tensors: Sequence[Tensor], workspace: Workspace, aligned: bool) -> None:
+        self.launches = [launch.bound([*tensors, *workspace.tensors]) for launch in launches if launch.programs]
+        self.workspace = workspace if workspace.tensors else None
+        workspace.tensors, workspace.named = [], {}
+        self.aligned = aligned
+        device = tensors[0].device
+        self.on_gpu = device.type == "cuda"
+        self.index = device.index if self.on_gpu else -1
+        self.ready: list[DriverLaunch] | None = None
+
+    def run(self, tensors: Sequence[Tensor]) -> None:
+        if self.workspace is not None:
+            tensors = [*tensors, *self.workspace.allocate()]
+        if self.on_gpu and torch._C._cuda_getDevice() != self.index:
+            with torch.cuda.device(self.index):
+                self._run(tensors)
+        else:
+            self._run(tensors)
+
+    def _run(self, tensors: Sequence[Tensor]) -> None:
+        if self.ready is None:
+            self._first_run(tensors)
+            return
+        addresses = [x.data_ptr() for x in tensors]
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        for launch in self.ready:
+            launch(addresses, stream)
+
+    def _first_run(self, tensors: Sequence[Tensor]) -> None:
+        with capture_safe(self.on_gpu):
+            compiled = [launch.through_triton(tensors) for launch in self.launches]
+            if self.on_gpu and self.aligned:
+                try:
+                    self.ready = [
+                        DriverLaunch(kernel, launch.programs, launch.arguments, tensors)
+                        for kernel, launch in zip(compiled, self.launches)
+                    ]
+                except UnsupportedError:
+                    self.aligned = False  # Triton launches every time.
+
+
+def capture_safe(on_gpu: bool) -> AbstractContextManager[None]:
+    """Lets kernels be loaded and tables be copied while a CUDA graph is captured."""
+    return relaxed_capture() if on_gpu and torch.cuda.is_current_stream_capturing() else nullcontext()
+
+
+def constant(values: Any, device: torch.device) -> Tensor:
+    """An int32 tensor on the device. While a CUDA graph is captured it is copied at once, and not by the graph."""
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        return torch.tensor(values, dtype=torch.int32, device=device)
+    with relaxed_capture(), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        table = torch.tensor(values, dtype=torch.int32, device=device)
+        torch.cuda.current_stream(device).synchronize()
+    return table
+
+
+_plans: dict[Hashable, Plan] = {}
+
+
+def plan_for(key: Hashable, make: Callable[[], Plan]) -> Plan:
+    """The plan that was made for this key, or a new one."""
+    plan = _plans.get(key)
+    if plan is None:
+        plan = make()
+        if len(_plans) >= MOST_PLANS:
+            _plans.pop(next(iter(_plans)), None)
+        _plans[key] = plan
+    return plan
+
+
+def forget_plans() -> None:
+    """Drops all plans: for when the settings that they follow from have changed."""
+    _plans.clear()

@@ -1,0 +1,107 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longstride import attend
+from longstride.attention.slots import Slots
+from longstride.attention.tiles import plan
+from longstride.patterns import Block, Column, Leaf, Local, Summary, connects, notation
+from longstride.patterns.geometry import geometry
+from tests.strategies import leaves, patterns, summaries
+
+
+class Antidiagonal(Leaf):
+    """A leaf that only `sees` knows: the query's own position and its mirror image in 0 to 9."""
+
+    text = "Antidiagonal()"
+
+    def sees(self, query, key):
+        return (key == query) | ((query + key == 9) & (key <= query))
+
+    def contains(self, other):
+        return False
+
+    @property
+    def order(self):
+        return (3,)
+
+
+@given(patterns(), st.integers(1, 70))
+def test_records_stand_for_every_leaf_once_and_exclude_only_earlier_ones(pattern, n):
+    earlier = []
+    for record in geometry(pattern, n):
+        assert set(record.excluded) <= set(earlier)
+        earlier += record.leaves
+    assert len(earlier) == len(pattern.leaves)
+    assert set(earlier) == set(pattern.leaves)
+
+
+@given(leaves(), st.integers(1, 70))
+def test_sets_of_lanes_hold_every_position_once_and_no_pair_lies_across_two(leaf, n):
+    (record,) = geometry(leaf, n)
+    lane_of = {}
+    for number, lanes in enumerate(record.lane_sets):
+        for lane in range(lanes.lanes):
+            for index in range(lanes.length):
+                assert lane_of.setdefault(lanes.position(lane, index), (number, lane)) == (number, lane)
+    assert sorted(lane_of) == list(range(n))
+    if record.own:
+        assert all(lane_of[i] == lane_of[j] for i, j in leaf.mask(n).nonzero().tolist())
+
+
+@given(summaries(), st.integers(0, 200))
+def test_summary_cells_are_counted_in_order(summary, n):
+    cells = [position for position in range(n) if summary.sees(n, position)]
+    assert [summary.cell_position(index) for index in range(len(cells))] == cells
+    assert [summary.cell_index(position) for position in cells] == list(range(len(cells)))
+    assert summary.cells_before(n) == len(cells)
+
+
+def test_block_and_summary_of_one_length_are_one_record():
+    pattern = Block(4) | Block(6) | Summary(4, 1) | Summary(6, 2)
+    first, second = geometry(pattern, 50)
+    assert (first.leaves, first.excluded) == ((Block(4), Summary(4, 1)), ())
+    assert (second.leaves, second.excluded) == ((Block(6), Summary(6, 2)), (Block(4), Summary(4, 1)))
+
+
+def test_a_column_behind_a_window_begins_where_the_window_ends():
+    window, column = geometry(Local(5) | Column(5), 50)
+    assert (window.near, window.far) == (0, 5)
+    assert (column.near, column.far, column.excluded) == (2, 10, ())
+
+
+@pytest.mark.parametrize("pattern", [Antidiagonal(), Local(2) | Antidiagonal()], ids=repr)
+class TestUnknownLeaf:
+    """Refused by name, except by the reference, which needs `sees` alone."""
+
+    @pytest.fixture(autouse=True)
+    def in_the_notation(self, monkeypatch):
+        monkeypatch.setitem(notation._CALLS, "antidiagonal", Antidiagonal)
+        notation.parse.cache_clear()
+        yield
+        notation.parse.cache_clear()
+
+    def test_reference_computes_it(self, pattern):
+        q, k, v = torch.randn(3, 1, 1, 10, 4).unbind()
+        hidden = torch.tensor([[not pattern.sees(i, j) for j in range(10)] for i in range(10)])
+        expected = (q @ k.transpose(2, 3) / 2).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+        torch.testing.assert_close(attend(q, k, v, pattern, impl="reference"), expected)
+
+    @pytest.mark.parametrize("impl", ["blocked", "triton"])
+    def test_kernels_and_tiles_refuse_it(self, pattern, impl):
+        if impl == "triton":
+            pytest.importorskip("triton")
+        device = "cuda" if impl == "triton" and torch.cuda.is_available() else "cpu"
+        q, k, v = torch.randn(3, 1, 1, 10, 4, device=device).unbind()
+        with pytest.raises(TypeError, match=r"no rule for Antidiagonal\(\)"):
+            attend(q, k, v, pattern, impl=impl)
+
+    @pytest.mark.parametrize("make", [plan, Slots, geometry, lambda pattern, n: connects([pattern], n)])
+    def test_whatever_has_no_rule_for_it_refuses_it(self, pattern, make):
+        with pytest.raises(TypeError, match=r"no rule for Antidiagonal\(\)"):
+            make(pattern, 10)
+
+    def test_pairs_of_a_union_are_not_miscounted(self, pattern):
+        with pytest.raises(TypeError if len(pattern.leaves) > 1 else NotImplementedError):
+            pattern.pairs(10)
