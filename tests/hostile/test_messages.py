@@ -2,11 +2,12 @@
 
 import gzip
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from longstride.commands import runs
+from longstride.commands import evaluate, runs
 from longstride.commands.main import main
 from longstride.common.console import Progress, StandardError
 from longstride.data.hashes import cached_sha256
@@ -79,3 +80,11 @@ def test_brackets_in_names_are_no_markup(tmp_path, monkeypatch):
 def test_a_row_of_runs_is_narrow():
     row = runs._row(runs.RunState(folder=Path("a"), changed=0.0, state="done", best=1e99))
     assert row[2] == "1e+99"
+
+
+def test_brackets_in_the_paths_of_an_evaluation(capsys):
+    """rich would take [/b] for markup, and end with an error."""
+    score = SimpleNamespace(bytes=5, min_context=0, bits_per_byte=1.5, windows=1, seconds=0.1)
+    store = SimpleNamespace(splits={"valid": 10}, folder=Path("store[/b]"), item=())
+    evaluate._show(SimpleNamespace(weights=Path("run[/a]")), store, "valid", [score])
+    assert "run[/a] on valid of store[/b]: 5 of 10 bytes" in capsys.readouterr().out
