@@ -470,6 +470,13 @@ def test_weights_that_are_not_finite(capfdbinary, tmp_path):
     model.save_pretrained(tmp_path / "model")
     code, _, err = run(capfdbinary, tmp_path / "model", "--kind", "text")
     assert code == 2
+    assert "model/model.safetensors: 'norm.bias' has a value of nan; all must be finite" in err
+    with torch.no_grad():
+        model.norm.bias.fill_(3e38)
+        model.output.weight.fill_(3e38)
+    model.save_pretrained(tmp_path / "large")
+    code, _, err = run(capfdbinary, tmp_path / "large", "--kind", "text")
+    assert code == 2
     assert "longstride: sample: the logits are not finite" in err
 
 

@@ -40,7 +40,11 @@ def test_a_runs_config_is_a_start_without_a_preset(tmp_path, started):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.toml", "steps = ", "is not TOML: "),
+        ("a.toml", "steps = ", "is not TOML of settings: "),
+        ("a.toml", f"steps = {'9' * 5000}", "is not TOML of settings: Exceeds the limit"),
+        ("a.toml", f"steps = 0x{'f' * 5000}", "is not TOML of settings: Exceeds the limit"),
+        ("a.toml", f"steps = {'[' * 5000}", "is not TOML of settings: maximum recursion depth"),
+        ("a.toml", f"{'a.' * 50_000}b = 1", "has 100,005 bytes; at most 32,768 are read of such a file"),
         ("a.toml", "stesp = 3", "there is no field 'stesp'; did you mean 'steps'?"),
         ("a.toml", "steps = 2020-01-01", "steps must be a whole number"),
         ("a.toml", "model = 3", "model must be an object, got 3"),

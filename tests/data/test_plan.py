@@ -26,6 +26,13 @@ def test_too_few_to_cut(count):
         ("wiki.train.tokens", "train"),
         ("VAL", "valid"),
         ("x_test", "test"),
+        ("TrainSet.txt", "train"),
+        ("trainA", "train"),
+        ("testdata", "test"),
+        ("testing", "test"),
+        ("dev.txt", "valid"),
+        ("dataset.txt", None),
+        ("Contest.txt", None),
         ("latest.txt", None),
         ("trainspotting.txt", None),
         ("train-test.txt", None),
@@ -51,7 +58,12 @@ def test_names_of_splits(name, split):
         ("train-test.txt train.txt valid.txt", {"train": "train.txt", "valid": "valid.txt"}),
         ("x/train.txt x/valid.txt README", {"train": "x/train.txt", "valid": "x/valid.txt"}),
         ("cats/train/1 dogs/train/1 cats/val/1", {"train": "cats/train/1 dogs/train/1", "valid": "cats/val/1"}),
+        ("train.txt dev.txt testing.txt", {"train": "train.txt", "valid": "dev.txt", "test": "testing.txt"}),
+        ("trainset.txt devset.txt testset.txt", {"train": "trainset.txt", "valid": "devset.txt", "test": "testset.txt"}),
+        ("trainA/1 valA/1 testA/1", {"train": "trainA/1", "valid": "valA/1", "test": "testA/1"}),
+        ("x/y/train-a.txt x/y/val-a.txt", {"train": "x/y/train-a.txt", "valid": "x/y/val-a.txt"}),
         ("train-1.wav train-2.wav", None),
+        ("x/train/1 x/train/2", None),
         ("training-notes.txt a.txt b.txt", None),
         ("a.txt b/test/c.txt b/retrain.txt", None),
         ("a.txt README", None),
@@ -78,6 +90,9 @@ def files(folder, names, size=10):
         ("valid.txt test.txt a.txt b.txt", r"has files named for valid .* and test .*, and none for train; .* --join"),
         ("test/a.txt b.txt", r"has files named for test \(test/a.txt\), and none for train"),
         ("x/train.txt x/test.txt", r"has files named for train \(x/train.txt\) and test .*, and none for valid"),
+        ("train.txt heldout.txt", r"has files named for train \(train.txt\), and none for valid"),
+        ("x/train/1 x/eval/1", r"has files named for train \(x/train/1\), and none for valid; .* --join"),
+        ("test/a test/b", r"has files named for test \(test/a\), and none for train"),
         ("train valid a b c", r"most of its bytes have no split in their names \(a, b, c\).* --join"),
         ("train valid a b c d e", r"\(a, b, c and 2 more\)"),
     ],
@@ -86,7 +101,8 @@ def test_data_named_for_a_split_is_not_joined(tmp_path, names, message):
     with pytest.raises(ValueError, match=message):
         named_splits(tmp_path, files(tmp_path, names))
     if message.endswith("none for valid"):
-        assert list(named_splits(tmp_path, files(tmp_path, names), valid_from_train=True) or {}) == ["train", "test"]
+        groups = named_splits(tmp_path, files(tmp_path, names), valid_from_train=True)
+        assert list(groups or {}) == ["train", "test"][: 1 + ("test" in names)]
 
 
 def test_files_under(tmp_path):

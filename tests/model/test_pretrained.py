@@ -1,4 +1,5 @@
 import json
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -62,11 +63,11 @@ def broken(folder, change):
             lambda w: w.update({"norm.weight": torch.zeros(3)}),
             r"norm.weight has shape \[3\]; config.json asks for \[16\]",
         ),
-        (lambda w: w.update({"other": torch.zeros(3)}), "other is not a tensor of this model"),
-        (lambda w: w.update({"norm.weight": torch.zeros(16, dtype=torch.int64)}), "norm.weight is torch.int64"),
+        (lambda w: w.update({"other": torch.zeros(3)}), "'other' is not a tensor of this model"),
+        (lambda w: w.update({"norm.weight": torch.zeros(16, dtype=torch.int64)}), "'norm.weight' is torch.int64"),
         (
             lambda w: w.update({"norm.weight": torch.zeros(16).half()}),
-            "norm.weight is torch.float16; weights must be float32",
+            "'norm.weight' is torch.float16; weights must be float32",
         ),
     ],
 )
@@ -118,3 +119,23 @@ def test_a_model_of_the_first_version_gives_the_logits_it_gave_then():
     with torch.no_grad():
         logits = loaded(torch.tensor([recorded["bytes"]], dtype=torch.uint8))[0, -1, ::16]
     assert torch.allclose(logits, torch.tensor(recorded["last"]), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_weights_that_are_not_finite_are_refused(folder, value):
+    def spoil(weights):
+        weights["blocks.1.ff.inner.weight"][3, 2] = value
+
+    broken(folder, spoil)
+    with pytest.raises(
+        ValueError, match=rf"saved/model\.safetensors: 'blocks\.1\.ff\.inner\.weight' has a value of {value}; "
+    ):
+        SparseTransformer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+def test_a_name_without_end_is_cut_off(folder, kind):
+    broken(folder, lambda weights: weights.update({"one\ntwo" * 10_000: torch.zeros(3, dtype=kind)}))
+    with pytest.raises(ValueError, match=r"model.safetensors: 'one\\ntwo.*\.\.\. \(80,002 characters\) is") as caught:
+        SparseTransformer.from_pretrained(folder)
+    assert len(str(caught.value)) < 1000

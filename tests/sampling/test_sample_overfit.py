@@ -30,7 +30,8 @@ def learn(folder, items, steps, kind, item=(), rate=None):
     run = folder / "run"
     words = f"--data {folder / 'data'} --out {run} --steps {steps} --batch {10 if item else 16} {NETWORK}"
     shape = ["--model.context", str(len(items[0])), "--model.embedding", embedding]
-    cli.main(["train", "text-small", *words.split(), *shape])
+    preset = "audio-small" if kind == "audio" else "text-small"
+    cli.main(["train", preset, *words.split(), *shape])
     cli.main(["eval", str(run), "--device", "cpu"])
     return run, json.loads((run / "eval-valid.json").read_text())["rows"][0]["bits_per_byte"]
 

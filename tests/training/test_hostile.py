@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import struct
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -211,15 +212,55 @@ def test_a_manifest_of_data_is_refused(name, tmp_path):
         open_store(folder)
 
 
+def rewrite(path, change):
+    """Changes the tensors of a file."""
+    with safe_open(path, framework="pt") as file:
+        about, found = file.metadata(), {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    change(found)
+    save_file(found, path, about)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("norm.weight", nan, r"model\.safetensors: 'norm\.weight' has a value of nan; all must be finite"),
+        ("norm.weight", -inf, r"model\.safetensors: 'norm\.weight' has a value of -inf; all must be finite"),
+        ("average.norm.weight", inf, r"state: 'average\.norm\.weight' has a value of inf; all must be finite"),
+        ("state.norm.weight.exp_avg", nan, r"state: 'state\.norm\.weight\.exp_avg' has a value of nan; all must be finite"),
+        ("state.norm.weight.exp_avg_sq", -1, r"state: 'state\.norm\.weight\.exp_avg_sq' has a value of -1.0; squares"),
+    ],
+)
+def test_a_checkpoint_that_is_not_finite_is_refused(name, value, says, tmp_path):
+    """By its name and that of the tensor, before a step fails or the weights are lost."""
+    planned = config(tmp_path, steps=4, ema=0.9, model={"layers": 1})
+    train(planned, until=2)
+    folder = tmp_path / "run/checkpoints/step-2"
+    path = folder / "model.safetensors" if name == "norm.weight" else part(folder)
+    rewrite(path, lambda found: found[name].view(-1)[:1].fill_(value))
+    write_manifest(folder)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.parent.parent.iterdir() if path.name != ".lock")
+    with pytest.raises(ValueError, match=rf"run/checkpoints/step-2/{says}"):
+        train(planned, resume=True)
+    after = sorted((path.name, path.stat().st_mtime_ns) for path in folder.parent.parent.iterdir() if path.name != ".lock")
+    assert after == before
+
+
+def test_a_wider_kind_of_number_is_no_way_around(tmp_path):
+    """A finite float64 that is infinite as the float32 that it is copied to."""
+    folder = save(tmp_path, 1)
+    large = {"norm.weight": torch.full((32,), 1e300, dtype=torch.float64)}
+    rewrite(folder / "model.safetensors", lambda found: found.update(large))
+    write_manifest(folder)
+    with pytest.raises(ValueError, match=r"'norm\.weight' has a value of inf"):
+        keeper(tmp_path).load(1, *made())
+
+
 @pytest.mark.parametrize("count", [-1.0, -2.0, 0.5, 2.0, 1e30, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
 def test_an_optimizer_that_counts_wrongly_is_refused(name, count, tmp_path):
     """It would divide by zero, or take roots of what is negative."""
     folder = save(tmp_path, 1, given=made(name, steps=1))
-    path = part(folder)
-    with safe_open(path, framework="pt") as file:
-        about, found = file.metadata(), {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-    save_file({key: torch.full_like(x, count) if key.endswith(".step") else x for key, x in found.items()}, path, about)
+    rewrite(part(folder), lambda found: [x.fill_(count) for key, x in found.items() if key.endswith(".step")])
     write_manifest(folder)
     with pytest.raises(ValueError, match="an optimizer's step must be from 0 to 1, got "):
         keeper(tmp_path).load(1, *made(name))

@@ -105,7 +105,7 @@ def test_weights_that_changed_since_a_run_began(tmp_path):
     [
         ({"layers": 3}, "has no blocks.2.norm_attention.weight, which this model has of shape [32]; its model has "
          "--model.layers 2"),
-        ({"layers": 1}, "has blocks.1.attention.project.bias, and this model has no such weight; its model has "
+        ({"layers": 1}, "has 'blocks.1.attention.project.bias', and this model has no such weight; its model has "
          "--model.layers 2"),
         ({"width": 16, "embedding": "matrix(16)"}, "has embedding.start of shape [32], and this model of [16]; its model "
          "has --model.width 32 --model.embedding 'matrix(8)'"),
@@ -120,6 +120,16 @@ def test_weights_of_another_shape_are_named(changes, says, tmp_path):
         train(made)
     assert says in str(caught.value)
     assert not (tmp_path / "next/run").exists()
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    made = config(tmp_path)
+    model = SparseTransformer(made.model)
+    torch.nn.init.constant_(model.blocks[1].ff.outer.bias, float("nan"))
+    model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"saved/model\.safetensors: 'blocks\.1\.ff\.outer\.bias' has a value of nan; "):
+        train(replace(made, init_from=str(tmp_path / "saved")))
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_are_not_there(tmp_path):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from longstride.common.checks import whole_number
-from longstride.common.console import Progress, StandardError, format_duration
+from longstride.common.console import Progress, StandardError, format_duration, print_line
 from longstride.common.device import describe_machine
 from longstride.common.files import check_run_folder, file_sha256
 from longstride.data.store import Store
@@ -118,7 +118,7 @@ def _digest(path: Path, ranks: Ranks) -> str:
 def _show(source: Source, store: Store, split: str, rows: Sequence[Score]) -> None:
     console = Console()
     scored = f"{rows[0].bytes:,} of {store.splits[split]:,}"
-    console.print(f"{source.weights} on {split} of {store.folder}: {scored} bytes", highlight=False, soft_wrap=True)
+    print_line(console, f"{source.weights} on {split} of {store.folder}: {scored} bytes")
     table = Table()
     for name in ("min context", "bits per dim = bits per byte" if store.item else "bits per byte", "windows", "time"):
         table.add_column(name, justify="right")

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from longstride.commands.interrupts import INTERRUPTED, raise_on_interrupt
+from longstride.common.checks import printable
 
 BAD_INPUT, BROKEN_PIPE = 2, 141
 SIGNAL_BASE = 128
@@ -95,7 +96,7 @@ def _exit(code: int, line: str = "", *, at_once: bool) -> NoReturn:
     """Prints the line and exits. `at_once`: without waiting for threads and other processes."""
     if line and sys.stderr is not None:
         with suppress(OSError):
-            print(f"longstride: {' '.join(line.splitlines())}", file=sys.stderr)
+            print(f"longstride: {printable(' '.join(line.splitlines()))}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

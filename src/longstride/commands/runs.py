@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from longstride.common.checks import whole_number
+from longstride.common.checks import printable, whole_number
 from longstride.common.files import open_inside, read_json, read_text
 from longstride.training.config import TrainConfig
 from longstride.training.lock import NAME as LOCK
@@ -24,6 +24,8 @@ LONGEST_STEP = 20
 """The most digits of a step in the name of a checkpoint."""
 SHOWN = 60
 """The most characters of a problem in a line."""
+WIDE = 1e4
+"""Bits per byte from which on an exponent is shorter."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def show_runs(folder: Path) -> None:
     """Prints a line for each run."""
     runs = list_runs(folder)
     if not runs:
-        print(f"{_plain(str(folder))} has no runs; longstride train makes one")
+        print(f"{printable(str(folder))} has no runs; longstride train makes one")
         return
     rows = [("run", "step", "bits per byte", "state", "changed"), *(_row(run) for run in runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -155,14 +157,9 @@ def _modified(path: Path) -> float | None:
 
 def _row(run: RunState) -> tuple[str, str, str, str, str]:
     step = f"{run.step:,}/{run.steps:,}" if run.steps else ""
-    best = "" if run.best is None else f"{run.best:.4f}"
+    best = "" if run.best is None else f"{run.best:.4f}" if abs(run.best) < WIDE else f"{run.best:.3g}"
     try:
         when = datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):
         when = ""
-    return _plain(str(run.folder)), step, best, run.state, f"{when}  {_plain(run.problem)[:SHOWN]}".rstrip()
-
-
-def _plain(text: str) -> str:
-    """Replaces control characters, which would move the terminal's cursor."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return printable(str(run.folder)), step, best, run.state, f"{when}  {printable(run.problem)[:SHOWN]}".rstrip()

@@ -14,6 +14,8 @@ LARGEST_INTEGER = 2**62
 """The largest integer argument: positions and seeds are 64-bit integers on a device."""
 LONGEST_REPR = 160
 """The most characters of a value that an error message quotes."""
+REPLACEMENT = "\ufffd"
+"""Stands for a character that cannot be printed."""
 
 
 def short_repr(value: object) -> str:
@@ -25,6 +27,12 @@ def short_repr(value: object) -> str:
     if "\n" in text:
         text = " ".join(text.split())
     return text if len(text) <= LONGEST_REPR else f"{text[: LONGEST_REPR - 20]}... ({len(text):,} characters)"
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Replaces what would move a terminal's cursor or change its settings, as names of files from others may. `kept`: such
+    characters that stay."""
+    return "".join(x if x.isprintable() or x in kept else REPLACEMENT for x in text)
 
 
 def short_reason(error: BaseException) -> str:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as LiveProgress
 
+from longstride.common.checks import printable
+
 
 def silence(stream: IO[Any]) -> None:
     """Redirects a stream to /dev/null. Otherwise Python would flush it again at exit and report the broken pipe."""
@@ -21,6 +23,9 @@ class StandardError(Console):
 
     def __init__(self) -> None:
         super().__init__(file=sys.stderr or io.StringIO())  # sys.stderr is None if it was closed.
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable(x, kept="\n\t") if isinstance(x, str) else x for x in objects), **options)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -47,7 +52,8 @@ class Progress:
         shown: False shows nothing, such as where the results themselves go to the terminal.
         plain_lines: without a terminal, print a line per tenth of `total`; for steps, only those that `log` is given.
         """
-        self.total, self.console, self.name, self.steps = total, console or StandardError(), name, steps
+        self.total, self.console, self.steps = total, console or StandardError(), steps
+        self.name = printable(name)  # It may be the name of a file.
         self.done: float = done
         self.start = done
         self.note = ""

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ LEVELS = 32
 CONTAINERS = 100_000
 """The most lists and objects in a JSON file: each takes far more memory than its two bytes of text."""
 
+DEEPEST = 64
+"""The most levels of folders inside each other."""
 LOCK_NAME = ".lock"
 RUN_SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".png", ".wav")
 """Suffixes of files that a run writes."""
@@ -29,6 +32,24 @@ RUN_TREES = ("checkpoints", "tensorboard")
 def real_path(path: str | Path) -> Path:
     """Returns the path with all links resolved. Unlike `Path.resolve`, a loop of links raises no error; opening it does."""
     return Path(os.path.realpath(path))
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yields everything below a folder, without following links. ValueError if folders are nested deeper than DEEPEST, at
+    which the functions of the standard library fail."""
+    level = [folder]
+    for _ in range(DEEPEST):
+        inner = []
+        for above in level:
+            with suppress(PermissionError), os.scandir(above) as entries:
+                for entry in entries:
+                    yield above / entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        inner.append(above / entry.name)
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"{folder} has folders inside each other, more than {DEEPEST} levels deep; move its files up")
 
 
 def read_text(path: str | Path, most: int = LARGEST_JSON) -> str:
@@ -103,8 +124,9 @@ def open_inside(path: Path, flags: int) -> int:
 def check_run_folder(owner: str, folder: Path) -> None:
     """Refuses a run's folder that holds anything but regular files and folders: through a link, a write or removal would
     reach files elsewhere. The folder itself may be a link. Call this before anything is written."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{owner}: {folder} is a file; give the folder of a run")
+    if os.path.lexists(folder) and not folder.is_dir():
+        kind = "a file" if folder.exists() else "a link that leads nowhere"
+        raise ValueError(f"{owner}: {folder} is {kind}; give the folder of a run")
     if folder.is_dir():
         for path in _entries(folder):
             mode = path.lstat().st_mode
@@ -119,9 +141,8 @@ def check_run_folder(owner: str, folder: Path) -> None:
 def _entries(folder: Path) -> Iterator[Path]:
     yield from folder.iterdir()
     for name in RUN_TREES:
-        for above, folders, files in os.walk(folder / name):
-            for entry in (*folders, *files):
-                yield Path(above, entry)
+        if (folder / name).is_dir():
+            yield from walk(folder / name)
 
 
 def _refusal(path: Path, why: str) -> str:

@@ -1,14 +1,17 @@
-"""Safetensors writer that writes each tensor straight from its memory.
+"""Safetensors files: a writer that writes each tensor straight from its memory, and a check of what was read.
 
 The writer of the safetensors package first copies all tensors into one bytes object and holds the GIL meanwhile: 2 s for
 640 MB, in which training launches nothing.
 """
 
 import json
+from math import isfinite
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from longstride.common.checks import short_repr
 
 NAMES = {
     torch.float64: "F64",
@@ -42,3 +45,14 @@ def save_file(tensors: dict[str, Tensor], path: str | Path, metadata: dict[str, 
         for _, x in ordered:
             if x.numel():
                 file.write(x.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def check_finite(path: str | Path, name: str, x: Tensor) -> None:
+    """Raises ValueError if the tensor `name` of that file has NaN or infinity. One pass, without a copy."""
+    if not x.numel():
+        return
+    for extreme in x.aminmax():  # NaN if any value is.
+        if not isfinite(extreme):
+            raise ValueError(
+                f"{path}: {short_repr(name)} has a value of {float(extreme)}; all must be finite, as they are saved"
+            )

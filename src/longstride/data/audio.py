@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import short_repr, whole_number
+from longstride.common.checks import LARGEST_INTEGER, short_repr, whole_number
 from longstride.common.lazy import import_optional
 from longstride.data.kind import DataKind, Prompt, name_prompt_in_errors
 from longstride.data.limits import Limit
@@ -90,7 +90,9 @@ class Audio(DataKind):
     def check_form(cls, owner: str, item: Sequence[Any], rate: object) -> None:
         if item:
             raise ValueError(f"{owner}: item of {cls.name} must be empty, got {short_repr(list(item))}")
-        whole_number(owner, "rate", rate, 1)
+        rate = whole_number(owner, "rate", rate, 1)
+        if rate > RATES[-1]:  # A wav file could not hold it, and a second of silence would fill the memory.
+            raise ValueError(f"{owner}: rate must be at most {RATES[-1]:,}, got {rate:,}")
 
     @classmethod
     def of_model(cls, owner: str, known: DataKind | None, sizes: tuple[int, ...], embedding: str) -> Self:
@@ -116,7 +118,7 @@ class Audio(DataKind):
         if path.is_dir():
             raise ValueError(f"{owner}: prompt_file = {str(path)!r} is a folder; give a file in it")
         rate, seconds = self.rate or RATE, options["seconds"]
-        least = max(1, round(rate * seconds)) if seconds is not None else 0
+        least = max(1, round(min(rate * seconds, LARGEST_INTEGER))) if seconds is not None else 0
         if least >= context:
             most = int((context - 1) / rate * 1000) / 1000
             raise ValueError(

@@ -222,6 +222,7 @@ def _from_pictures(paths: Sequence[Path], limit: Limit) -> ImageSet:
     sizes: dict[tuple[int, int], Path] = {}
     channels = 1
     for path in paths:
+        limit.check_held(path, "its file", path.stat().st_size)  # Pillow reads each chunk as a whole, also a comment.
         with _open_picture(path) as image:
             if image.mode not in ("L", "RGB"):
                 raise ValueError(f"{path} has mode {image.mode}; convert it to RGB or grey (L), 8 bits a channel")

@@ -170,7 +170,8 @@ class DataKind:
         """Reads the prompts of a file or folder. `options`: the values of `prompt_options`."""
         if path.is_dir():
             raise ValueError(f"{owner}: prompt_file = {str(path)!r} is a folder; give a file in it")
-        return [Prompt(path.read_bytes())]
+        with path.open("rb") as file:
+            return [Prompt(file.read(context))]  # No more is of use, and a device has no end.
 
     # What pictures show.
 

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from longstride.common.checks import whole_number
+from longstride.common.files import walk
 
 LEAST = 1 << 30
 RATIO = 100
@@ -14,16 +15,19 @@ HELD = 1 << 28
 
 
 class Limit:
-    """Tracks the bytes read from one source and enforces its limits."""
+    """Tracks the bytes read from one source and enforces its limits. ValueError if its files consist of holes."""
 
     def __init__(self, source: Path, max_bytes: int | None = None) -> None:
         self.source, self.taken, self.held = source, 0, HELD
-        if max_bytes is None:
-            members = (path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
-            self.most = max(LEAST, RATIO * sum(map(disk_bytes, members)))
-        else:
+        members = [path for path in walk(source) if path.is_file()] if source.is_dir() else [source]
+        self.most = usual = max(LEAST, RATIO * sum(map(disk_bytes, members)))
+        if max_bytes is not None:
             self.most = whole_number("prepare", "max_bytes", max_bytes, 1)
             self.held = max(HELD, self.most // 4)
+        # A sparse file of a few bytes on disk could take hours to read. Its bytes may be more than the data in it.
+        size = sum(path.stat().st_size for path in members)
+        if size > max(usual, self.most):
+            self.check(source, "what is in its files", size)
 
     def take(self, path: Path | str, count: int) -> None:
         """Adds to the bytes read so far; ValueError if the total exceeds the limit."""
@@ -49,16 +53,32 @@ class Limit:
         return f"if that is right: longstride data prepare {shlex.quote(str(self.source))} STORE --max-bytes {number}"
 
 
+def check_holes(path: Path) -> None:
+    """Raises ValueError for a large file that consists of holes: to read or hash its zeros could take hours."""
+    size = path.stat().st_size
+    if size > max(LEAST, RATIO * disk_bytes(path)):
+        raise ValueError(f"{path} has {size:,} bytes and only {disk_bytes(path):,} of them on the disk; it is no real data")
+
+
 def disk_bytes(path: Path) -> int:
     """Returns the bytes that a file occupies on disk, without its holes."""
     stat = path.stat()
-    blocks = 512 * getattr(stat, "st_blocks", 0)
-    if blocks or not stat.st_size or not hasattr(os, "SEEK_DATA"):
-        return min(stat.st_size, blocks) if blocks else stat.st_size
-    # Some file systems report no blocks at all.
+    blocks = min(stat.st_size, 512 * getattr(stat, "st_blocks", 0))
+    # Some file systems report no blocks, or not at once.
+    return blocks if RATIO * blocks >= stat.st_size else max(blocks, _data_bytes(path, stat.st_size))
+
+
+def _data_bytes(path: Path, size: int) -> int:
+    """Returns the bytes of a file outside of its holes."""
+    if not hasattr(os, "SEEK_DATA"):
+        return size
+    found = end = 0
     with path.open("rb") as file:
-        try:
-            os.lseek(file.fileno(), 0, os.SEEK_DATA)
-        except OSError:
-            return 0
-    return stat.st_size
+        while end < size:
+            try:
+                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError:  # No more data.
+                break
+            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            found += end - start
+    return found

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from longstride.common.files import walk
+
 Bytes = NDArray[np.uint8]
 SPLITS = ("train", "valid", "test")
 READ = 1 << 22
@@ -19,8 +21,14 @@ SPLIT_WORDS = {
     "valid": "valid",
     "val": "valid",
     "validation": "valid",
+    "dev": "valid",
+    "development": "valid",
     "test": "test",
+    "tests": "test",
+    "testing": "test",
 }
+SET_WORD = re.compile("([a-z]+?)(set|data|split)")
+"""A word such as trainset or testdata."""
 COMPRESSED = (".gz", ".xz", ".bz2")
 
 
@@ -50,36 +58,48 @@ def split_sizes(owner: object, count: int, things: str) -> dict[str, int]:
 
 def split_of(name: str) -> str | None:
     """Returns the split that a name contains, such as valid for 'piano-valid.u8'; None if there is none."""
-    splits = {SPLIT_WORDS[word] for word in re.split("[^a-z]+", name.lower()) if word in SPLIT_WORDS}
+    splits = set(filter(None, map(_split_of_word, _words(name))))
     return splits.pop() if len(splits) == 1 else None
 
 
 def exact_split(name: str) -> str | None:
     """Returns the split of a name whose stem has no other word, such as train for 'train-02.txt.gz'; None otherwise."""
-    words = re.findall("[a-z]+", name.lower().partition(".")[0])
-    return split_of(name) if len(words) == 1 and words[0] in SPLIT_WORDS else None
+    words = _words(name.partition(".")[0])
+    return split_of(name) if len(words) == 1 and _split_of_word(words[0]) else None
+
+
+def _words(name: str) -> list[str]:
+    """Returns the words of a name in lower case: train and set for 'TrainSet'."""
+    return re.findall("[a-z]+", re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower())
+
+
+def _split_of_word(word: str) -> str | None:
+    compound = SET_WORD.fullmatch(word)
+    return SPLIT_WORDS.get(word) or (SPLIT_WORDS.get(compound[1]) if compound else None)
 
 
 def named_splits(folder: Path, paths: Sequence[Path], valid_from_train: bool = False) -> dict[str, list[Path]] | None:
     """Groups files by the splits in the names of files or folders; None if there are no such names.
 
-    Names directly in `folder` count. If every split found there has an exact name, such as train.txt or valid/, only exact
-    names count, and 'training-notes.txt' has no split. If no name there contains valid or test, exact names at deeper levels
-    count, provided that they include train and another split.
+    Names directly in `folder` count, or in the one folder in it that holds all files. If every split found there has an
+    exact name, such as train.txt or valid/, only exact names count, and 'training-notes.txt' has no split. If no name there
+    contains valid or test, exact names at deeper levels count, provided that they include train and another split.
 
     Files without a split are left out. ValueError if they have more bytes than the others, or if train or valid is missing:
-    data that is named test must not become training data by accident. `valid_from_train`: whether valid may be missing.
+    data that is held out, by whatever name, must not become training data by accident. `valid_from_train`: whether valid may
+    be missing.
     """
-    groups = _groups(paths, [split_of(path.relative_to(folder).parts[0]) for path in paths])
-    exact = _groups(paths, [exact_split(path.relative_to(folder).parts[0]) for path in paths])
+    names = _relative_names(folder, paths)
+    groups = _groups(paths, [split_of(parts[0]) for parts in names])
+    exact = _groups(paths, [exact_split(parts[0]) for parts in names])
     if set(exact) == set(groups):
         groups = exact
     if set(groups) <= {"train"}:
-        groups = _groups(
-            paths, [next(filter(None, map(exact_split, path.relative_to(folder).parts)), None) for path in paths]
-        )
+        groups = _groups(paths, [next(filter(None, map(exact_split, parts)), None) for parts in names])
         if "train" not in groups or len(groups) == 1:
-            return None
+            if len(exact.get("train", paths)) == len(paths):
+                return None
+            groups = exact  # Perhaps train.txt and heldout.txt.
     fix = f"or put all files together: longstride data prepare {shlex.quote(str(folder))} STORE --join"
     missing = {"train"} | (set() if valid_from_train else {"valid"})
     for name in sorted(missing - set(groups)):
@@ -93,6 +113,14 @@ def named_splits(folder: Path, paths: Sequence[Path], valid_from_train: bool = F
             f"name them train, valid or test, move them away, {fix}"
         )
     return groups
+
+
+def _relative_names(folder: Path, paths: Sequence[Path]) -> list[tuple[str, ...]]:
+    """Returns the parts of each path below `folder`, without folders around all of them that name no split."""
+    names = [path.relative_to(folder).parts for path in paths]
+    while all(len(parts) > 1 for parts in names) and len({parts[0] for parts in names}) == 1 and not split_of(names[0][0]):
+        names = [parts[1:] for parts in names]
+    return names
 
 
 def _groups(paths: Sequence[Path], splits: Sequence[str | None]) -> dict[str, list[Path]]:
@@ -127,7 +155,7 @@ def data_suffix(path: Path) -> str:
 def files_under(folder: Path, endings: Sequence[str] = ()) -> list[Path]:
     """Returns every file below a folder, sorted, without hidden ones. `endings`: only files with these suffixes."""
     paths = []
-    for path in folder.rglob("*"):
+    for path in walk(folder):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if not hidden and path.is_file() and (not endings or data_suffix(path) in endings):
             paths.append(path)

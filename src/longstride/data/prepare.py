@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from rich.text import Text
 
-from longstride.common.console import Progress, StandardError
-from longstride.common.files import real_path
+from longstride.common.checks import printable
+from longstride.common.console import Progress, StandardError, print_line
+from longstride.common.files import real_path, walk
 from longstride.data.hashes import cached_sha256, data_cache
 from longstride.data.kind import DataKind
 from longstride.data.kinds import KINDS, all_kinds, kind_class
@@ -53,8 +55,10 @@ def prepare(
     chosen_kind = _choose_kind(source, kind)
     console = StandardError()
     try:
-        with console.status(f"looking at {source}") if progress and console.is_terminal else nullcontext():
+        looking = Text(f"looking at {printable(str(source))}")
+        with console.status(looking) if progress and console.is_terminal else nullcontext():
             plan = _report_unused(source, _plan(source, kind_class(chosen_kind), limit, join), chosen=kind is not None)
+            _report_links(source, plan)
         with Progress(plan.total, console, name=source.name, shown=progress, plain_lines=False) as bar:
 
             def with_progress(pieces: Iterable[Bytes] | Bytes) -> Iterator[Bytes]:
@@ -86,8 +90,24 @@ def _report_unused(source: Path, plan: Plan, chosen: bool) -> Plan:
             f"{_ask()}"
         )
     line = f"left out, {total_size(left):,} of {total_size(left) + total_size(used):,} bytes: {names}"
-    StandardError().print(f"{source}: {line}", highlight=False, markup=False, soft_wrap=True)
+    print_line(StandardError(), f"{source}: {line}")
     return replace(plan, source=f"{plan.source}; {line}")
+
+
+def _report_links(source: Path, plan: Plan) -> None:
+    """Reports files outside of a folder that become data through a link, and linked folders, which do not."""
+    if not source.is_dir():
+        return
+    used = set(plan.used)
+    links = sorted(path for path in walk(source) if path.is_symlink())
+    outside = [path for path in links if path in used and not real_path(path).is_relative_to(real_path(source))]
+    if outside:
+        names = f"{list_names(source, outside)}, to {real_path(outside[0])}"
+        line = f"read through links that lead out of it, {len(outside):,} of {len(used):,} files: {names}"
+        print_line(StandardError(), f"{source}: {line}")
+    folders = [path for path in links if path.is_dir()]
+    if folders:
+        print_line(StandardError(), f"{source}: links to folders are not followed: {list_names(source, folders)}")
 
 
 def open_data(path: str | Path, cache: str | Path | None = None, kind: str | None = None, progress: bool = True) -> Store:
@@ -176,7 +196,7 @@ def _choose_kind(source: Path, kind: str | None) -> str:
 def _fingerprint(path: Path, kind: str | None, cache: Path, progress: bool) -> str:
     """Returns a hash of the files' location, names and content, and of the store's format version."""
     members = files_under(path) if path.is_dir() else [path]
-    Limit(path).check(path, "what is in its files", total_size(members))  # Otherwise hashing a sparse file could take hours.
+    Limit(path)  # Refuses holes, which could take hours to hash.
     lines = [f"{VERSION} {kind} {real_path(path)} {cached_sha256(members, cache, progress) if members else ''}"]
     lines += [f"{member.relative_to(path)} {member.stat().st_size}" for member in members]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]

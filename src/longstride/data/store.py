@@ -18,6 +18,7 @@ from longstride.common.files import file_sha256, read_json
 from longstride.data.hashes import cached_sha256
 from longstride.data.kind import DataKind
 from longstride.data.kinds import KINDS, kind_class
+from longstride.data.limits import check_holes
 from longstride.data.plan import SPLITS, Bytes
 
 VERSION = 1
@@ -78,6 +79,7 @@ def open_store(folder: str | Path) -> Store:
             raise ValueError(f"{path} is missing; {MANIFEST} names it, with {size} bytes. Prepare the data again")
         if path.stat().st_size != size:
             raise ValueError(f"{path} has {path.stat().st_size} bytes; {MANIFEST} says {size}. Prepare the data again")
+        check_holes(path)
     return store
 
 

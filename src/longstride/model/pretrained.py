@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import short_reason
+from longstride.common.checks import short_reason, short_repr
 from longstride.common.files import read_json, real_path
-from longstride.common.tensor_file import save_file
+from longstride.common.tensor_file import check_finite, save_file
 from longstride.model.config import ModelConfig
 from longstride.model.cost import check_memory
 
@@ -35,26 +35,32 @@ def save_weights(folder: Path, weights: dict[str, Tensor], metadata: dict[str, s
 
 
 def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Reads a saved model: its config with these changes, and its weights, which are finite and in float32."""
     folder = Path(folder)
+    owner = folder / "model.safetensors"
     settings = settings_path(folder)
-    for path in (settings, folder / "model.safetensors"):
+    for path in (settings, owner):
         if not path.is_file():
             raise ValueError(f"{folder} is no saved model: it has no {path.name}")
     for name in changes:
         if name not in CHANGEABLE:
             raise ValueError(f"from_pretrained: {name} cannot be changed, only {', '.join(CHANGEABLE)}")
     config = replace(read_config(settings), **changes)
-    size, needed = (folder / "model.safetensors").stat().st_size, WEIGHT_BYTES * config.parameters
+    size, needed = owner.stat().st_size, WEIGHT_BYTES * config.parameters
     if size < needed:
         raise ValueError(
-            f"{folder / 'model.safetensors'} cannot be read: it has {size:,} bytes, and {settings} asks for "
+            f"{owner} cannot be read: it has {size:,} bytes, and {settings} asks for "
             f"{config.parameters:,} weights, which have {needed:,}"
         )
     check_memory(config, torch.device("cpu"))
     try:
-        weights = load_file(folder / "model.safetensors")
+        weights = load_file(owner)
     except Exception as error:  # Any kind: the file is untrusted.
-        raise ValueError(f"{folder / 'model.safetensors'} cannot be read: {short_reason(error)}") from None
+        raise ValueError(f"{owner} cannot be read: {short_reason(error)}") from None
+    for name, x in weights.items():
+        if x.dtype != torch.float32:
+            raise ValueError(f"{owner}: {short_repr(name)} is {x.dtype}; weights must be float32, as they are saved")
+        check_finite(owner, name, x)
     return config, weights
 
 
@@ -77,15 +83,15 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def check(folder: str | Path, wanted: dict[str, tuple[int, ...]], weights: dict[str, Tensor]) -> None:
-    """Raises ValueError unless `weights` has exactly the wanted tensors, with these shapes, in float32."""
+    """Raises ValueError unless `weights` has exactly the wanted tensors, with these shapes."""
     owner = Path(folder) / "model.safetensors"
     for name, shape in wanted.items():
         if name not in weights:
             raise ValueError(f"{owner}: {name} is missing; config.json asks for it, of shape {list(shape)}")
         if tuple(weights[name].shape) != shape:
             raise ValueError(f"{owner}: {name} has shape {list(weights[name].shape)}; config.json asks for {list(shape)}")
-        if weights[name].dtype != torch.float32:
-            raise ValueError(f"{owner}: {name} is {weights[name].dtype}; weights must be float32, as they are saved")
     for name in weights:
         if name not in wanted:
-            raise ValueError(f"{owner}: {name} is not a tensor of this model; config.json asks for none of that name")
+            raise ValueError(
+                f"{owner}: {short_repr(name)} is not a tensor of this model; config.json asks for none of that name"
+            )

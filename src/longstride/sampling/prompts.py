@@ -32,11 +32,10 @@ def read_prompts(request: Request, kind: DataKind, context: int) -> Prompts:
         return Prompts(prompts, prod(kind.item) - len(prompts[0]), [prompt.original for prompt in given if prompt.original])
     for prompt in given:
         if len(prompt.data) >= context:
-            argument = "prompt" if request.prompt_file is None else f"prompt_file = {str(request.prompt_file)!r}"
-            raise ValueError(
-                f"{OWNER}: {argument} has {len(prompt.data):,} bytes, and the context is {context:,}; "
-                f"give at most {context - 1:,}"
-            )
+            argument, size = "prompt", f"{len(prompt.data):,} bytes"
+            if request.prompt_file is not None:
+                argument, size = f"prompt_file = {str(request.prompt_file)!r}", f"{len(prompt.data):,} bytes or more"
+            raise ValueError(f"{OWNER}: {argument} has {size}, and the context is {context:,}; give at most {context - 1:,}")
     length = request.length
     if length is None and kind.default_length is not None:
         length = max(1, min(kind.default_length, context - max(map(len, prompts))))

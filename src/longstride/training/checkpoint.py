@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from longstride.common.files import read_json
 from longstride.common.tensor_file import save_file
-from longstride.training.checkpoint_files import CpuStager, Reader, Writer, check_counts, first_error, reason, state_tensors
+from longstride.training.checkpoint_files import CpuStager, Reader, Writer, check_values, first_error, reason, state_tensors
 from longstride.training.manifest import (
     MANIFEST,
     DamagedError,
@@ -162,11 +162,11 @@ class Checkpoints:
         state, reader = self.ranks.run_on_all(lambda: self._read(folder, step))
         try:
             reader.fill(model, optimizers, average)
-            check_counts(optimizers, step)
         except (LookupError, RuntimeError, ValueError, CheckpointException) as error:
             if isinstance(first_error(error), KeyboardInterrupt):
                 raise KeyboardInterrupt from None
             raise ValueError(f"{folder} is not of this run's model and optimizer: {reason(error)}") from None
+        self.ranks.run_on_all(lambda: check_values(folder, step, model, optimizers, average))
         return state
 
     def close(self) -> None:

@@ -26,9 +26,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from longstride.common.tensor_file import save_file
-from longstride.training.distributed import copy_weight, full_weights
+from longstride.common.tensor_file import check_finite, save_file
+from longstride.training.distributed import copy_weight, full_weights, local_tensor
 
+MEAN_SQUARES = ("exp_avg_sq", "row_var", "col_var", "variance")
+"""Of the states of Adam and Adafactor, those whose root is taken."""
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 # Saving without torch.distributed is intended. The filter is permanent, since saves run in a thread and `catch_warnings`
 # changes the filters of all threads.
@@ -146,13 +148,29 @@ def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer], average: di
     return tensors
 
 
-def check_counts(optimizers: Sequence[Optimizer], maximum: int) -> None:
-    """Raises ValueError unless each optimizer's step count is an integer from 0 to `maximum`: Adam's formulas rely on it."""
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            count = float(state.get("step", 0))
-            if not 0 <= count <= maximum or count != int(count):  # Also refuses NaN.
-                raise ValueError(f"an optimizer's step must be from 0 to {maximum}, got {count:g}")
+def check_values(
+    folder: Path, step: int, model: nn.Module, optimizers: Sequence[Optimizer], average: dict[str, Tensor]
+) -> None:  # fmt: skip
+    """Raises ValueError if training cannot go on with what was loaded from `folder`, or with this process's shard of it.
+
+    All values must be finite. Adam and Adafactor take roots of means of squares, and divide by functions of their step.
+    """
+    for name, x in model.state_dict().items():
+        check_finite(folder / "model.safetensors", name, local_tensor(x))
+    for name, x in average.items():
+        check_finite(folder / "state", f"average.{name}", local_tensor(x))
+    names = {id(x): name for name, x in model.named_parameters()}
+    for parameter, state in (pair for optimizer in optimizers for pair in optimizer.state.items()):
+        count = float(state.get("step", 0))
+        if not 0 <= count <= step or count != int(count):  # Also refuses NaN.
+            raise ValueError(f"{folder / 'state'}: an optimizer's step must be from 0 to {step}, got {count:g}")
+        for kind, x in state.items():
+            name, values = f"state.{names[id(parameter)]}.{kind}", local_tensor(torch.as_tensor(x))
+            check_finite(folder / "state", name, values)
+            if kind in MEAN_SQUARES and values.numel() and float(values.min()) < 0:
+                raise ValueError(
+                    f"{folder / 'state'}: {name!r} has a value of {float(values.min())}; squares are at least 0"
+                )
 
 
 def first_error(error: BaseException) -> BaseException:

@@ -110,6 +110,11 @@ def full_tensor(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
+def local_tensor(x: Tensor) -> Tensor:
+    """Returns this process's shard of a weight; all of it if it is not sharded."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
 def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the full weights one at a time. Collective: all processes must iterate over all of them."""
     for name, x in model.state_dict().items():

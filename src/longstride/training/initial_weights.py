@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from longstride.common.checks import short_repr
 from longstride.common.files import file_sha256
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.pretrained import CHANGEABLE, load
@@ -47,7 +48,9 @@ class InitialWeights:
                 raise ValueError(f"train: init_from = {path!r} has {name} of shape {have}, and this model of {shape}{hint}")
         for name in self.weights:
             if name not in wanted:
-                raise ValueError(f"train: init_from = {path!r} has {name}, and this model has no such weight{hint}")
+                raise ValueError(
+                    f"train: init_from = {path!r} has {short_repr(name)}, and this model has no such weight{hint}"
+                )
 
 
 def _typed(value: Any) -> str:

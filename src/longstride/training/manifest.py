@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longstride.common.atomic import atomic_path, sync
-from longstride.common.files import file_sha256, parse_object, read_text
+from longstride.common.files import file_sha256, parse_object, read_text, walk
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -27,10 +27,10 @@ class DamagedError(ValueError):
 def write_manifest(folder: Path) -> None:
     """Writes the manifest. Call it when all files are written; when it returns, they are flushed to the disk."""
     files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST):
+    for path in sorted(path for path in walk(folder) if path.is_file() and path != folder / MANIFEST):
         sync(path)
         files[path.relative_to(folder).as_posix()] = _entry(path)
-    for path in (path for path in folder.rglob("*") if path.is_dir()):
+    for path in (path for path in walk(folder) if path.is_dir()):
         sync(path)
     with atomic_path(folder / MANIFEST) as temporary:
         temporary.write_text(_render(files))
@@ -67,7 +67,11 @@ def check_manifest(folder: Path) -> None:
 
 def _file_names(folder: Path) -> set[str]:
     names = set()
-    for path in folder.rglob("*"):
+    try:
+        paths = list(walk(folder))
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"{folder} is damaged: {error}") from None
+    for path in paths:
         name = path.relative_to(folder).as_posix()
         try:
             mode = path.lstat().st_mode

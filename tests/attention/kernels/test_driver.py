@@ -154,3 +154,25 @@ def test_a_launch_knows_its_tensors_by_identity():
     q, k, table = torch.zeros(3, 4).unbind()
     bound = Launch(None, 1, (q, Box(k, 0, (4,), (1,), (4,)), table, 7), {}).bound([q, k])
     assert bound.arguments == (Place(0), Box(Place(1), 0, (4,), (1,), (4,)), table, 7)
+
+
+def test_captures_are_relaxed_and_then_as_before(use):
+    found, modes = use(), []
+
+    def exchange(mode):
+        modes.append(mode._obj.value)
+        mode._obj.value = 0 if len(modes) == 1 else mode._obj.value
+
+    found.cuThreadExchangeStreamCaptureMode = exchange
+    with driver.relaxed_capture():
+        assert modes == [driver.RELAXED]
+    assert modes == [driver.RELAXED, 0]
+
+
+def test_without_nvidias_driver_a_capture_is_left_alone(monkeypatch):
+    def missing():
+        raise UnsupportedError("no library")
+
+    monkeypatch.setattr(driver, "cuda", missing)
+    with driver.relaxed_capture():
+        pass

@@ -199,8 +199,12 @@ def _check(library: ctypes.CDLL, code: int) -> None:
 @contextmanager
 def relaxed_capture() -> Iterator[None]:
     """Context in which this thread can load kernels and allocate memory while it captures a CUDA graph."""
+    try:
+        exchange = cuda().cuThreadExchangeStreamCaptureMode
+    except UnsupportedError:  # Not NVIDIA's driver: the capture says itself what it does not allow.
+        yield
+        return
     mode = ctypes.c_int(RELAXED)
-    exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     exchange(ctypes.byref(mode))
     try:
         yield

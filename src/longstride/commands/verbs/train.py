@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -15,12 +15,14 @@ from tyro.constructors import PrimitiveConstructorSpec
 from longstride.commands.ending import describe_ending, exit_if_interrupted
 from longstride.commands.exits import is_main_process
 from longstride.commands.parser import HELP, parse
-from longstride.common.checks import short_repr
+from longstride.common.checks import short_reason, short_repr
 from longstride.common.files import parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
 from longstride.training.presets import train_preset
 
+LARGEST_TOML = 2**15
+"""The most bytes of a TOML file: a key of n parts takes n * n memory."""
 RESUME_NOT = "--resume=no"
 
 
@@ -125,17 +127,23 @@ def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
     """Reads settings from a TOML or JSON file. `start` has the rest; without it the file must have a whole model."""
     if not path.is_file():
         raise ValueError(f"train: config = {str(path)!r} is no file; give a TOML file or a run's config.json")
-    text = read_text(path)
-    try:
-        given = tomllib.loads(text) if path.suffix == ".toml" else parse_object(text, str(path), finite=False)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
+    given = _read_toml(path) if path.suffix == ".toml" else parse_object(read_text(path), str(path), finite=False)
     merged = {} if start is None else asdict(start)
     for name, value in given.items():
         inner = name in ("model", "optimizer") and isinstance(value, dict) and name in merged
         merged[name] = {**merged[name], **value} if inner else value
     merged["out"] = "" if start is None else start.out
     return TrainConfig.from_json(json.dumps(merged, default=str), str(path))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    text = read_text(path, LARGEST_TOML)
+    try:
+        given = tomllib.loads(text)
+        json.dumps(given, default=str)  # Not of a whole number with thousands of digits, or of deep lists.
+        return given
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not TOML of settings: {short_reason(error)}") from None
 
 
 def _presets() -> str:
