@@ -306,7 +306,9 @@ def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
     code, said, err = run(capsys, *train_words(text_file, tmp_path / "run"))
     assert code == 0
     assert "best validation" in said
-    assert "the run is whole, but for its pictures and samples: plot run needs matplotlib: pip install" in err
+    assert (
+        "training is complete, but pictures or samples could not be written: plot run needs matplotlib: pip install" in err
+    )
     code, _, err = run(capsys, "plot", "run", str(tmp_path / "run"))
     assert code == 2
     assert "pip install 'longstride[plot]'" in err

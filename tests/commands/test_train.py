@@ -83,14 +83,14 @@ def test_a_run_that_patience_stopped_is_extended(capsys, tmp_path):
     worse = ["--patience", "2", "--validate-every", "1", "--optimizer.learning-rate", "3"]
     main(["train", "text-small", *words, *worse, *SMALL])
     said = capsys.readouterr().out
-    step = int(re.search(r"run: step (\d), no better validation in 2 of them", said)[1])
+    step = int(re.search(r"run: step (\d), no improvement in the last 2 validations", said)[1])
     assert said.splitlines()[-1] == (
         f"to go on all the same: longstride train text-small --out {tmp_path / 'run'} --resume --patience 0"
     )
     resume = ["train", "text-small", "--out", str(tmp_path / "run"), "--resume"]
     main(resume)
-    assert f"run: step {step}, no better validation in 2 of them" in capsys.readouterr().out
+    assert f"run: step {step}, no improvement in the last 2 validations" in capsys.readouterr().out
     main([*resume, "--steps", "10"])
-    assert f"run: step {step + 2}, no better validation in 2 of them" in capsys.readouterr().out
+    assert f"run: step {step + 2}, no improvement in the last 2 validations" in capsys.readouterr().out
     main([*resume, "--patience", "0"])
     assert "run: step 10, all steps are done" in capsys.readouterr().out

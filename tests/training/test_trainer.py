@@ -101,7 +101,7 @@ def test_what_a_run_leaves(tmp_path):
 
 def test_it_stops_when_validation_stops_improving(tmp_path):
     found = train(config(tmp_path, steps=1000, patience=2, validate_every=1, optimizer={"learning_rate": 3.0, "clip": 1e9}))
-    assert found.reason == "no better validation in 2 of them"
+    assert found.reason == "no improvement in the last 2 validations"
     assert found.best_step == found.step - 2
 
 

@@ -18,17 +18,21 @@ def describe_ending(preset: str, summary: "Summary") -> list[str]:
     """Lines that say how the run ended, what it wrote, and how to go on if there are steps left."""
     from longstride.training.reporting import DONE
 
-    lines = [f"{summary.folder}: step {summary.step}, {summary.reason}; {summary.speed}"]
+    idle = summary.done and not summary.bytes_per_second
+    speed = "nothing was left to train" if idle else summary.speed
+    lines = [f"{summary.folder}: step {summary.step}, {summary.reason}; {speed}"]
     if summary.best_bits_per_byte is not None:
         lines.append(f"best validation {summary.best_bits_per_byte:.4f} bits per byte, at step {summary.best_step}")
     written = [name for name in RESULTS if list(summary.folder.glob(name))]
-    lines.append(f"written: {', '.join(written)}")
+    lines.append(f"{'there' if idle else 'written'}: {', '.join(written)}")
     launcher = ", started by torchrun as before" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     command = shlex.join(["longstride", "train", preset, "--out", str(summary.folder), "--resume"])
     if not summary.done:
         lines.append(f"all is saved; to go on{launcher}: {command}")
     elif summary.reason != DONE:  # Patience stopped it.
         lines.append(f"to go on all the same{launcher}: {command} --patience 0")
+    elif idle:
+        lines.append(f"to train longer{launcher}: {command} --steps {2 * summary.step}")
     return lines
 
 

@@ -115,7 +115,7 @@ def number_registry() -> ConstructorRegistry:
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
-    def number(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    def read_number(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         if kind.type not in (int, float):
             return None
         convert = whole_number_from if kind.type is int else number_from

@@ -95,7 +95,7 @@ def _train(
                 raise full from None
             reason = DONE
             if trainer.out_of_patience:
-                reason = f"no better validation in {config.patience} of them"
+                reason = f"no improvement in the last {config.patience} validations"
             elif trainer.step < config.steps:
                 reason = INTERRUPTED if interrupted else f"paused after step {trainer.step}"
             if trainer.out_of_patience or trainer.step == config.steps:

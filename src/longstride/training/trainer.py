@@ -233,7 +233,7 @@ class Trainer:
             if self.ranks.is_main:
                 plot_curve(self.run.folder)
         except (ValueError, ModuleNotFoundError, OSError) as error:
-            say(f"the run is whole, but for its pictures and samples: {error}")
+            say(f"training is complete, but pictures or samples could not be written: {error}")
 
     @contextmanager
     def _with_average_weights(self) -> Iterator[None]:
