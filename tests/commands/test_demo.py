@@ -100,7 +100,7 @@ def test_an_interruption_exits_as_its_signal_and_says_how_to_go_on(tmp_path, mon
 def test_it_needs_no_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     _, text = demo(tmp_path, 1)
-    assert "but for its pictures and samples: plot run needs matplotlib" in text
+    assert "pictures or samples could not be written: plot run needs matplotlib" in text
 
 
 def test_no_steps(tmp_path):
