@@ -12,8 +12,7 @@ def decode(q: Tensor, keys: Tensor, values: Tensor, listed: Tensor, scale: float
     """Returns [batch, heads, 1, d_v]; a head whose query sees no key gets 0."""
     head = torch.arange(len(listed), device=q.device)[:, None]
     padding = listed < 0
-    scores = (keys[:, head, listed] @ q.transpose(2, 3)).squeeze(
-        3
-    ) * scale  # Padding (-1) reads the last slot and is masked below.
+    # Padding (-1) reads the last slot and is masked.
+    scores = (keys[:, head, listed] @ q.transpose(2, 3)).squeeze(3) * scale
     weights = scores.masked_fill(padding, -torch.inf).softmax(-1).masked_fill(padding, 0)
     return weights[:, :, None] @ values[:, head, listed].to(weights.dtype)

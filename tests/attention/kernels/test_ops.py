@@ -147,6 +147,24 @@ def test_a_plan_is_kept_and_tells_its_tensors_apart():
     torch.testing.assert_close(output, attend(q, k, v, Local(5), impl="reference"))
 
 
+@pytest.mark.parametrize("scale", [0.3, -0.3])
+def test_results_with_another_layout_get_another_plan(scale):
+    """Inputs whose rows are not contiguous are copied, and look alike then. Their results keep the layouts of the inputs."""
+    data = on_device(1, 3, 70, 8, 8)
+    orders = [(0, 1, 3, 2), (0, 2, 3, 1), (0, 1, 2, 3), (0, 2, 1, 3)]
+    forget_plans()
+    found = []
+    for order in orders * 2:  # The same numbers, with their dimensions in another order in memory.
+        back = [order.index(dim) for dim in range(4)]
+        q, k, v, slopes = (x.permute(order).contiguous().permute(back) for x in data)
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        output = attend(*inputs, Local(5) | Column(7), scale=scale, impl="triton")
+        found.append([output, *torch.autograd.grad(output, inputs, slopes)])
+    for later in found[1:]:
+        for ours, first in zip(later, found[0]):
+            torch.testing.assert_close(ours, first)
+
+
 def test_plans_are_dropped_when_there_are_many(monkeypatch):
     monkeypatch.setattr(launch, "MOST_PLANS", 2)
     q, k, v, _ = on_device(1, 2, 70, 16, 16)

@@ -6,7 +6,7 @@ A backend is a module with two functions, which return the launches for a pass, 
     backward(call: Backward, one: Pass, accumulate: bool) -> list[Launch] | None
 
 `accumulate`: an earlier pass has computed other keys of the same queries, and its results are continued from. Tensors are
-[batch, heads, n, d], with any strides but 1 in the last dimension.
+[batch, heads, n, d] with any strides; only the last dimension is contiguous.
 """
 
 from typing import NamedTuple

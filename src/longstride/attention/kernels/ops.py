@@ -108,7 +108,7 @@ def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float)
             call = Forward._make((*distinct, max(scale, LEAST_SCALE) * LOG2_E))
             return Plan(launches(call, passes(patterns, q.shape[2])), distinct, Workspace(q.device), aligned)
 
-    plan_for((patterns, scale, aligned, *_description(*tensors[:3])), make).run(tensors)
+    plan_for((patterns, scale, aligned, *_description(*tensors[:4])), make).run(tensors)
     return output, lse
 
 
@@ -131,7 +131,8 @@ def triton_backward(
         q, scale = -q, -scale
     inputs = _readable(q), _readable(k), _readable(v), _readable(d_output), output
     tensors = *inputs, lse, dq, dk, dv
-    aligned = not (q.data_ptr() | k.data_ptr() | v.data_ptr() | d_output.data_ptr() | output.data_ptr()) & ALIGNMENT
+    given = q, k, v, d_output, output, lse
+    aligned = not any(x.data_ptr() & ALIGNMENT for x in given)
 
     def make() -> Plan:
         with capture_safe(q.is_cuda):
@@ -141,7 +142,7 @@ def triton_backward(
             call = Backward._make((*distinct, *scales, needed[0], needed[1] or needed[2], workspace))
             return Plan(launches(call, passes(patterns, q.shape[2])), distinct, workspace, aligned)
 
-    plan_for((patterns, scale, aligned, *needed, *_description(*inputs)), make).run(tensors)
+    plan_for((patterns, scale, aligned, *needed, *_description(*inputs, dq, dk, dv)), make).run(tensors)
     if negative:
         dq.neg_()
     return results
@@ -153,7 +154,8 @@ def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _description(*tensors: Tensor) -> tuple[Any, ...]:
-    """Returns the tensors' part of a plan's key. Inputs suffice: the layout of results follows from them."""
+    """Returns the tensors' part of a plan's key: of inputs and results, since inputs that are copies no longer say how those
+    that they were copied from, and so the results, lie in memory."""
     first = tensors[0]
     return first.dtype, first.device, first.shape, tensors[2].shape[3], *[x.stride() for x in tensors]
 
