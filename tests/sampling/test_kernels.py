@@ -1,7 +1,12 @@
 """The kernels that make bytes, against plain PyTorch: in Triton's interpreter, where programs run one after the other and so
 there is one of them, or on a GPU."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -329,6 +334,20 @@ def test_how_programs_share_keys():
     assert key_split(194, workers=1) == (13, 16, False, False)
     # Values of 256 bytes: not more than a program can have.
     assert key_split(194, config=preset("cifar10")) == (10, 16, True, True)
+
+
+def test_kernels_compile_for_an_h200():
+    """The interpreter accepts more than the compiler does. With few parameters, as `arguments.py` groups them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sampling.ahead_of_time"], cwd=Path(__file__).parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    parameters = json.loads(done.stdout)
+    assert parameters.keys() == {
+        "make_bytes", "list_seen", "begin_step", "multiply", "add_and_normalize", "attend_cached", "merge_parts", "end_step"
+    }  # fmt: skip
+    assert max(parameters.values()) <= 15
 
 
 def test_who_makes_the_bytes():
