@@ -25,7 +25,8 @@ def shared_memory(arch, kernel, summary, width, dtype, rows, columns, warps, sta
     tiling = compiled(
         Tiling, rows=rows, columns=columns, summary=summary, even=True, grouped=False, short=not summary, exclude=0
     )  # fmt: skip
-    dims = Dims(row, row, tl.constexpr("ieee" if dtype == "float32" else "tf32"))
+    precision = "ieee" if dtype == "float32" else "tf32"
+    dims = Dims(tl.constexpr(row), tl.constexpr(row), tl.constexpr(precision))
     constants = {"DIMS": dims, "TILES": tiling, "CELLS": summary, "ACCUMULATE": False}
     types = {
         "lse": "*fp32", "delta": "*fp32", "tables": Tables("*i32", "*i32"), "sizes": Sizes(*["i32"] * 5),

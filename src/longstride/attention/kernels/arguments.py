@@ -6,6 +6,7 @@ compiled in: one constexpr, whose fields are constexprs too, which `compiled` ma
 
 from typing import Any, NamedTuple, TypeVar
 
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -105,6 +106,13 @@ def matrix(x: Tensor) -> Matrix:
 
 def row_shape(x: Tensor, wide: bool) -> RowShape:
     return compiled(RowShape, d=x.shape[3], width=padded(x.shape[3]), wide=wide)
+
+
+def dims(q: Tensor, v: Tensor, wide: bool, precision: str) -> Dims:
+    shapes = row_shape(q, wide), row_shape(v, wide)
+    if not triton.knobs.runtime.interpret:  # The interpreter has no attributes of constexprs.
+        shapes = tl.constexpr(shapes[0]), tl.constexpr(shapes[1])
+    return Dims(*shapes, tl.constexpr(precision))
 
 
 def row_sizes(x: Tensor, rows: int) -> Sizes:

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from longstride.attention.kernels.arguments import (
@@ -18,6 +17,7 @@ from longstride.attention.kernels.arguments import (
     Tables,
     Tiling,
     compiled,
+    dims,
     matrix,
     row_shape,
     row_sizes,
@@ -163,7 +163,7 @@ def _dims(call: Forward | Backward) -> Dims:
     wide = _wide(*_matrices(call))
     # Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen.
     precision = "ieee" if call.q.dtype == torch.float32 else "tf32"
-    return Dims(row_shape(call.q, wide), row_shape(call.v, wide), tl.constexpr(precision))
+    return dims(call.q, call.v, wide, precision)
 
 
 def _matrices(call: Forward | Backward) -> list[Tensor]:

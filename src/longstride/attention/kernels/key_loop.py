@@ -57,10 +57,12 @@ def sees(every, at, TILES: tl.constexpr, CELLS: tl.constexpr):
     row = tile.first + tl.arange(0, TILES.rows)
     if CELLS:
         seen = at.valid[None, :]
+        key = at.base + at.place
     else:
         seen = window_sees(row[:, None], at.key[None, :], job, TILES.grouped) & at.valid[None, :]
+        key = tile.start + at.key * job.step
     if TILES.exclude > 0:
-        query, key = tile.start + row * job.step, at.base + at.place
+        query = tile.start + row * job.step
         seen = seen & ~excluded(query[:, None], key[None, :], every.exclusions, tile.index, TILES.exclude)
     return seen
 
