@@ -49,12 +49,14 @@ class Caught:
             if key not in compiled:
                 compiled[key] = resources(GluonASTSource(self.kernel, signature, values, {}), options)
             together = -(-grid[0] // PROCESSORS) if grid[0] > 1 else 1
-            found.append({"kernel": self.name, "constants": constants, "together": together, **compiled[key]})
+            found.append({"kernel": self.name, "constants": str(constants), "together": together, **compiled[key]})
 
         return call
 
 
 def describe(x):
+    if isinstance(x, tuple):
+        return type(x)(*map(describe, x))
     if isinstance(x, TensorDescriptor):
         return f"tensordesc<{TYPES[x.base.dtype]}[{','.join(map(str, x.block_shape))}],{x.layout}>"
     if isinstance(x, torch.Tensor):

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.arguments import matrix, row_shape, row_sizes
+from longstride.attention.kernels.arguments import compiled, matrix, row_shape, row_sizes
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
@@ -19,6 +19,7 @@ from longstride.attention.kernels.hopper.lane_boxes import distance
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
 from longstride.attention.kernels.hopper.numbers import backward_numbers
 from longstride.attention.kernels.hopper.past_forward import GROUPS, past_forward
+from longstride.attention.kernels.hopper.tiles import Keys, RowStats, Work
 from longstride.attention.kernels.hopper.walk_backward import launch_walk_backward
 from longstride.attention.kernels.hopper.walk_forward import launch_walk_forward
 from longstride.attention.kernels.hopper.window_forward import window_forward
@@ -82,70 +83,49 @@ def _lane_sets(job: Job, n: int) -> list[Lanes]:
 
 def _window(call: Forward, one: Pass, accumulate: bool) -> Launch:
     job, (q, k, v, output, lse) = one.jobs[0], call.tensors
-    size, heads, n, _ = q.shape
-    along = -(-job.limit // TILE)
-    items = size * heads * along * job.lanes
+    work = _work(call, one, -(-job.limit // TILE) * job.lanes, -(-job.limit // TILE))
     arguments = (
-        _lanes(q, job.step, ROWS), *(_lanes(x, job.step, TILE) for x in (k, v)), output, lse, *output.stride()[:3],
-        items, size * heads, heads, job.lanes, along, *_geometry(job), job.near, job.far, job.limit, n, call.scale,
+        _lanes(q, job.step, ROWS), *(_lanes(x, job.step, TILE) for x in (k, v)), matrix(output), lse, job, work, call.scale,
     )  # fmt: skip
-    constants = {"D_V": v.shape[3], "LATER": accumulate, "num_warps": 4}
-    return Launch(window_forward, min(items, processors(q.device)), arguments, constants)
+    constants = {"D_V": v.shape[3], "KEYS": _keys(job, False), "ACCUMULATE": accumulate, "num_warps": 4}
+    return Launch(window_forward, min(work.items, processors(q.device)), arguments, constants)
 
 
 def _past(call: Forward, one: Pass, accumulate: bool) -> Launch:
     job, (q, k, v, output, lse) = one.jobs[0], call.tensors
-    size, heads, n, _ = q.shape
-    in_lane = -(-job.limit // ROWS)
-    units = in_lane * job.lanes
-    items = size * heads * -(-units // GROUPS.value)
-    cells = job.cells if one.summary else 0
+    tiles = -(-job.limit // ROWS)
+    work = _work(call, one, -(-tiles * job.lanes // GROUPS.value), tiles)
+    arguments = _lanes(q, job.step, ROWS), *_key_boxes(k, v, one), matrix(output), lse, job, work, call.scale
+    constants = {"D_V": v.shape[3], "KEYS": _keys(job, one.summary), "ACCUMULATE": accumulate, "num_warps": 4}
+    return Launch(past_forward, min(work.items, processors(q.device)), arguments, constants)
+
+
+def _dq(call: Backward, row_stats: Tensor, one: Pass, window: bool, accumulate: bool) -> Launch:
+    job, q = one.jobs[0], call.q
+    tiles = -(-job.limit // TILE)
+    work = _work(call, one, tiles * job.lanes, tiles)
     arguments = (
-        _lanes(q, job.step, ROWS), *_key_boxes(k, v, one), output, lse, _first_cells(one, q.device),
-        *output.stride()[:3], items, size * heads, heads, units, in_lane, *_geometry(job), job.limit, job.near, cells,
-        job.cells, n, call.scale,
+        *(_lanes(x, job.step, TILE) for x in (q, call.d_output)), *_key_boxes(call.k, call.v, one),
+        RowStats(row_stats, row_stats.shape[2]), matrix(call.dq), job, work, *call.scales,
     )  # fmt: skip
-    constants = {"D_V": v.shape[3], "CELLS": cells, "OWN": bool(job.own), "LATER": accumulate, "num_warps": 4}
-    return Launch(past_forward, min(items, processors(q.device)), arguments, constants)
+    constants = {"D_QK": q.shape[3], "KEYS": _keys(job, one.summary, window), "ACCUMULATE": accumulate, "num_warps": 4}
+    return Launch(hopper_dq, min(work.items, processors(q.device)), arguments, constants)
 
 
-def _dq(call: Backward, numbers: Tensor, one: Pass, window: bool, accumulate: bool) -> Launch:
-    job, q, dq = one.jobs[0], call.q, call.dq
-    size, heads, n, d_qk = q.shape
-    along = -(-job.limit // TILE)
-    items = size * heads * along * job.lanes
-    cells = job.cells if one.summary else 0
+def _dkv(call: Backward, row_stats: Tensor, one: Pass, cells: bool, accumulate: bool) -> Launch:
+    job, (batch, heads, n, d_qk) = one.jobs[0], call.q.shape
+    tiles = -(-job.limit // TILE)
+    work = _work(call, one, -(-(job.lanes - 1) * job.cells // TILE) if cells else tiles * job.lanes, tiles)
+    stats_shape = batch * heads, 2, n if job.step == 1 else row_stats.shape[2]
     arguments = (
-        _lanes(q, job.step, TILE), _lanes(call.d_output, job.step, TILE), *_key_boxes(call.k, call.v, one), numbers, dq,
-        _first_cells(one, q.device), *dq.stride()[:3], items, size * heads, heads, job.lanes, along, *_geometry(job),
-        cells, job.near, job.far, job.limit, n, numbers.shape[2], _number_shift(job, n), job.cells, *call.scales,
+        _lanes(call.q, job.step, ROWS),
+        *(_cells(x, job) if cells else _lanes(x, job.step, TILE) for x in (call.k, call.v)),
+        _lanes(call.d_output, job.step, ROWS), Box(row_stats, 0, stats_shape, row_stats.stride(), (1, 2, ROWS)),
+        matrix(call.dk), matrix(call.dv), job, work, *call.scales,
     )  # fmt: skip
-    constants = {
-        "D_QK": d_qk, "CELLS": cells, "OWN": bool(job.own), "WINDOW": window, "LATER": accumulate, "num_warps": 4,
-    }  # fmt: skip
-    return Launch(hopper_dq, min(items, processors(q.device)), arguments, constants)
-
-
-def _dkv(call: Backward, numbers: Tensor, one: Pass, cells: bool, accumulate: bool) -> Launch:
-    job, q, dk, dv = one.jobs[0], call.q, call.dk, call.dv
-    size, heads, n, d_qk = q.shape
-    along = -(-job.limit // TILE)
-    key_count = (job.lanes - 1) * job.cells
-    number_count = n if job.step == 1 else numbers.shape[2]
-    items = size * heads * (-(-key_count // TILE) if cells else job.lanes * along)
-    arguments = (
-        _lanes(q, job.step, ROWS), *(_cells(x, job) if cells else _lanes(x, job.step, TILE) for x in (call.k, call.v)),
-        _lanes(call.d_output, job.step, ROWS),
-        Box(numbers, 0, (size * heads, 2, number_count), numbers.stride(), (1, 2, ROWS)),
-        dk, dv, _first_cells(one, q.device), *dk.stride()[:3], *dv.stride()[:3], items, size * heads, heads, job.lanes,
-        *_geometry(job), _number_shift(job, n), max(job.cells, 1), job.limit, job.near, job.far, n, key_count, job.block,
-        *call.scales,
-    )  # fmt: skip
-    constants = {
-        "D_QK": d_qk, "D_V": call.v.shape[3], "CELLS": job.cells if cells else 0, "OWN": bool(job.own),
-        "LATER": accumulate, "num_warps": 4,
-    }  # fmt: skip
-    return Launch(hopper_dkv, min(items, processors(q.device)), arguments, constants)
+    sizes = {"D_QK": d_qk, "D_V": call.v.shape[3]}
+    constants = {**sizes, "KEYS": _keys(job, cells), "ACCUMULATE": accumulate, "num_warps": 4}
+    return Launch(hopper_dkv, min(work.items, processors(call.q.device)), arguments, constants)
 
 
 def _new_numbers(call: Backward, step: int) -> Tensor:
@@ -173,9 +153,19 @@ def _fill_numbers(call: Backward, numbers: Tensor, step: int) -> Launch:
     return Launch(backward_numbers, sizes.total, arguments, constants)
 
 
-def _geometry(job: Job) -> tuple[int, int, int, int]:
-    """Where a lane begins, by its number, and the step in it; and what the number moves a box's two coordinates by."""
-    return job.lane_shift, job.step, *((0, 1) if job.step > 1 else (job.lane_shift, 0))
+def _work(call: Forward | Backward, one: Pass, items: int, tiles: int) -> Work:
+    """items: of a head."""
+    batch, heads, n, _ = call.q.shape
+    job = one.jobs[0]
+    shifts = (0, 1) if job.step > 1 else (job.lane_shift, 0)
+    return Work(
+        batch * heads * items, heads, batch * heads, n, tiles, tiles * job.lanes, *shifts, _number_shift(job, n),
+        _first_cells(one, call.q.device),
+    )  # fmt: skip
+
+
+def _keys(job: Job, cells: bool, window: bool = True) -> Keys:
+    return compiled(Keys, cells=job.cells if cells else 0, own=bool(job.own), window=window)
 
 
 def _number_shift(job: Job, n: int) -> int:
