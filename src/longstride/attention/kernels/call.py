@@ -2,8 +2,8 @@
 
 A backend is a module with two functions, which return the launches for a pass, or None if they cannot compute it:
 
-    forward(call: Forward, one: Pass, accumulate: bool) -> list[Launch] | None
-    backward(call: Backward, one: Pass, accumulate: bool) -> list[Launch] | None
+    forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None
+    backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | None
 
 `accumulate`: an earlier pass has computed other keys of the same queries, and its results are continued from. Tensors are
 [batch, heads, n, d] with any strides; only the last dimension is contiguous.
