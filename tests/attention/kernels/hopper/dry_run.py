@@ -93,7 +93,7 @@ def resources(source, options):
 def as_on_hopper():
     backends.BACKENDS = tuple((name, lambda device: True) for name, _ in backends.BACKENDS)
     general.forward = general.backward = lambda *_: []
-    for module in (lane_descriptors, lane_forward, lane_backward, launch):
+    for module in (lane_descriptors, launch):
         module.processors = lambda device: PROCESSORS
     for module in (lane_forward, lane_backward, walk_forward, walk_backward):
         name = module.__name__.rsplit(".", 1)[1]

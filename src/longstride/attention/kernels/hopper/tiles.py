@@ -20,20 +20,14 @@ class Work(NamedTuple):
 
     items: Any
     heads: Any
-    all_heads: Any
-    """batch * heads"""
+    all_heads: Any  # batch * heads
     n: Any
-    tiles: Any
-    """Of a lane."""
-    all_tiles: Any
-    """Of all lanes of a head."""
-    row_shift: Any
+    tiles: Any  # of a lane
+    all_tiles: Any  # of all lanes of a head
+    row_shift: Any  # What the index of a lane adds to the coordinates of a tensor descriptor, [batch, head, row, inner, 0],
     inner_shift: Any
-    """What the index of a lane adds to the coordinates of a tensor descriptor, [batch, head, row, inner, 0]."""
-    stats_shift: Any
-    """What it adds to the place of a query's row stats."""
-    first_cells: Any
-    """First summary cell of a block, int32 [heads]."""
+    stats_shift: Any  # and to the place of a query's row stats.
+    first_cells: Any  # the first summary cell of a block, int32 [heads]
 
 
 class RowStats(NamedTuple):
@@ -46,25 +40,19 @@ class RowStats(NamedTuple):
 class Keys(NamedTuple):
     """Which keys a launch has. Compiled in, as one constexpr."""
 
-    cells: Any
-    """Summary cells of a block that later lanes see; 0: none."""
-    own: Any
-    """Whether a query sees its own block, and not only its cells."""
-    window: Any
-    """Whether keys of the own lane count, and not only cells of earlier ones."""
+    cells: Any  # summary cells of a block that later lanes see; 0: none
+    own: Any  # whether a query sees its own block, and not only its cells
+    window: Any  # whether keys of the own lane count, and not only cells of earlier ones
 
 
 class Rows(NamedTuple):
     """The queries of a warpgroup: ROWS rows of a lane, from `first` on. Rows from `length` on are not there."""
 
-    output: Any
-    lse: Any
-    """Of the head: pointers to its first row, and to the lane's first one."""
-    start: Any
-    """Position of the lane's first row."""
+    output: Any  # pointer to the head's first row
+    lse: Any  # pointer to the lane's first row
+    start: Any  # position of the lane's first row
     first: Any
-    index: Any
-    """All of them, as scores lie: computed before the loop over keys, which costs fewer spills than after it."""
+    index: Any  # all rows, as scores lie; made before the loop over keys, which costs fewer spills than after it
     length: Any
 
 
