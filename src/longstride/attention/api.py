@@ -85,7 +85,7 @@ def attend(
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
     heads = _patterns_per_head(pattern, q.shape[1])
-    implementation = IMPLEMENTATIONS[choose(impl, q.device).impl]
+    implementation = IMPLEMENTATIONS[_implementation_name(impl, q.device.type)]
     return implementation(q, k, v, heads, _validate_scale(scale, q.shape[3]))
 
 
@@ -111,6 +111,12 @@ def choose(impl: str, device: torch.device) -> Choice:
     if impl == "auto":
         return Choice("blocked", "plain PyTorch, the fastest implementation without a GPU that Triton supports")
     return Choice(impl, "asked for by name")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _implementation_name(impl: str, device_type: str) -> str:
+    """As `choose`. torch.compile calls this once instead of tracing it, which would add a guard for each name it reads."""
+    return choose(impl, torch.device(device_type)).impl
 
 
 def _missing_for_triton(on_gpu: bool) -> str | None:

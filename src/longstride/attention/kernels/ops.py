@@ -35,9 +35,8 @@ ALIGNMENT = 15
 
 def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
     """softmax(q k^T * scale) v over the pairs of each head's pattern, in Triton."""
-    _check(q, v)
     patterns = notation.write(heads)
-    if _needs_dispatcher(q, k, v):
+    if torch.compiler.is_compiling() or _needs_dispatcher(q, k, v):
         return torch.ops.longstride.triton_forward.default(q, k, v, patterns, scale)[0]  # type: ignore[no-any-return]
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _Attend.apply(q, k, v, patterns, scale)  # type: ignore[no-any-return, no-untyped-call]
@@ -45,12 +44,10 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sca
 
 
 def _needs_dispatcher(*tensors: Tensor) -> bool:
-    """Whether PyTorch's dispatcher must see the call: for a compiler, a transform, a mode, a tensor subclass, a profiler.
+    """Whether PyTorch's dispatcher must see the call: for a transform, a mode, a tensor subclass, a profiler.
 
     Otherwise the operator's Python functions are called directly, which takes half the time.
     """
-    if torch.compiler.is_compiling():
-        return True
     for x in tensors:
         if type(x) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(x):
             return True
@@ -169,6 +166,7 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
+    _check(q, v)
     batch, heads, n, _ = v.shape
     # empty_strided takes half the time of new_empty.
     lse = torch.empty_strided((batch, heads, n), (heads * n, n, 1), dtype=torch.float32, device=v.device)
