@@ -28,7 +28,8 @@ from longstride.attention.kernels.forward import forward as forward_kernel
 from longstride.attention.kernels.jobs import Pass
 from longstride.attention.kernels.lanes import lane_backward, lane_forward
 from longstride.attention.kernels.launch import Launch, constant
-from longstride.attention.kernels.settings import LaneTiles, TileSetting, gpu, lane_tiles, padded, processors, tile_setting
+from longstride.attention.kernels.saved import Setting
+from longstride.attention.kernels.settings import gpu, lane_setting, padded, processors, tile_setting
 
 DELTA_ROWS = 64
 """Rows per program of `backward_delta`."""
@@ -39,7 +40,7 @@ FEW = 4
 def forward(call: Forward, one: Pass, accumulate: bool) -> list[Launch]:
     q, k, v, output, lse = call.tensors
     arguments = *map(matrix, (q, k, v, output)), lse, _tables(one, q.device), call.scale
-    whole = _whole_lanes(call, one, backward=False, accumulate=accumulate)
+    whole = _whole_lanes(call, one, "lane_forward", accumulate)
     if whole:
         return [_launch_lanes(lane_forward, call, one, whole, arguments, accumulate)]
     setting = _setting(call, one, "forward", one.summary)
@@ -50,7 +51,7 @@ def backward(call: Backward, one: Pass, accumulate: bool) -> list[Launch]:
     q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
     inputs: tuple[Any, ...] = tuple(map(matrix, (q, k, v, d_output)))
     rest = _tables(one, q.device), *call.scales
-    whole = _whole_lanes(call, one, backward=True, accumulate=accumulate)
+    whole = _whole_lanes(call, one, "lane_backward", accumulate)
     if whole:
         arguments = *inputs, matrix(output), lse, *map(matrix, (dq, dk, dv)), *rest
         return [_launch_lanes(lane_backward, call, one, whole, arguments, accumulate)]
@@ -77,7 +78,7 @@ def _launch(
     kernel: Any,
     call: Forward | Backward,
     one: Pass,
-    setting: TileSetting,
+    setting: Setting,
     tiles: int,
     arguments: tuple[Any, ...],
     **flags: bool,
@@ -103,14 +104,15 @@ def _launch_lanes(
     kernel: Any,
     call: Forward | Backward,
     one: Pass,
-    setting: LaneTiles,
+    setting: Setting,
     arguments: tuple[Any, ...],
     accumulate: bool,
 ) -> Launch:
+    together = setting.rows // padded(one.longest, least=1)
     tiling = compiled(
         LaneTiling,
         rows=setting.rows,
-        together=setting.together,
+        together=together,
         shared=one.shared,
         same=len({x.stride(2) for x in _matrices(call)}) == 1,
         grouped=one.grouped,
@@ -118,7 +120,7 @@ def _launch_lanes(
         stages=setting.stages,
     )
     constants = {"DIMS": _dims(call), "TILES": tiling, "ACCUMULATE": accumulate, **_options(setting)}
-    sizes = _sizes(call, one, one.lane_tiles(setting.together))
+    sizes = _sizes(call, one, one.lane_tiles(together))
     programs = min(sizes.total, processors(call.q.device) * setting.per_processor)
     return Launch(kernel, programs, (*arguments, sizes), constants)
 
@@ -135,7 +137,7 @@ def _sizes(call: Forward | Backward, one: Pass, tiles: int) -> Sizes:
     return Sizes(heads, n, len(one.jobs), tiles, batch * len(one.jobs) * tiles)
 
 
-def _options(setting: TileSetting | LaneTiles) -> dict[str, int]:
+def _options(setting: Setting) -> dict[str, int]:
     return {"num_warps": setting.warps, "num_stages": setting.stages}
 
 
@@ -149,15 +151,15 @@ def _widths(call: Forward | Backward) -> tuple[int, int]:
     return padded(call.q.shape[3]), padded(call.v.shape[3])
 
 
-def _setting(call: Forward | Backward, one: Pass, kernel: str, summary: bool) -> TileSetting:
+def _setting(call: Forward | Backward, one: Pass, kernel: str, summary: bool) -> Setting:
     return tile_setting(kernel, summary, max(_widths(call)), call.q.dtype, one.longest, gpu(call.q.device))
 
 
-def _whole_lanes(call: Forward | Backward, one: Pass, backward: bool, accumulate: bool) -> LaneTiles | None:
+def _whole_lanes(call: Forward | Backward, one: Pass, kernel: str, accumulate: bool) -> Setting | None:
     """Returns the settings for tiles that hold whole lanes; None if this pass needs other tiles."""
     if one.summary:
         return None
-    return lane_tiles(backward, accumulate, *_widths(call), call.q.dtype, one.longest, gpu(call.q.device))
+    return lane_setting(kernel, accumulate, *_widths(call), call.q.dtype, one.longest, gpu(call.q.device))
 
 
 def _dims(call: Forward | Backward) -> Dims:
