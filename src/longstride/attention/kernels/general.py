@@ -28,7 +28,8 @@ from longstride.attention.kernels.forward import forward as forward_kernel
 from longstride.attention.kernels.jobs import Pass
 from longstride.attention.kernels.lanes import lane_backward, lane_forward
 from longstride.attention.kernels.launch import Launch, constant
-from longstride.attention.kernels.settings import LaneTiles, TileSetting, gpu, lane_tiles, padded, processors, tile_setting
+from longstride.attention.kernels.saved import Setting
+from longstride.attention.kernels.settings import gpu, lane_setting, padded, processors, tile_setting
 
 DELTA_ROWS = 64
 """Rows per program of `backward_delta`."""
@@ -39,7 +40,7 @@ FEW = 4
 def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch]:
     q, k, v, output, lse = call.tensors
     arguments = *map(matrix, (q, k, v, output)), lse, _tables(pass_, q.device), call.scale
-    whole = _whole_lanes(call, pass_, backward=False, accumulate=accumulate)
+    whole = _whole_lanes(call, pass_, "lane_forward", accumulate)
     if whole:
         return [_launch_lanes(lane_forward, call, pass_, whole, arguments, accumulate)]
     setting = _setting(call, pass_, "forward", pass_.summary)
@@ -50,7 +51,7 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch]:
     q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
     inputs: tuple[Any, ...] = tuple(map(matrix, (q, k, v, d_output)))
     rest = _tables(pass_, q.device), *call.scales
-    whole = _whole_lanes(call, pass_, backward=True, accumulate=accumulate)
+    whole = _whole_lanes(call, pass_, "lane_backward", accumulate)
     if whole:
         arguments = *inputs, matrix(output), lse, *map(matrix, (dq, dk, dv)), *rest
         return [_launch_lanes(lane_backward, call, pass_, whole, arguments, accumulate)]
@@ -78,7 +79,7 @@ def _launch(
     kernel: Any,
     call: Forward | Backward,
     pass_: Pass,
-    setting: TileSetting,
+    setting: Setting,
     tiles: int,
     arguments: tuple[Any, ...],
     **flags: bool,
@@ -104,14 +105,15 @@ def _launch_lanes(
     kernel: Any,
     call: Forward | Backward,
     pass_: Pass,
-    setting: LaneTiles,
+    setting: Setting,
     arguments: tuple[Any, ...],
     accumulate: bool,
 ) -> Launch:
+    together = setting.rows // padded(pass_.longest, least=1)
     tiling = compiled(
         LaneTiling,
         rows=setting.rows,
-        together=setting.together,
+        together=together,
         shared=pass_.shared,
         same=len({x.stride(2) for x in _matrices(call)}) == 1,
         grouped=pass_.grouped,
@@ -119,7 +121,7 @@ def _launch_lanes(
         stages=setting.stages,
     )
     constants = {"DIMS": _dims(call), "TILES": tiling, "ACCUMULATE": accumulate, **_options(setting)}
-    sizes = _sizes(call, pass_, pass_.lane_tiles(setting.together))
+    sizes = _sizes(call, pass_, pass_.lane_tiles(together))
     programs = min(sizes.total, processors(call.q.device) * setting.per_processor)
     return Launch(kernel, programs, (*arguments, sizes), constants)
 
@@ -136,7 +138,7 @@ def _sizes(call: Forward | Backward, pass_: Pass, tiles: int) -> Sizes:
     return Sizes(heads, n, len(pass_.jobs), tiles, batch * len(pass_.jobs) * tiles)
 
 
-def _options(setting: TileSetting | LaneTiles) -> dict[str, int]:
+def _options(setting: Setting) -> dict[str, int]:
     return {"num_warps": setting.warps, "num_stages": setting.stages}
 
 
@@ -150,15 +152,15 @@ def _widths(call: Forward | Backward) -> tuple[int, int]:
     return padded(call.q.shape[3]), padded(call.v.shape[3])
 
 
-def _setting(call: Forward | Backward, pass_: Pass, kernel: str, summary: bool) -> TileSetting:
+def _setting(call: Forward | Backward, pass_: Pass, kernel: str, summary: bool) -> Setting:
     return tile_setting(kernel, summary, max(_widths(call)), call.q.dtype, pass_.longest, gpu(call.q.device))
 
 
-def _whole_lanes(call: Forward | Backward, pass_: Pass, backward: bool, accumulate: bool) -> LaneTiles | None:
+def _whole_lanes(call: Forward | Backward, pass_: Pass, kernel: str, accumulate: bool) -> Setting | None:
     """Returns the settings for tiles that hold whole lanes; None if this pass needs other tiles."""
     if pass_.summary:
         return None
-    return lane_tiles(backward, accumulate, *_widths(call), call.q.dtype, pass_.longest, gpu(call.q.device))
+    return lane_setting(kernel, accumulate, *_widths(call), call.q.dtype, pass_.longest, gpu(call.q.device))
 
 
 def _dims(call: Forward | Backward) -> Dims:
