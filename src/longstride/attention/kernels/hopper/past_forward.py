@@ -221,8 +221,8 @@ def compute_tiles(
 
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
-        row_lse = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-        tiles.store_rows(sums * by_sums(1.0 / weight, sums), row_lse, rows, job.step, output.row, D_V)
+        result = sums * by_sums(1.0 / weight, sums)
+        tiles.store_rows(result, running_max, weight, nothing, rows, job.step, output.row, D_V)
 
 
 @gluon.jit

@@ -220,10 +220,11 @@ def begin_softmax(
 
 
 @gluon.jit
-def store_rows(result, lse, rows, step, stride, D: gl.constexpr):
-    """Writes output and lse."""
+def store_rows(result, running_max, weight, nothing, rows, step, stride, D: gl.constexpr):
+    """Writes output and lse. nothing: where a query has no key; its weight is 1 here."""
     WIDTH: gl.constexpr = result.shape[1]
     store_layout: gl.constexpr = row_layout(WIDTH)
     pointers, mask = output_pointers(rows, step, stride, D, WIDTH, store_layout)
     gl.store(pointers, gl.convert_layout(result.to(rows.output.dtype.element_ty), store_layout), mask=mask)
+    lse = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
     gl.store(rows.lse + rows.index * step, lse, mask=rows.index < rows.length)

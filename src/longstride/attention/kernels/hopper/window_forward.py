@@ -105,8 +105,7 @@ def compute_tiles(
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
         result = sums / gl.convert_layout(weight, gl.SliceLayout(1, sum_layout))[:, None]
-        row_lse = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-        tiles.store_rows(result, row_lse, rows, job.step, output.row, D_V)
+        tiles.store_rows(result, running_max, weight, nothing, rows, job.step, output.row, D_V)
 
 
 @gluon.jit
