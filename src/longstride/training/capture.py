@@ -32,14 +32,14 @@ def obstacle(config: TrainConfig, device: torch.device, ranks: Ranks) -> str | N
     return None
 
 
-def choose(config: TrainConfig, device: torch.device, ranks: Ranks) -> bool:
-    """Whether to capture the steps of a run. ValueError if the config demands it and they cannot be."""
+def choose(config: TrainConfig, device: torch.device, ranks: Ranks) -> str | None:
+    """Returns why the steps of a run are not captured; None if they are. ValueError if the config demands it in vain."""
     if config.capture == "off":
-        return False
+        return "--capture off"
     reason = obstacle(config, device, ranks)
     if reason is not None and config.capture == "on":
         raise ValueError(f"train: --capture on is not possible: {reason}; use --capture auto or off")
-    return reason is None
+    return reason
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class CapturedStep:
     ) -> None:  # fmt: skip
         """`report`: gets the reason if the capture fails, and steps go on plainly. Without it that is an error."""
         self.work, self.optimizers, self.device, self.report = work, optimizers, device, report
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.tokens: Tensor | None = None
         self.graph: Graph | None = None
         self.calls = 0
