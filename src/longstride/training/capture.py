@@ -87,6 +87,8 @@ class CapturedStep:
         except RuntimeError as error:
             cause = error.__context__ or error  # The end of a capture that failed is an error, too.
             reason = str(cause).split("\n", 1)[0]
+            if self.report is None and isinstance(error, torch.OutOfMemoryError):
+                raise
             if self.report is None:
                 raise RuntimeError(f"train: --capture on: the step cannot be captured: {reason}") from error
             self.report(f"steps run without a CUDA graph, as the capture failed: {reason}")
