@@ -125,6 +125,8 @@ class Plan:
         """Launches by the CUDA driver, from the second run on; None while Triton launches."""
 
     def run(self, tensors: Sequence[Tensor]) -> None:
+        if self.on_gpu and torch._C._cuda_isCurrentStreamCapturing():
+            _captured.add(self)
         if self.workspace is not None:
             tensors = [*tensors, *self.workspace.allocate()]
         if self.on_gpu and torch._C._cuda_getDevice() != self.index:
@@ -171,6 +173,8 @@ def constant(values: Any, device: torch.device) -> Tensor:
 
 
 _plans: dict[Hashable, Plan] = {}
+_captured: set[Plan] = set()
+"""Plans that were run inside a capture, kept for ever: a CUDA graph reads their tables each time it is replayed."""
 
 
 def plan_for(key: Hashable, make: Callable[[], Plan]) -> Plan:
