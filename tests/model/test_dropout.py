@@ -16,7 +16,7 @@ def by_kernel(size, keep, seed, device=DEVICE):
     mask = guarded[:size].view(torch.bool)
     fill_mask(mask, torch.tensor(seed, device=device), keep)
     assert (guarded[size:] == 1).all()
-    return mask.clone()
+    return mask.cpu()
 
 
 def by_operator(size, keep, seed):

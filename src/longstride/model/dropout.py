@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longstride.attention.api import HAS_TRITON
+
 LIBRARY = torch.library.Library("longstride_model", "FRAGMENT")
 """Not the namespace of attention: selective recomputation keeps the results of that one."""
 
@@ -26,8 +28,8 @@ def draw_mask(x: Tensor, dropout: float, seed: Tensor) -> Tensor:
 
 def _mask(seed: Tensor, size: list[int], keep: float) -> Tensor:
     mask = torch.empty(size, dtype=torch.bool, device=seed.device)
-    if not seed.is_cuda:
-        return mask.bernoulli_(keep, generator=torch.Generator().manual_seed(int(seed)))
+    if not (seed.is_cuda and HAS_TRITON):
+        return mask.bernoulli_(keep, generator=torch.Generator(seed.device).manual_seed(int(seed)))
     from longstride.model.dropout_kernel import fill_mask
 
     with torch.cuda.device(seed.device):
