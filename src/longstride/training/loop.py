@@ -125,15 +125,14 @@ def _loop(
     """Trains until the batches end, validation no longer improves, or a signal comes. Returns True for a signal."""
     config, ranks = trainer.config, trainer.ranks
     for tokens in () if trainer.out_of_patience else batches:
-        step_metrics = trainer.take_step(tokens)
+        trainer.take_step(tokens)
         speed.steps += 1
         progress.update(trainer.step)
         last = trainer.step == config.steps
         validated = trainer.step % config.validate_every == 0 or last
         if trainer.step % config.log_every == 0 or validated:
+            step_metrics = trainer.finish_steps()
             row = {**trainer.run_state.loss_row(trainer.step), **step_metrics, **speed.row(trainer.step, batches.waited)}
-            if trainer.updates.scale is not None:
-                row["loss_scale"] = trainer.updates.scale
             if validated:
                 row["valid_bits_per_byte"] = trainer.validate()
             ranks.run_on_first(partial(report, row))
