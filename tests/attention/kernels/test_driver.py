@@ -10,9 +10,9 @@ import torch
 
 from longstride.attention.kernels import driver
 from longstride.attention.kernels.driver import DriverLaunch, UnsupportedError
-from longstride.attention.kernels.launch import Box, Launch, Place
+from longstride.attention.kernels.launch import Descriptor, Launch, Place
 
-BOX = Box(Place(1), 5, (2, 40, 16), (640, 16, 1), (1, 8, 16))
+VIEW = Descriptor(Place(1), 5, (2, 40, 16), (640, 16, 1), (1, 8, 16))
 SIGNATURE = {
     "q": "*bf16", "box": "tensordesc<bf16[1,8,16]>", "table": "*i32", "heads": "i32", "one": "constexpr",
     "pair": ("i64", ("fp32", "*fp32")), "ROWS": "constexpr",
@@ -90,7 +90,7 @@ def use(monkeypatch):
 def make(table=None, **changes):
     tensors = [torch.zeros(4).bfloat16(), torch.zeros(2, 40, 16).bfloat16(), torch.zeros(4)]
     table = torch.zeros(3, dtype=torch.int32) if table is None else table
-    arguments = Place(0), BOX, table, 12, 1, (2**40, (0.5, Place(2)))
+    arguments = Place(0), VIEW, table, 12, 1, (2**40, (0.5, Place(2)))
     return DriverLaunch(kernel(**changes), 33, arguments, tensors), tensors, table
 
 
@@ -153,8 +153,8 @@ def test_a_failed_launch_raises(use):
 
 def test_a_launch_knows_its_tensors_by_identity():
     q, k, table = torch.zeros(3, 4).unbind()
-    bound = Launch(None, 1, (q, Box(k, 0, (4,), (1,), (4,)), table, 7), {}).bound([q, k])
-    assert bound.arguments == (Place(0), Box(Place(1), 0, (4,), (1,), (4,)), table, 7)
+    bound = Launch(None, 1, (q, Descriptor(k, 0, (4,), (1,), (4,)), table, 7), {}).bound([q, k])
+    assert bound.arguments == (Place(0), Descriptor(Place(1), 0, (4,), (1,), (4,)), table, 7)
 
 
 def test_captures_are_relaxed_and_then_as_before(use):

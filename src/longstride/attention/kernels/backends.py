@@ -28,7 +28,7 @@ def launches(call: Forward | Backward, passes: tuple[Pass, ...]) -> list[Launch]
     """The launches for all passes of a pattern, in order."""
     direction = "forward" if isinstance(call, Forward) else "backward"
     found: list[Launch] = []
-    for index, one in enumerate(passes):
-        offers = (getattr(backend, direction)(call, one, index > 0) for backend in backends(call.q.device))
+    for index, pass_ in enumerate(passes):
+        offers = (getattr(backend, direction)(call, pass_, index > 0) for backend in backends(call.q.device))
         found += next(offer for offer in offers if offer is not None)
     return found

@@ -7,7 +7,7 @@ With the score s = scale * q k^T and the weight w = exp(s) / sum(exp(s)) of a pa
 
 w comes from q, k and the query's lse (log-sum-exp); so nothing is stored for a pair. backward_dq owns a tile of queries and
 backward_dkv one of keys: each gradient is summed by one program in one order, and comes out the same every time.
-`scale` is in bits here too, as the lse is; `slope_scale` is the plain one.
+`scale` is softmax_scale * log2(e), for scores in base 2.
 """
 
 # mypy: ignore-errors
@@ -84,7 +84,7 @@ def add_dq(
 
 @triton.jit
 def backward_dq(
-    q, k, v, d_output, lse, delta, dq, tables, scale, slope_scale, sizes,
+    q, k, v, d_output, lse, delta, dq, tables, scale, softmax_scale, sizes,
     DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """The tiles are those of forward. ACCUMULATE: adds to the dq of an earlier pass."""
@@ -108,7 +108,7 @@ def backward_dq(
             tl.load(every_delta + position, mask=valid, other=0.0),
         )
         total = tl.zeros([TILES.rows, DIMS.qk.width], tl.float32)
-        total = over_keys(total, queries, every, scale, DIMS, TILES, add_dq) * slope_scale
+        total = over_keys(total, queries, every, scale, DIMS, TILES, add_dq) * softmax_scale
         if ACCUMULATE:
             total += load_rows(every_dq, tile.start, place, valid, DIMS.qk, True).to(tl.float32)
         store_rows(total, every_dq, tile.start, place, valid, DIMS.qk)
@@ -164,7 +164,7 @@ def add_dkv(
 
 @triton.jit
 def backward_dkv(
-    q, k, v, d_output, lse, delta, dk, dv, tables, scale, slope_scale, sizes,
+    q, k, v, d_output, lse, delta, dk, dv, tables, scale, softmax_scale, sizes,
     DIMS: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """CELLS: the keys are summary cells and the queries those of all later lanes; or else both are in one lane's window."""
@@ -234,7 +234,7 @@ def backward_dkv(
                     dk_sum, dv_sum, own, every, job, tile, tables.exclusions, outer, end, scale, DIMS, TILES, CELLS, True
                 )  # fmt: skip
 
-        dk_sum *= slope_scale
+        dk_sum *= softmax_scale
         if ACCUMULATE:
             dk_sum += load_rows(every_dk, base, place, valid, DIMS.qk, True).to(tl.float32)
             dv_sum += load_rows(every_dv, base, place, valid, DIMS.v, True).to(tl.float32)

@@ -1,11 +1,11 @@
-"""What a backend is asked to compute: one pass of a pattern over these tensors, forward or backward.
+"""What a backend computes: one pass of a pattern over these tensors, forward or backward.
 
 A backend is a module with two functions, which return the launches for a pass, or None if they cannot compute it:
 
-    forward(call: Forward, one: Pass, accumulate: bool) -> list[Launch] | None
-    backward(call: Backward, one: Pass, accumulate: bool) -> list[Launch] | None
+    forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None
+    backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | None
 
-`accumulate`: an earlier pass has computed other keys of the same queries, and its results are continued from. Tensors are
+`accumulate`: an earlier pass has computed other keys of the same queries, and this one adds to its results. Tensors are
 [batch, heads, n, d] with any strides; only the last dimension is contiguous.
 """
 
@@ -25,7 +25,7 @@ class Forward(NamedTuple):
     output: Tensor
     lse: Tensor
     scale: float
-    """Positive, and times log2(e), for scores in base 2."""
+    """The softmax scale times log2(e), for scores in base 2; positive."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -45,9 +45,8 @@ class Backward(NamedTuple):
     dk: Tensor
     dv: Tensor
     scale: float
-    """As forward."""
-    slope_scale: float
-    """The plain one, positive."""
+    """As in `Forward`."""
+    softmax_scale: float
     need_q: bool
     need_kv: bool
     workspace: Workspace
@@ -58,4 +57,4 @@ class Backward(NamedTuple):
 
     @property
     def scales(self) -> tuple[float, float]:
-        return self.scale, self.slope_scale
+        return self.scale, self.softmax_scale

@@ -173,11 +173,11 @@ def _flatten(types: Any, arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             yield kind, argument
 
 
-def _encode(library: ctypes.CDLL, place: int, address: int, dtype: torch.dtype, box: Any, description: Any) -> None:
-    """Writes the tensor map of a `launch.Box`. In a tensor map the innermost dimension comes first."""
-    rank = len(box.shape)
-    shape = (ctypes.c_uint64 * rank)(*reversed(box.shape))
-    strides = (ctypes.c_uint64 * rank)(*(stride * dtype.itemsize for stride in reversed(box.strides[:-1])), 0)
+def _encode(library: ctypes.CDLL, place: int, address: int, dtype: torch.dtype, view: Any, description: Any) -> None:
+    """Writes the tensor map of a `launch.Descriptor`. In a tensor map the innermost dimension comes first."""
+    rank = len(view.shape)
+    shape = (ctypes.c_uint64 * rank)(*reversed(view.shape))
+    strides = (ctypes.c_uint64 * rank)(*(stride * dtype.itemsize for stride in reversed(view.strides[:-1])), 0)
     block = (ctypes.c_uint32 * rank)(*reversed(description["block_size"]))
     ones = (ctypes.c_uint32 * rank)(*[1] * rank)
     code = library.cuTensorMapEncodeTiled(

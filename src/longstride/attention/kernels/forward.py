@@ -1,4 +1,4 @@
-"""forward: the output, and of every query the log-sum-exp of its scores, in base 2.
+"""forward: the output, and the lse (log-sum-exp of the scores, base 2) of every query.
 
 A program owns a tile of queries and passes over the keys that they see (`key_loop.py`) with the online softmax:
 `running_max` is the largest score so far, `weight` the sum of 2 ** (score - running_max), `accumulator` the same sum with
@@ -48,7 +48,7 @@ def forward(
         every_query = head_of(q, tile.batch, job.head)
         every = Keys(head_of(k, tile.batch, job.head), head_of(v, tile.batch, job.head), job, tile, tables.exclusions)
         results = head_of(output, tile.batch, job.head)
-        totals = lse + (tile.batch * sizes.heads + job.head) * sizes.n
+        lse_rows = lse + (tile.batch * sizes.heads + job.head) * sizes.n
 
         row = tile.first + tl.arange(0, TILES.rows)
         valid = row < tile.length
@@ -56,7 +56,7 @@ def forward(
         position = tile.start + place
         query = load_rows(every_query, tile.start, place, valid, DIMS.qk, True)
         if ACCUMULATE:
-            earlier = tl.load(totals + position, mask=valid, other=0.0)
+            earlier = tl.load(lse_rows + position, mask=valid, other=0.0)
             weight = tl.where(earlier == float("-inf"), 0.0, 1.0)
             running_max = tl.where(earlier == float("-inf"), LOWEST, earlier)
             accumulator = load_rows(results, tile.start, place, valid, DIMS.v, True).to(tl.float32)
@@ -72,5 +72,4 @@ def forward(
         nothing = weight == 0
         weight = tl.where(nothing, 1.0, weight)
         store_rows(accumulator / weight[:, None], results, tile.start, place, valid, DIMS.v)
-        total = tl.where(nothing, float("-inf"), running_max + tl.log2(weight))
-        tl.store(totals + position, total, mask=valid)
+        tl.store(lse_rows + position, tl.where(nothing, float("-inf"), running_max + tl.log2(weight)), mask=valid)

@@ -37,90 +37,91 @@ FEW = 4
 """A window of at most this many tiles takes one loop, with a mask on each tile. Longer ones also have a loop without."""
 
 
-def forward(call: Forward, one: Pass, accumulate: bool) -> list[Launch]:
+def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch]:
     q, k, v, output, lse = call.tensors
-    arguments = *map(matrix, (q, k, v, output)), lse, _tables(one, q.device), call.scale
-    whole = _whole_lanes(call, one, "lane_forward", accumulate)
+    arguments = *map(matrix, (q, k, v, output)), lse, _tables(pass_, q.device), call.scale
+    whole = _whole_lanes(call, pass_, "lane_forward", accumulate)
     if whole:
-        return [_launch_lanes(lane_forward, call, one, whole, arguments, accumulate)]
-    setting = _setting(call, one, "forward", one.summary)
-    return [_launch(forward_kernel, call, one, setting, one.tiles(setting.rows), arguments, ACCUMULATE=accumulate)]
+        return [_launch_lanes(lane_forward, call, pass_, whole, arguments, accumulate)]
+    setting = _setting(call, pass_, "forward", pass_.summary)
+    return [_launch(forward_kernel, call, pass_, setting, pass_.tiles(setting.rows), arguments, ACCUMULATE=accumulate)]
 
 
-def backward(call: Backward, one: Pass, accumulate: bool) -> list[Launch]:
+def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch]:
     q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
     inputs: tuple[Any, ...] = tuple(map(matrix, (q, k, v, d_output)))
-    rest = _tables(one, q.device), *call.scales
-    whole = _whole_lanes(call, one, "lane_backward", accumulate)
+    rest = _tables(pass_, q.device), *call.scales
+    whole = _whole_lanes(call, pass_, "lane_backward", accumulate)
     if whole:
         arguments = *inputs, matrix(output), lse, *map(matrix, (dq, dk, dv)), *rest
-        return [_launch_lanes(lane_backward, call, one, whole, arguments, accumulate)]
+        return [_launch_lanes(lane_backward, call, pass_, whole, arguments, accumulate)]
     launches = []
     if "delta" not in call.workspace.named:
         call.workspace.named["delta"] = call.workspace.new(*lse.shape)
         launches.append(_delta(d_output, output, call.workspace.named["delta"]))
     inputs = *inputs, lse, call.workspace.named["delta"]
     if call.need_q:
-        setting = _setting(call, one, "dq", one.summary)
+        setting = _setting(call, pass_, "dq", pass_.summary)
         arguments = *inputs, matrix(dq), *rest
-        launches.append(_launch(backward_dq, call, one, setting, one.tiles(setting.rows), arguments, ACCUMULATE=accumulate))
+        tiles = pass_.tiles(setting.rows)
+        launches.append(_launch(backward_dq, call, pass_, setting, tiles, arguments, ACCUMULATE=accumulate))
     if call.need_kv:
         arguments = *inputs, matrix(dk), matrix(dv), *rest
-        for cells in (False, True) if one.summary else (False,):
-            setting = _setting(call, one, "dkv", cells)
-            tiles = (one.cell_tiles if cells else one.tiles)(setting.columns)
+        for cells in (False, True) if pass_.summary else (False,):
+            setting = _setting(call, pass_, "dkv", cells)
+            tiles = (pass_.cell_tiles if cells else pass_.tiles)(setting.columns)
             flags = {"CELLS": cells, "ACCUMULATE": accumulate or cells}
-            launches.append(_launch(backward_dkv, call, one, setting, tiles, arguments, **flags))
+            launches.append(_launch(backward_dkv, call, pass_, setting, tiles, arguments, **flags))
     return launches
 
 
 def _launch(
     kernel: Any,
     call: Forward | Backward,
-    one: Pass,
+    pass_: Pass,
     setting: Setting,
     tiles: int,
     arguments: tuple[Any, ...],
     **flags: bool,
 ) -> Launch:
     rows, columns = setting.rows, setting.columns
-    window = max(rows, columns) + max(min(job.far, job.limit - 1) for job in one.jobs)
+    window = max(rows, columns) + max(min(job.far, job.limit - 1) for job in pass_.jobs)
     tiling = compiled(
         Tiling,
         rows=rows,
         columns=columns,
-        summary=one.summary,
-        even=all(job.cells and columns % job.cells == 0 for job in one.jobs),
-        grouped=one.grouped,
-        short=one.most_exclusions > 0 or (not flags.get("CELLS") and window <= FEW * min(rows, columns)),
-        exclude=one.most_exclusions,
+        summary=pass_.summary,
+        even=all(job.cells and columns % job.cells == 0 for job in pass_.jobs),
+        grouped=pass_.grouped,
+        short=pass_.most_exclusions > 0 or (not flags.get("CELLS") and window <= FEW * min(rows, columns)),
+        exclude=pass_.most_exclusions,
     )
     constants = {"DIMS": _dims(call), "TILES": tiling, **flags, **_options(setting)}
-    sizes = _sizes(call, one, tiles)
+    sizes = _sizes(call, pass_, tiles)
     return Launch(kernel, sizes.total, (*arguments, sizes), constants)
 
 
 def _launch_lanes(
     kernel: Any,
     call: Forward | Backward,
-    one: Pass,
+    pass_: Pass,
     setting: Setting,
     arguments: tuple[Any, ...],
     accumulate: bool,
 ) -> Launch:
-    together = setting.rows // padded(one.longest, least=1)
+    together = setting.rows // padded(pass_.longest, least=1)
     tiling = compiled(
         LaneTiling,
         rows=setting.rows,
         together=together,
-        shared=one.shared,
+        shared=pass_.shared,
         same=len({x.stride(2) for x in _matrices(call)}) == 1,
-        grouped=one.grouped,
-        exclude=one.most_exclusions,
+        grouped=pass_.grouped,
+        exclude=pass_.most_exclusions,
         stages=setting.stages,
     )
     constants = {"DIMS": _dims(call), "TILES": tiling, "ACCUMULATE": accumulate, **_options(setting)}
-    sizes = _sizes(call, one, one.lane_tiles(together))
+    sizes = _sizes(call, pass_, pass_.lane_tiles(together))
     programs = min(sizes.total, processors(call.q.device) * setting.per_processor)
     return Launch(kernel, programs, (*arguments, sizes), constants)
 
@@ -132,9 +133,9 @@ def _delta(d_output: Tensor, output: Tensor, delta: Tensor) -> Launch:
     return Launch(backward_delta, sizes.total, (matrix(d_output), matrix(output), delta, sizes), constants)
 
 
-def _sizes(call: Forward | Backward, one: Pass, tiles: int) -> Sizes:
+def _sizes(call: Forward | Backward, pass_: Pass, tiles: int) -> Sizes:
     batch, heads, n, _ = call.q.shape
-    return Sizes(heads, n, len(one.jobs), tiles, batch * len(one.jobs) * tiles)
+    return Sizes(heads, n, len(pass_.jobs), tiles, batch * len(pass_.jobs) * tiles)
 
 
 def _options(setting: Setting) -> dict[str, int]:
@@ -142,8 +143,8 @@ def _options(setting: Setting) -> dict[str, int]:
 
 
 @lru_cache(maxsize=256)
-def _tables(one: Pass, device: torch.device) -> Tables:
-    jobs, exclusions = one.rows()
+def _tables(pass_: Pass, device: torch.device) -> Tables:
+    jobs, exclusions = pass_.rows()
     return Tables(constant(jobs, device), constant(exclusions, device))
 
 
@@ -151,15 +152,15 @@ def _widths(call: Forward | Backward) -> tuple[int, int]:
     return padded(call.q.shape[3]), padded(call.v.shape[3])
 
 
-def _setting(call: Forward | Backward, one: Pass, kernel: str, summary: bool) -> Setting:
-    return tile_setting(kernel, summary, max(_widths(call)), call.q.dtype, one.longest, gpu(call.q.device))
+def _setting(call: Forward | Backward, pass_: Pass, kernel: str, summary: bool) -> Setting:
+    return tile_setting(kernel, summary, max(_widths(call)), call.q.dtype, pass_.longest, gpu(call.q.device))
 
 
-def _whole_lanes(call: Forward | Backward, one: Pass, kernel: str, accumulate: bool) -> Setting | None:
+def _whole_lanes(call: Forward | Backward, pass_: Pass, kernel: str, accumulate: bool) -> Setting | None:
     """Returns the settings for tiles that hold whole lanes; None if this pass needs other tiles."""
-    if one.summary:
+    if pass_.summary:
         return None
-    return lane_setting(kernel, accumulate, *_widths(call), call.q.dtype, one.longest, gpu(call.q.device))
+    return lane_setting(kernel, accumulate, *_widths(call), call.q.dtype, pass_.longest, gpu(call.q.device))
 
 
 def _dims(call: Forward | Backward) -> Dims:

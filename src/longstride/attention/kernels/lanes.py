@@ -1,9 +1,8 @@
 """lane_forward, lane_backward: for lanes so short that a tile holds one whole, or several.
 
-Then nothing is read twice, in either direction: a program takes one tile after the other, and loads the next while it
-computes this one. Backward has all it needs in one place, too, and makes dq, dk and dv in one go. Short lanes lie side by
-side in a tile, index by index, so that what is next to each other in memory is read together: row r of a tile is index
-r // together of its lane r % together.
+Nothing is read twice, forward or backward: a program takes one tile after the other, and loads the next while it computes
+this one. Backward computes dq, dk and dv in one kernel. Short lanes are interleaved in a tile, so that neighbours in memory
+are read together: row r of a tile is index r // together of its lane r % together.
 """
 
 # mypy: ignore-errors
@@ -112,9 +111,9 @@ def lane_forward(
         scores = tl.where(seen, scores, float("-inf"))
 
         largest = tl.max(scores, 1) * scale
-        totals = lse + (lanes.batch * sizes.heads + lanes.head) * sizes.n + lanes.start + lanes.offset
+        lse_rows = lse + (lanes.batch * sizes.heads + lanes.head) * sizes.n + lanes.start + lanes.offset
         if ACCUMULATE:
-            before = tl.load(totals, mask=lanes.valid, other=float("-inf"))
+            before = tl.load(lse_rows, mask=lanes.valid, other=float("-inf"))
             largest = tl.maximum(largest, before)
         finite = tl.where(largest == float("-inf"), 0.0, largest)
         weights = tl.exp2(scores * scale - finite[:, None])
@@ -127,12 +126,12 @@ def lane_forward(
         nothing = weight == 0
         weight = tl.where(nothing, 1.0, weight)
         store_lanes(sums / weight[:, None], output, lanes, DIMS.v, False)
-        tl.store(totals, tl.where(nothing, float("-inf"), largest + tl.log2(weight)), mask=lanes.valid)
+        tl.store(lse_rows, tl.where(nothing, float("-inf"), largest + tl.log2(weight)), mask=lanes.valid)
 
 
 @triton.jit
 def lane_backward(
-    q, k, v, d_output, output, lse, dq, dk, dv, tables, scale, slope_scale, sizes,
+    q, k, v, d_output, output, lse, dq, dk, dv, tables, scale, softmax_scale, sizes,
     DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """The sums are those of backward.py. Pairs lie keys down and queries across."""
@@ -150,21 +149,21 @@ def lane_backward(
         values = load_lanes(v, lanes, DIMS.v)
         d_outputs = load_lanes(d_output, lanes, DIMS.v)
         outputs = load_lanes(output, lanes, DIMS.v)
-        totals = lse + (lanes.batch * sizes.heads + lanes.head) * sizes.n + lanes.start + lanes.offset
-        totals = without_keys(tl.load(totals, mask=lanes.valid, other=float("inf")))
+        lse_rows = lse + (lanes.batch * sizes.heads + lanes.head) * sizes.n + lanes.start + lanes.offset
+        own_lse = without_keys(tl.load(lse_rows, mask=lanes.valid, other=float("inf")))
         delta = tl.sum(d_outputs.to(tl.float32) * outputs.to(tl.float32), 1)
 
         scores = tl.dot(keys, tl.trans(query), input_precision=DIMS.precision)
         seen = lanes_see(
             row[None, :], row[:, None], job, lanes, position[None, :], position[:, None], tables.exclusions, TILES
         )  # fmt: skip
-        weights = tl.where(seen, tl.exp2(scores * scale - totals[None, :]), 0.0)
+        weights = tl.where(seen, tl.exp2(scores * scale - own_lse[None, :]), 0.0)
         dv_sum = tl.dot(weights.to(d_outputs.dtype), d_outputs, input_precision=DIMS.precision)
         store_lanes(dv_sum, dv, lanes, DIMS.v, ACCUMULATE)
 
         d_weights = tl.dot(values, tl.trans(d_outputs), input_precision=DIMS.precision)
         d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
-        dk_sum = tl.dot(d_scores, query, input_precision=DIMS.precision) * slope_scale
+        dk_sum = tl.dot(d_scores, query, input_precision=DIMS.precision) * softmax_scale
         store_lanes(dk_sum, dk, lanes, DIMS.qk, ACCUMULATE)
-        dq_sum = tl.dot(tl.trans(d_scores), keys, input_precision=DIMS.precision) * slope_scale
+        dq_sum = tl.dot(tl.trans(d_scores), keys, input_precision=DIMS.precision) * softmax_scale
         store_lanes(dq_sum, dq, lanes, DIMS.qk, ACCUMULATE)

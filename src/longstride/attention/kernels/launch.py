@@ -20,8 +20,8 @@ MOST_PLANS = 4096
 """Plans in the cache. Beyond this the oldest is dropped, and made again when it is needed."""
 
 
-class Box(NamedTuple):
-    """A tensor descriptor for the copy engine of a Hopper GPU (TMA): a strided view, which is copied block by block."""
+class Descriptor(NamedTuple):
+    """A tensor descriptor for TMA, the copy engine of Hopper GPUs: a strided view, which is copied block by block."""
 
     tensor: Any
     first: int
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `arguments` are tensors, boxes, numbers and NamedTuples of these; `constants` are compiled in."""
+    """A kernel launch. `arguments`: tensors, descriptors, numbers and NamedTuples of these. `constants` are compiled in."""
 
     kernel: Any
     programs: int
@@ -51,7 +51,7 @@ class Launch:
         places = {id(x): Place(index) for index, x in enumerate(tensors)}
 
         def place(argument: Any) -> Any:
-            if isinstance(argument, Box):
+            if isinstance(argument, Descriptor):
                 return argument._replace(tensor=places[id(argument.tensor)])
             if isinstance(argument, tuple):
                 return type(argument)(*map(place, argument))
@@ -65,21 +65,21 @@ class Launch:
         def fill(argument: Any) -> Any:
             if isinstance(argument, Place):
                 return tensors[argument.number]
-            if isinstance(argument, Box):
-                return _descriptor(argument, tensors[argument.tensor.number])
+            if isinstance(argument, Descriptor):
+                return _tensor_descriptor(argument, tensors[argument.tensor.number])
             return type(argument)(*map(fill, argument)) if isinstance(argument, tuple) else argument
 
         return self.kernel[(self.programs,)](*map(fill, self.arguments), **self.constants)
 
 
-def _descriptor(box: Box, tensor: Tensor) -> Any:
+def _tensor_descriptor(view: Descriptor, tensor: Tensor) -> Any:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     dtype = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}[tensor.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for(list(box.block), dtype)
-    start = tensor.as_strided((1,), (1,), tensor.storage_offset() + box.first)
-    return TensorDescriptor(start, list(box.shape), list(box.strides), list(box.block), layout)
+    layout = gl.NVMMASharedLayout.get_default_for(list(view.block), dtype)
+    start = tensor.as_strided((1,), (1,), tensor.storage_offset() + view.first)
+    return TensorDescriptor(start, list(view.shape), list(view.strides), list(view.block), layout)
 
 
 class Workspace:

@@ -1,4 +1,4 @@
-"""What all kernels share: where a tile lies, which pairs count, and rows of a matrix as tiles.
+"""Shared by all kernels: where a tile lies, which pairs count, and rows of a matrix as tiles.
 
 A position in the sequence is 32 bits; an address is 64. Rows that may overrun are masked, and so is the part of a row
 between the head's dimension and the power of two above it.

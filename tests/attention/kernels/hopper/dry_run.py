@@ -18,7 +18,14 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longstride.attention.kernels import backends, general, ops
-from longstride.attention.kernels.hopper import lane_backward, lane_boxes, lane_forward, launch, walk_backward, walk_forward
+from longstride.attention.kernels.hopper import (
+    lane_backward,
+    lane_descriptors,
+    lane_forward,
+    launch,
+    walk_backward,
+    walk_forward,
+)
 from longstride.patterns import notation
 
 PROCESSORS = 132
@@ -39,7 +46,7 @@ class Caught:
         def call(*arguments, num_warps=4, maxnreg=None, **constants):
             names = self.kernel.arg_names
             assert sorted(constants) == sorted(names[len(arguments) :])
-            if self.name == "backward_numbers":  # plain Triton, which other tests interpret
+            if self.name == "backward_row_stats":  # plain Triton, which other tests interpret
                 found.append({"kernel": self.name})
                 return
             signature = {name: describe(x) for name, x in zip(names, arguments)} | dict.fromkeys(constants, "constexpr")
@@ -49,12 +56,14 @@ class Caught:
             if key not in compiled:
                 compiled[key] = resources(GluonASTSource(self.kernel, signature, values, {}), options)
             together = -(-grid[0] // PROCESSORS) if grid[0] > 1 else 1
-            found.append({"kernel": self.name, "constants": constants, "together": together, **compiled[key]})
+            found.append({"kernel": self.name, "constants": str(constants), "together": together, **compiled[key]})
 
         return call
 
 
 def describe(x):
+    if isinstance(x, tuple):
+        return type(x)(*map(describe, x))
     if isinstance(x, TensorDescriptor):
         return f"tensordesc<{TYPES[x.base.dtype]}[{','.join(map(str, x.block_shape))}],{x.layout}>"
     if isinstance(x, torch.Tensor):
@@ -84,12 +93,12 @@ def resources(source, options):
 def as_on_hopper():
     backends.BACKENDS = tuple((name, lambda device: True) for name, _ in backends.BACKENDS)
     general.forward = general.backward = lambda *_: []
-    for module in (lane_boxes, lane_forward, lane_backward, launch):
+    for module in (lane_descriptors, lane_forward, lane_backward, launch):
         module.processors = lambda device: PROCESSORS
     for module in (lane_forward, lane_backward, walk_forward, walk_backward):
         name = module.__name__.rsplit(".", 1)[1]
         setattr(module, name, Caught(getattr(module, name)))
-    for name in ("window_forward", "past_forward", "hopper_dq", "hopper_dkv", "backward_numbers"):
+    for name in ("window_forward", "past_forward", "hopper_dq", "hopper_dkv", "backward_row_stats"):
         setattr(launch, name, Caught(getattr(launch, name)))
 
 
@@ -99,9 +108,9 @@ def run(patterns, batch, heads, n, d_qk, d_v, dtype):
     v = torch.zeros(batch, heads, n, d_v, dtype=q.dtype)
     one_each = notation.parse(patterns)
     text = notation.write(one_each * (heads // len(one_each)))
-    output, log_sum_exp = ops.triton_forward(q, k, v, text, 1.0)
+    output, lse = ops.triton_forward(q, k, v, text, 1.0)
     forward, found[:] = list(found), []
-    ops.triton_backward(output, q, k, v, output, log_sum_exp, text, 1.0, [True] * 3)
+    ops.triton_backward(output, q, k, v, output, lse, text, 1.0, [True] * 3)
     backward, found[:] = list(found), []
     return [forward, backward]
 

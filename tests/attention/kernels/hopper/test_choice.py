@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from longstride.attention.kernels.hopper.choice import choose, copyable, is_hopper
+from longstride.attention.kernels.hopper.choice import choose, fits_tma, is_hopper
 from longstride.attention.kernels.jobs import passes
 from longstride.patterns import notation
 
@@ -35,7 +35,7 @@ def kinds(text, n=12_288, d_qk=64, d_v=64, heads=2):
         ("summary(128, 32)", 12_288, 64, [("tiles", "tiles")]),
         ("merged(fixed(128, 32))", 12_288, 64, [("tiles", "tiles")]),
         ("merged(fixed(1024, 256))", 12_288, 64, [("tiles", "tiles")]),
-        ("merged(fixed(128, 24))", 12_288, 64, [(None, None)]),  # 128 cells are no whole number of boxes.
+        ("merged(fixed(128, 24))", 12_288, 64, [(None, None)]),  # 128 cells are no whole number of copies.
         ("merged(strided(128))", 12_288, 64, [("walk", "walk"), ("lanes", "lanes")]),
         ("block(128)|column(128)", 12_288, 64, [("lanes", "lanes"), (None, None)]),  # The second leaves pairs out.
         ("local(128), column(128)", 12_288, 64, [(None, None)]),
@@ -53,10 +53,10 @@ def test_unequal_dimensions_are_for_tiles():
     assert kinds("block(96)", 3072, d_qk=64, d_v=128) == [(None, None)]
 
 
-def test_what_the_copy_engine_reads():
+def test_what_tma_reads():
     x = torch.zeros(2, 3, 50, 64, dtype=torch.bfloat16)
-    assert copyable(x, x.half(), x.transpose(1, 2).contiguous().transpose(1, 2))
-    assert copyable(torch.zeros(1, 3, 50, 8, dtype=torch.bfloat16).as_strided((1, 3, 50, 8), (7, 400, 8, 1)))
+    assert fits_tma(x, x.half(), x.transpose(1, 2).contiguous().transpose(1, 2))
+    assert fits_tma(torch.zeros(1, 3, 50, 8, dtype=torch.bfloat16).as_strided((1, 3, 50, 8), (7, 400, 8, 1)))
     for wrong in (
         x.float(),
         x[:0],
@@ -64,7 +64,7 @@ def test_what_the_copy_engine_reads():
         torch.zeros(2, 3, 50, 20, dtype=torch.bfloat16),
         torch.zeros(2, 3, 1, 64, dtype=torch.bfloat16).expand(2, 3, 50, 64),
     ):
-        assert not copyable(x, wrong)
+        assert not fits_tma(x, wrong)
 
 
 def test_a_cpu_is_no_hopper():

@@ -22,7 +22,7 @@ SHARED_MEMORY = 232_448
 """Bytes for the programs of a multiprocessor together, of which each takes 1,024 more than it says."""
 REGISTERS = 65_536
 PAST, WINDOW, WALK, LANES = ["past_forward"], ["window_forward"], ["walk_forward"], ["lane_forward"]
-TILES_BACK = ["backward_numbers", "hopper_dq", "hopper_dkv"]
+TILES_BACK = ["backward_row_stats", "hopper_dq", "hopper_dkv"]
 CELLS_BACK = [*TILES_BACK, "hopper_dkv"]
 OWN_BACK = ["lane_backward"] * 2 + ["hopper_dq", "hopper_dkv"]
 CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and backward

@@ -1,8 +1,8 @@
 """lane_forward: attention inside whole lanes, for Block and Column, as fast as memory gives the tiles.
 
-A program is one warpgroup with a ring of `STAGES` lanes. It computes one while the copy engine brings the next and takes
-results away, and several programs share a multiprocessor. All keys of 64 queries are at hand, up to 128 at a time, so up to
-that length the softmax is taken in one go. Scores are in bits: `scale` includes log2(e).
+A program is one warpgroup with `stages` lanes in shared memory. It computes one while TMA copies the next in and results
+out, and several programs share a multiprocessor. All keys of 64 queries are at hand, up to 128 at a time; up to that length
+the softmax is taken at once. Scores are in bits: `scale` includes log2(e).
 """
 
 # mypy: ignore-errors
@@ -18,45 +18,51 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from longstride.attention.kernels.arguments import compiled
 from longstride.attention.kernels.call import Forward
-from longstride.attention.kernels.hopper.lane_boxes import (
+from longstride.attention.kernels.hopper.lane_descriptors import (
     TILE,
+    LaneTiles,
+    LaneWork,
+    copy_all_in,
     copy_in,
     copy_out,
     heads_side_by_side,
-    lane_box,
+    lane_descriptor,
     lane_rows,
     locate,
+    tiles_at,
 )
 from longstride.attention.kernels.hopper.lane_settings import lane_forward_settings
+from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
+from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.settings import processors
 from longstride.patterns.geometry import Lanes
 
 LONGEST = 256
-"""The most positions of a lane: what a box can have."""
+"""The most positions of a lane: what a TMA copy can have."""
 
 
 @gluon.jit
 def fetch(
-    queries, keys, values, results, item, items, heads, lanes, full, q_tile, k_tile, v_tile, staging, first_staged,
-    LATER: gl.constexpr, HEADS_FIRST: gl.constexpr,
+    descriptors, tiles, output, staging, first_staged, item, work, full,
+    HEADS_FIRST: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
-    """Starts to copy an item in, if there is such an item; LATER: with the output that is there."""
-    present = item < items
-    batch, head, lane = locate(item, heads, lanes, HEADS_FIRST)
-    mbarrier.expect(full, (4 if LATER else 3) * q_tile.shape[0] * q_tile.shape[1] * 2, pred=present)
-    copy_in(queries, batch, head, lane, 0, full, q_tile, present)
-    copy_in(keys, batch, head, lane, 0, full, k_tile, present)
-    copy_in(values, batch, head, lane, 0, full, v_tile, present)
-    if LATER:
-        for part in gl.static_range(q_tile.shape[0] // 64):
-            copy_in(results, batch, head, lane, part * 64, full, staging.index(first_staged + part), present)
+    """Starts to copy an item in, if there is such an item; ACCUMULATE: with the output of an earlier pass."""
+    present = item < work.items
+    batch, head, lane = locate(item, work, HEADS_FIRST)
+    rows: gl.constexpr = tiles[0].shape[0]
+    mbarrier.expect(full, (4 if ACCUMULATE else 3) * rows * tiles[0].shape[1] * 2, pred=present)
+    copy_all_in(descriptors, batch, head, lane, 0, full, tiles, present)
+    if ACCUMULATE:
+        for part in gl.static_range(rows // 64):
+            copy_in(output, batch, head, lane, part * 64, full, staging.index(first_staged + part), present)
 
 
 @gluon.jit
-def hide(scores, zero, OFFSET: gl.constexpr, NEAR: gl.constexpr, layout: gl.constexpr):
-    """Leaves the pairs that are at least NEAR apart; row r is OFFSET + r - c from key c."""
+def mask_scores(scores, zero, OFFSET: gl.constexpr, NEAR: gl.constexpr, layout: gl.constexpr):
+    """-inf for pairs that are less than NEAR apart; row r is OFFSET + r - c from key c."""
     if OFFSET - 63 < NEAR:
         row = zero + gl.arange(0, 64, gl.SliceLayout(1, layout))
         column = gl.arange(0, 64, gl.SliceLayout(0, layout))
@@ -72,19 +78,18 @@ def take_keys(
 ):  # fmt: skip
     """The state of the 64 queries from ROW on after up to MOST keys from START on. FIRST: there is no state before them."""
     TWO: gl.constexpr = MOST == 128 and ROW > START
-    operand_layout: gl.constexpr = gl.DotOperandLayout(0, sum_layout, 2)
     zeros = gl.zeros([64, 64], gl.float32, layout)
     query = q_tile.slice(ROW, 64)
     scores = warpgroup_mma(query, k_tile.slice(START, 64).permute((1, 0)), zeros, use_acc=False, is_async=True)
     if TWO:
         others = warpgroup_mma(query, k_tile.slice(START + 64, 64).permute((1, 0)), zeros, use_acc=False, is_async=True)
         scores, others = warpgroup_mma_wait(0, deps=(scores, others))
-        scores = hide(scores, zero, ROW - START, NEAR, layout)
-        others = hide(others, zero, ROW - START - 64, NEAR, layout)
+        scores = mask_scores(scores, zero, ROW - START, NEAR, layout)
+        others = mask_scores(others, zero, ROW - START - 64, NEAR, layout)
         largest = gl.max(gl.maximum(scores, others), 1) * scale
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
-        scores = hide(scores, zero, ROW - START, NEAR, layout)
+        scores = mask_scores(scores, zero, ROW - START, NEAR, layout)
         largest = gl.max(scores, 1) * scale
     if not FIRST:
         largest = gl.maximum(largest, running_max)
@@ -93,11 +98,11 @@ def take_keys(
     if not FIRST:
         shrink = gl.exp2(running_max - finite)
         sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
-    operand = gl.convert_layout(weights.to(q_tile.dtype), operand_layout)
+    operand = gl.convert_layout(weights.to(q_tile.dtype), operand_layout(sum_layout))
     sums = warpgroup_mma(operand, v_tile.slice(START, 64), sums, use_acc=not FIRST, is_async=True)
     if TWO:
         more = gl.exp2(others * scale - finite[:, None])
-        operand = gl.convert_layout(more.to(q_tile.dtype), operand_layout)
+        operand = gl.convert_layout(more.to(q_tile.dtype), operand_layout(sum_layout))
         sums = warpgroup_mma(operand, v_tile.slice(START + 64, 64), sums, is_async=True)
         weights += more
     added = gl.sum(weights, 1)
@@ -108,87 +113,83 @@ def take_keys(
 
 
 @gluon.jit
-def lane_forward(
-    queries, keys, values, results, log_sum_exp, heads, n, first, lanes, lane_step, length, index_step, items, scale,
-    ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, STAGED: gl.constexpr, MOST: gl.constexpr,
-    NEAR: gl.constexpr, LATER: gl.constexpr, HEADS_FIRST: gl.constexpr,
-):  # fmt: skip
-    """LATER: goes on from the output and the log-sum-exp that are there."""
-    dtype: gl.constexpr = queries.dtype
-    TILES: gl.constexpr = ROWS // 64
-    tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, D], dtype)
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    sum_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMULATE: gl.constexpr):
+    """q, k, v, output: tensor descriptors. ACCUMULATE: continues from the output and lse of an earlier pass."""
+    dtype: gl.constexpr = q.dtype
+    ROWS: gl.constexpr = q.block_type.shape[3]
+    D: gl.constexpr = q.block_type.shape[4]
+    STAGES: gl.constexpr = TILES.stages
+    COUNT: gl.constexpr = ROWS // 64
+    layout: gl.constexpr = mma_layout(64)
+    sum_layout: gl.constexpr = mma_layout(D)
+    score_rows: gl.constexpr = gl.SliceLayout(1, layout)
     lane_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    q_tiles = gl.allocate_shared_memory(dtype, [STAGES, ROWS, D], tile_layout)
-    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, ROWS, D], tile_layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, ROWS, D], tile_layout)
-    staging = gl.allocate_shared_memory(dtype, [STAGES * TILES if LATER else STAGED, 64, D], tile_layout)
-    old_totals = gl.allocate_shared_memory(gl.float32, [ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
+    q_tiles = make_tiles(dtype, STAGES, ROWS, D)
+    k_tiles = make_tiles(dtype, STAGES, ROWS, D)
+    v_tiles = make_tiles(dtype, STAGES, ROWS, D)
+    staging = make_tiles(dtype, STAGES * COUNT if ACCUMULATE else TILES.staged, 64, D)
+    old_lse = gl.allocate_shared_memory(gl.float32, [ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    full = make_barriers(STAGES)
     fence_async_shared()
     programs = gl.num_programs(0)
     for slot in gl.static_range(STAGES):
         fetch(
-            queries, keys, values, results, gl.program_id(0) + slot * programs, items, heads, lanes, full.index(slot),
-            q_tiles.index(slot), k_tiles.index(slot), v_tiles.index(slot), staging, slot * TILES, LATER, HEADS_FIRST,
+            (q, k, v), tiles_at((q_tiles, k_tiles, v_tiles), slot), output, staging, slot * COUNT,
+            gl.program_id(0) + slot * programs, work, full.index(slot), TILES.heads_first, ACCUMULATE,
         )  # fmt: skip
 
     count = 0
-    for item in range(gl.program_id(0), items, programs):
-        batch, head, lane = locate(item, heads, lanes, HEADS_FIRST)
-        totals = log_sum_exp + (batch * heads + head).to(gl.int64) * n + first + lane * lane_step
+    for item in range(gl.program_id(0), work.items, programs):
+        batch, head, lane = locate(item, work, TILES.heads_first)
+        lse_lane = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_step
         stage = count % STAGES
-        if LATER or TILES > 2:
+        if ACCUMULATE or COUNT > 2:
             # 0, but not known before the loop: addresses and masks that the compiler makes there would fill the registers.
             stage += count >> 30
-        q_tile, k_tile, v_tile = q_tiles.index(stage), k_tiles.index(stage), v_tiles.index(stage)
-        if LATER:
-            place = gl.arange(0, ROWS, lane_layout)
-            before = gl.load(totals + place * index_step, mask=place < length, other=float("-inf"))
+        q_tile, k_tile, v_tile = tiles_at((q_tiles, k_tiles, v_tiles), stage)
+        if ACCUMULATE:
+            index = gl.arange(0, ROWS, lane_layout)
+            before = gl.load(lse_lane + index * work.index_step, mask=index < work.length, other=float("-inf"))
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
-            old_totals.store(before)
+            old_lse.store(before)
         else:
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
-        for tile in gl.static_range(TILES):
-            running_max = gl.full([64], float("-inf"), gl.float32, row_layout)
-            weight = gl.zeros([64], gl.float32, row_layout)
+        for tile in gl.static_range(COUNT):
+            running_max = gl.full([64], float("-inf"), gl.float32, score_rows)
+            weight = gl.zeros([64], gl.float32, score_rows)
             sums = gl.zeros([64, D], gl.float32, sum_layout)
-            if LATER:
-                staged = staging.index(stage * TILES + tile)
-                running_max = old_totals.slice(tile * 64, 64).load(row_layout)
+            if ACCUMULATE:
+                staged = staging.index(stage * COUNT + tile)
+                running_max = old_lse.slice(tile * 64, 64).load(score_rows)
                 weight = gl.where(running_max == float("-inf"), 0.0, 1.0)
                 sums = staged.load(sum_layout).to(gl.float32)
             else:
-                staged = staging.index((count * TILES + tile) % STAGED)
+                staged = staging.index((count * COUNT + tile) % TILES.staged)
             zero = 0
-            if LATER or TILES > 2:
+            if ACCUMULATE or COUNT > 2:
                 zero = (count + tile) >> 30
-            for start in gl.static_range(0, tile * 64 + 64, MOST):
+            for start in gl.static_range(0, tile * 64 + 64, TILES.part):
                 sums, weight, running_max = take_keys(
                     sums, weight, running_max, q_tile, k_tile, v_tile, scale, zero,
-                    tile * 64, start, MOST, NEAR, start == 0 and not LATER, layout, sum_layout,
+                    tile * 64, start, TILES.part, TILES.near, start == 0 and not ACCUMULATE, layout, sum_layout,
                 )  # fmt: skip
             nothing = weight == 0
             weight = gl.where(nothing, 1.0, weight)
-            if not LATER:
-                tma.store_wait(STAGED - 1)
+            if not ACCUMULATE:
+                tma.store_wait(TILES.staged - 1)
             inverse = gl.convert_layout(1.0 / weight, gl.SliceLayout(1, sum_layout))
             staged.store((sums * inverse[:, None]).to(dtype))
             fence_async_shared()
-            copy_out(results, batch, head, lane, tile * 64, staged)
+            copy_out(output, batch, head, lane, tile * 64, staged)
             total = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-            index = tile * 64 + gl.arange(0, 64, row_layout)
-            gl.store(totals + index * index_step, total, mask=index < length)
+            index = tile * 64 + gl.arange(0, 64, score_rows)
+            gl.store(lse_lane + index * work.index_step, total, mask=index < work.length)
 
-        if LATER:  # The next output is copied to where this one is written from.
+        if ACCUMULATE:  # The next output is copied to where this one is written from.
             tma.store_wait(0)
         fetch(
-            queries, keys, values, results, item + STAGES * programs, items, heads, lanes, full.index(stage),
-            q_tile, k_tile, v_tile, staging, stage * TILES, LATER, HEADS_FIRST,
+            (q, k, v), (q_tile, k_tile, v_tile), output, staging, stage * COUNT,
+            item + STAGES * programs, work, full.index(stage), TILES.heads_first, ACCUMULATE,
         )  # fmt: skip
         count += 1
     tma.store_wait(0)
@@ -201,13 +202,16 @@ def launch_lane_forward(call: Forward, lanes: Lanes, near: int, accumulate: bool
     rows = lane_rows(lanes, LONGEST)
     assert lse.is_contiguous()
     setting = lane_forward_settings(d, rows, accumulate)
-    items = batch * heads * lanes.lanes
-    arguments = (
-        *(lane_box(x, lanes, rows) for x in (q, k, v)), lane_box(output, lanes, TILE), lse,
-        heads, n, lanes.first, lanes.lanes, lanes.lane_step, lanes.length, lanes.index_step, items, call.scale,
-    )  # fmt: skip
-    constants = {
-        "ROWS": rows, "D": d, "STAGES": setting.stages, "STAGED": setting.staged, "MOST": setting.most, "NEAR": near,
-        "LATER": accumulate, "HEADS_FIRST": heads_side_by_side(q), "num_warps": 4, "maxnreg": setting.registers,
-    }  # fmt: skip
-    return Launch(lane_forward, min(items, processors(q.device) * setting.per_processor), arguments, constants)
+    work = LaneWork(*lanes, batch * heads * lanes.lanes, heads, n)
+    descriptors = *(lane_descriptor(x, lanes, rows) for x in (q, k, v)), lane_descriptor(output, lanes, TILE)
+    tiles = compiled(
+        LaneTiles,
+        near=near,
+        stages=setting.stages,
+        staged=setting.staged,
+        part=setting.most,
+        heads_first=heads_side_by_side(q),
+    )
+    constants = {"TILES": tiles, "ACCUMULATE": accumulate, "num_warps": 4, "maxnreg": setting.registers}
+    programs = min(work.items, processors(q.device) * setting.per_processor)
+    return Launch(lane_forward, programs, (*descriptors, lse, work, call.scale), constants)

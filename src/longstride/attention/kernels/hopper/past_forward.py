@@ -1,10 +1,9 @@
-"""past_forward: all of the own lane so far, and summary cells of the lanes before it, one pattern in all heads, for Hopper.
+"""past_forward: all of the own lane so far, and summary cells of the lanes before it, one pattern in all heads.
 
-Three groups of four warps have 64 queries each, one after the other, of the same lane or of the next: they see nearly the
-same keys, which one warp copies into shared memory for all of them, the cells of several lanes as one box. A tile of 128
-keys is computed as two halves: the product of one half is under way while the softmax of the other is taken. Tiles that are
-seen whole have a loop of their own, without masks.
-Programs are persistent: the next queries and keys are copied while results are written.
+Each of three warpgroups has 64 queries of the same lane or of the next one: they see nearly the same keys, which one warp
+copies into shared memory for all of them. One TMA copy takes the cells of several lanes. A tile of 128 keys is computed as
+two halves: the product of one half runs while the softmax of the other is taken. Tiles that are seen whole have a loop of
+their own, without masks. Programs are persistent: the next queries and keys are copied while results are written.
 """
 
 # mypy: ignore-errors
@@ -14,79 +13,78 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from longstride.attention.kernels.hopper.ring import beside, item_of_round, make_ring, rounds
-from longstride.attention.kernels.hopper.tiles import take_softmax
-from longstride.attention.kernels.primitives import LOWEST
+from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
+from longstride.attention.kernels.hopper.tiles import (
+    TILE,
+    begin_softmax,
+    lane_coordinates,
+    lane_length,
+    mma_layout,
+    operand_layout,
+    place_rows,
+    store_rows,
+    take_softmax,
+)
 
 GROUPS = gl.constexpr(3)
-TILE = gl.constexpr(128)
 HALF = gl.constexpr(64)
-"""Keys of a tile; keys of half of it, and queries of a group."""
+"""Keys of half a tile, and queries of a warpgroup: a unit."""
 STAGES = gl.constexpr(4)
 
 
 @gluon.jit
-def locate(item, all_heads, heads, units):
-    """batch, head and the first of the item's units of 64 queries. Items with most work come first."""
-    head = item % all_heads
-    place = (units + GROUPS - 1) // GROUPS - 1 - item // all_heads
-    return head // heads, head % heads, place * GROUPS
+def locate(item, work):
+    """batch, head and the first of the item's units. Items with most work come first."""
+    head = item % work.all_heads
+    place = (work.all_tiles + GROUPS - 1) // GROUPS - 1 - item // work.all_heads
+    return head // work.heads, head % work.heads, place * GROUPS
 
 
 @gluon.jit
-def last_lane(unit, units, in_lane):
+def last_lane(unit, work):
     """The lane of an item's last unit; the last item may have fewer units than others."""
-    return gl.minimum(unit + GROUPS - 1, units - 1) // in_lane
+    return gl.minimum(unit + GROUPS - 1, work.all_tiles - 1) // work.tiles
 
 
 @gluon.jit
-def cell_tiles(lane, cells):
+def cell_tiles(lane, job):
     """How many tiles of cells there are before a lane."""
-    return (lane * cells + TILE - 1) // TILE
+    return (lane * job.cells + TILE - 1) // TILE
 
 
 @gluon.jit
-def own_tiles(lane, unit, units, in_lane, near):
+def own_tiles(lane, unit, job, work):
     """How many tiles of a lane's own keys the item's queries see, at least one."""
-    end = gl.minimum(gl.minimum(unit + GROUPS, units) - lane * in_lane, in_lane)
-    return (end * HALF - 1 - near) // TILE + 1
+    end = gl.minimum(gl.minimum(unit + GROUPS, work.all_tiles) - lane * work.tiles, work.tiles)
+    return (end * HALF - 1 - job.near) // TILE + 1
 
 
 @gluon.jit
-def copy_tiles(
-    q_view, k_view, v_view, k_cells, v_cells, queries, keys, values, first_cell, items, all_heads, heads, units, in_lane,
-    row_shift, inner_shift, near, cells, CELLS: gl.constexpr,
-):  # fmt: skip
-    """The producer."""
+def copy_tiles(q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS: gl.constexpr):
+    """The producer warp."""
     count = 0
-    for turn in range(rounds(items)):
-        batch, head, unit = locate(item_of_round(turn), all_heads, heads, units)
+    for turn in range(rounds(work.items)):
+        batch, head, unit = locate(item_of_round(turn), work)
         for group in gl.static_range(GROUPS):
-            mine = gl.minimum(unit + group, units - 1)
-            lane = mine // in_lane
-            row = lane * row_shift + mine % in_lane * HALF
-            queries.fill(GROUPS * turn + group, q_view, [batch, head, row, lane * inner_shift, 0])
-        last = last_lane(unit, units, in_lane)
-        if CELLS > 0:
-            inside = gl.load(first_cell + head)
-            for tile in range(cell_tiles(last, cells)):
-                place = [batch, head, tile * TILE // CELLS, inside + tile * TILE % CELLS, 0]
-                keys.begin(count, keys.bytes + values.bytes)
-                keys.copy(count, k_cells, place)
-                values.copy(count, v_cells, place)
+            mine = gl.minimum(unit + group, work.all_tiles - 1)
+            place = lane_coordinates(batch, head, mine // work.tiles, mine % work.tiles * HALF, work)
+            queries.fill(GROUPS * turn + group, q, place)
+        last = last_lane(unit, work)
+        if KEYS.cells > 0:
+            first_cell = gl.load(work.first_cells + head)
+            for tile in range(cell_tiles(last, job)):
+                place = [batch, head, tile * TILE // KEYS.cells, first_cell + tile * TILE % KEYS.cells, 0]
+                fill_both(keys, values, count, k_cells, v_cells, place)
                 count += 1
-        for lane in range(unit // in_lane, last + 1):
-            for tile in range(own_tiles(lane, unit, units, in_lane, near)):
-                place = [batch, head, lane * row_shift + tile * TILE, lane * inner_shift, 0]
-                keys.begin(count, keys.bytes + values.bytes)
-                keys.copy(count, k_view, place)
-                values.copy(count, v_view, place)
+        for lane in range(unit // work.tiles, last + 1):
+            for tile in range(own_tiles(lane, unit, job, work)):
+                fill_both(keys, values, count, k, v, lane_coordinates(batch, head, lane, tile * TILE, work))
                 count += 1
 
 
 @gluon.jit
 def skip(keys, begin, end):
-    """Tiles that other groups need."""
+    """Releases tiles that only other warpgroups need."""
     for turn in range(begin, end):
         keys.wait_full(turn)
         keys.release(turn)
@@ -103,7 +101,7 @@ def half_tile(ring, turn, half):
 
 @gluon.jit
 def score(query, keys, turn, half):
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    layout: gl.constexpr = mma_layout(HALF)
     zeros = gl.zeros([HALF, HALF], gl.float32, layout)
     return warpgroup_mma(query, half_tile(keys, turn, half).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
@@ -117,7 +115,7 @@ def by_sums(of_rows, sums):
 @gluon.jit
 def add_values(weights, shrink, sums, values, turn, half):
     sum_layout: gl.constexpr = sums.type.layout
-    layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sum_layout, k_width=2)
+    layout: gl.constexpr = operand_layout(sum_layout)
     operand = gl.convert_layout(weights.to(values.tiles.dtype), layout)
     return warpgroup_mma(operand, half_tile(values, turn, half), sums * by_sums(shrink, sums), is_async=True)
 
@@ -141,93 +139,76 @@ def take_tile(running_max, weight, sums, query, keys, values, turn, scale):
 
 
 @gluon.jit
-def hide(scores, start, is_cell, before, first_row, near, inside, own_cells, OWN: gl.constexpr):
+def mask_half(scores, start, is_cell, before, first_cell, first_row, job, KEYS: gl.constexpr):
     """-inf for cells that are not before the lane, and for keys of it that are not `near` positions back."""
     layout: gl.constexpr = scores.type.layout
     column = start + gl.arange(0, HALF, gl.SliceLayout(0, layout))
     row = first_row + gl.arange(0, HALF, gl.SliceLayout(1, layout))
-    last = gl.where(is_cell, before - 1, row - near)
+    last = gl.where(is_cell, before - 1, row - job.near)
     seen = column[None, :] <= last[:, None]
-    if not OWN:
-        seen = seen & (is_cell | ((column >= inside) & (column < inside + own_cells)))[None, :]
+    if not KEYS.own:
+        seen = seen & (is_cell | ((column >= first_cell) & (column < first_cell + job.cells)))[None, :]
     return gl.where(seen, scores, float("-inf"))
 
 
 @gluon.jit
 def take_half(
-    running_max, weight, sums, query, keys, values, turn, half, is_last, start, is_cell, before, first_row, near, inside,
-    own_cells, scale, OWN: gl.constexpr,
+    running_max, weight, sums, query, keys, values, turn, half, is_last, is_cell, before, first_cell, first_row, job, scale,
+    KEYS: gl.constexpr,
 ):  # fmt: skip
-    """One half of a tile, with masks; `is_last`: of this tile nothing more is needed."""
+    """One half of a tile, with masks; `half` counts from the first tile of the lane or cells. is_last: of the tile."""
+    turn += half // 2
     keys.wait_full(turn)
-    scores = warpgroup_mma_wait(0, deps=(score(query, keys, turn, half),))
-    scores = hide(scores, start, is_cell, before, first_row, near, inside, own_cells, OWN)
+    scores = warpgroup_mma_wait(0, deps=(score(query, keys, turn, half % 2),))
+    scores = mask_half(scores, half * HALF, is_cell, before, first_cell, first_row, job, KEYS)
     weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
-    sums = warpgroup_mma_wait(0, deps=(add_values(weights, shrink, sums, values, turn, half),))
+    sums = warpgroup_mma_wait(0, deps=(add_values(weights, shrink, sums, values, turn, half % 2),))
     mbarrier.arrive(keys.empty.index(turn % keys.stages), count=1, pred=is_last)
     return running_max, weight, sums
 
 
 @gluon.jit
 def compute_tiles(
-    group: gl.constexpr, queries, keys, values, output, log_sum_exp, first_cell, output_batch, output_head, output_row,
-    items, all_heads, heads, units, in_lane, lane_shift, step, limit, near, cells, own_cells, n, scale,
-    D_V: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
+    group: gl.constexpr, queries, keys, values, output, lse, job, work, scale,
+    D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
-    """A group, for its 64 queries of an item."""
-    dtype: gl.constexpr = values.tiles.dtype
+    """A warpgroup, for its unit of an item."""
     WIDTH_V: gl.constexpr = values.tiles.shape[2]
-    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    sum_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH_V, 16])
-    query_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=score_layout, k_width=2)
-    store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH_V, WIDTH_V // 8], [4, 1], [1, 0])
-    row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
+    layout: gl.constexpr = mma_layout(HALF)
+    sum_layout: gl.constexpr = mma_layout(WIDTH_V)
     count = 0
-    for turn in range(rounds(items)):
-        batch, head, unit = locate(item_of_round(turn), all_heads, heads, units)
-        mine = gl.minimum(unit + group, units - 1)
-        lane = mine // in_lane
-        first_row = mine % in_lane * HALF
-        last = last_lane(unit, units, in_lane)
-        total = cell_tiles(last, cells)
+    for turn in range(rounds(work.items)):
+        batch, head, unit = locate(item_of_round(turn), work)
+        mine = gl.minimum(unit + group, work.all_tiles - 1)
+        lane = mine // work.tiles
+        first_row = mine % work.tiles * HALF
+        last = last_lane(unit, work)
+        total = cell_tiles(last, job)
         own_turn = total
-        for other in range(unit // in_lane, last + 1):
+        for other in range(unit // work.tiles, last + 1):
             own_turn = gl.where(other == lane, total, own_turn)
-            total += own_tiles(other, unit, units, in_lane, near)
-        before = lane * cells
-        inside = 0
-        if not OWN:
-            inside = gl.load(first_cell + head)
-        lane_start = lane * lane_shift
-        # A group past the last unit does the work of the last one once more, and keeps it to itself.
-        rows = gl.where(unit + group < units, gl.minimum(limit, (n - 1 - lane_start) // step + 1), 0)
-        result = output + batch.to(gl.int64) * output_batch + head.to(gl.int64) * output_head
-        totals = log_sum_exp + (batch * heads + head).to(gl.int64) * n + lane_start
+            total += own_tiles(other, unit, job, work)
+        before = lane * job.cells
+        first_cell = 0
+        if not KEYS.own:
+            first_cell = gl.load(work.first_cells + head)
+        # A warpgroup past the last unit computes the last one once more, and writes nothing.
+        length = gl.where(unit + group < work.all_tiles, lane_length(lane, job, work.n), 0)
+        rows = place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
+        running_max, weight, sums = begin_softmax(
+            rows, job.step, output.row, layout, sum_layout, D_V, WIDTH_V, ACCUMULATE
+        )  # fmt: skip
 
-        by_score = first_row + gl.arange(0, HALF, row_layout)
-        running_max = gl.full([HALF], LOWEST, gl.float32, row_layout)
-        weight = gl.zeros([HALF], gl.float32, row_layout)
-        sums = gl.zeros([HALF, WIDTH_V], gl.float32, sum_layout)
-        if LATER:
-            by_sum = first_row + gl.arange(0, HALF, gl.SliceLayout(1, sum_layout))
-            column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, sum_layout))
-            place = (lane_start + by_sum * step).to(gl.int64)[:, None] * output_row + column[None, :]
-            there = (by_sum < rows)[:, None] & (column < D_V)[None, :]
-            earlier = gl.load(totals + by_score * step, mask=by_score < rows, other=float("-inf"))
-            weight = gl.where(earlier == float("-inf"), 0.0, 1.0)
-            running_max = gl.where(earlier == float("-inf"), LOWEST, earlier)
-            sums = gl.load(result + place, mask=there, other=0.0).to(gl.float32)
-
-        query = queries.wait_full(GROUPS * turn + group).load(query_layout)
+        query = queries.wait_full(GROUPS * turn + group).load(operand_layout(layout))
         queries.release(GROUPS * turn + group)
         done = 0
-        for part in range(0 if CELLS > 0 else 1, 2):  # the cells, and the own lane
+        for part in range(0 if KEYS.cells > 0 else 1, 2):  # the cells, and the own lane
             is_cell = part == 0
             begin = gl.where(is_cell, 0, own_turn)
-            # Keys that all of the group's queries see, and those that any of them sees.
-            all_see = gl.where(is_cell, before, gl.maximum(0, first_row - near + 1))
-            any_sees = gl.where(is_cell, before, first_row + HALF - near)
-            if not OWN:
+            # Keys that all of these queries see, and those that any of them sees.
+            all_see = gl.where(is_cell, before, gl.maximum(0, first_row - job.near + 1))
+            any_sees = gl.where(is_cell, before, first_row + HALF - job.near)
+            if not KEYS.own:
                 all_see = gl.where(is_cell, before, 0)
             whole = all_see // TILE
             skip(keys, count + done, count + begin)
@@ -240,8 +221,8 @@ def compute_tiles(
             for half in range(2 * whole, halves):
                 is_last = (half % 2 == 1) | (half == halves - 1)
                 running_max, weight, sums = take_half(
-                    running_max, weight, sums, query, keys, values, count + begin + half // 2, half % 2, is_last,
-                    half * HALF, is_cell, before, first_row, near, inside, own_cells, scale, OWN,
+                    running_max, weight, sums, query, keys, values, count + begin, half, is_last, is_cell, before,
+                    first_cell, first_row, job, scale, KEYS,
                 )  # fmt: skip
                 done += is_last.to(gl.int32)
         skip(keys, count + done, count + total)
@@ -249,50 +230,34 @@ def compute_tiles(
 
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
-        final = sums * by_sums(1.0 / weight, sums)
-        row = first_row + gl.arange(0, HALF, gl.SliceLayout(1, store_layout))
-        column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, store_layout))
-        place = (lane_start + row * step).to(gl.int64)[:, None] * output_row + column[None, :]
-        there = (row < rows)[:, None] & (column < D_V)[None, :]
-        gl.store(result + place, gl.convert_layout(final.to(dtype), store_layout), mask=there)
-        bits = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-        gl.store(totals + by_score * step, bits, mask=by_score < rows)
+        total = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
+        store_rows(sums * by_sums(1.0 / weight, sums), total, rows, job.step, output.row, D_V)
 
 
 @gluon.jit
 def past_forward(
-    q_view, k_view, v_view, k_cells, v_cells, output, log_sum_exp, first_cell, output_batch, output_head, output_row, items,
-    all_heads, heads, units, in_lane, lane_shift, step, row_shift, inner_shift, limit, near, cells, own_cells, n, scale,
-    D_V: gl.constexpr, CELLS: gl.constexpr, OWN: gl.constexpr, LATER: gl.constexpr,
+    q, k, v, k_cells, v_cells, output, lse, job, work, scale,
+    D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
-    """A lane has up to `limit` positions, in units of 64 queries, `in_lane` of them; later lanes see `cells` of it."""
-    dtype: gl.constexpr = q_view.dtype
-    queries = make_ring(dtype, 2 * GROUPS, HALF, q_view.block_type.shape[4], 1)
-    keys = make_ring(dtype, STAGES, TILE, k_view.block_type.shape[4], GROUPS)
-    values = beside(keys, dtype, TILE, v_view.block_type.shape[4])
+    """q to v_cells: tensor descriptors. The tiles in `work` are units. ACCUMULATE: as in window_forward."""
+    dtype: gl.constexpr = q.dtype
+    queries = make_ring(dtype, 2 * GROUPS, HALF, q.block_type.shape[4], 1)
+    keys = make_ring(dtype, STAGES, TILE, k.block_type.shape[4], GROUPS)
+    values = beside(keys, dtype, TILE, v.block_type.shape[4])
     fence_async_shared()
     gl.warp_specialize(
         [
             (compute_tiles, (
-                gl.constexpr(0), queries, keys, values, output, log_sum_exp, first_cell, output_batch, output_head,
-                output_row, items, all_heads, heads, units, in_lane, lane_shift, step, limit, near, cells, own_cells, n,
-                scale, D_V, CELLS, OWN, LATER,
+                gl.constexpr(0), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE
             )),
             (compute_tiles, (
-                gl.constexpr(1), queries, keys, values, output, log_sum_exp, first_cell, output_batch, output_head,
-                output_row, items, all_heads, heads, units, in_lane, lane_shift, step, limit, near, cells, own_cells, n,
-                scale, D_V, CELLS, OWN, LATER,
+                gl.constexpr(1), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE
             )),
             (compute_tiles, (
-                gl.constexpr(2), queries, keys, values, output, log_sum_exp, first_cell, output_batch, output_head,
-                output_row, items, all_heads, heads, units, in_lane, lane_shift, step, limit, near, cells, own_cells, n,
-                scale, D_V, CELLS, OWN, LATER,
+                gl.constexpr(2), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE
             )),
-            (copy_tiles, (
-                q_view, k_view, v_view, k_cells, v_cells, queries, keys, values, first_cell, items, all_heads, heads, units,
-                in_lane, row_shift, inner_shift, near, cells, CELLS,
-            )),
+            (copy_tiles, (q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS)),
         ],
-        [4, 4, 1],  # warps of the other groups and of the producer
+        [4, 4, 1],  # warps of the other warpgroups and of the producer
         [160, 160, 24],  # and their registers
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""What the kernels for Hopper share: tiles in shared memory that one warp fills and others use, and where a tile lies.
+"""Rings: tiles in shared memory with mbarriers, which one warp fills by TMA and others use. And the items of a program.
 
-A ring has a few tiles. The producer waits until a tile is empty and has the tensor copy engine fill it; the consumers wait
-until it is full, compute, and say that they are done. Turn `turn` of a ring uses tile `turn` modulo their number; how often
-the ring has gone round tells the two sides which phase of a barrier to wait for.
+The producer waits until a tile is empty and starts a TMA copy into it. The consumers wait until it is full, compute, and
+release it. Turn `turn` of a ring uses tile `turn` modulo the number of tiles; how often the ring has gone round says which
+phase of a barrier to wait for.
 """
 
 # mypy: ignore-errors
@@ -16,7 +16,7 @@ from triton.language.core import _aggregate as aggregate
 
 @aggregate
 class Ring:
-    """Tiles with two barriers each: `full` completes by bytes, `empty` by as many arrivals as there are consumers."""
+    """A ring of tiles with two mbarriers each: `full` completes by bytes, `empty` when all consumers have arrived."""
 
     tiles: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
@@ -47,22 +47,37 @@ class Ring:
 
     @gluon.jit
     def begin(self, turn, size: gl.constexpr):
-        """Waits for an empty tile and announces so many bytes."""
+        """Waits until the tile is empty, and sets how many bytes fill it."""
         stage = turn % self.stages
         mbarrier.wait(self.empty.index(stage), ((turn // self.stages) & 1) ^ 1)
         mbarrier.expect(self.full.index(stage), size)
 
     @gluon.jit
-    def copy(self, turn, descriptor, place):
-        """Copies a box of as many numbers as a tile has."""
+    def copy(self, turn, descriptor, coordinates):
+        """Starts the copy of a block of the descriptor, which is as large as a tile."""
         stage = turn % self.stages
-        box = self.tiles.index(stage)._reinterpret(self.tiles.dtype, descriptor.block_type.shape, descriptor.layout)
-        tma.async_copy_global_to_shared(descriptor, place, self.full.index(stage), box)
+        tile = self.tiles.index(stage)._reinterpret(self.tiles.dtype, descriptor.block_type.shape, descriptor.layout)
+        tma.async_copy_global_to_shared(descriptor, coordinates, self.full.index(stage), tile)
 
     @gluon.jit
-    def fill(self, turn, descriptor, place):
+    def fill(self, turn, descriptor, coordinates):
         self.begin(turn, self.bytes)
-        self.copy(turn, descriptor, place)
+        self.copy(turn, descriptor, coordinates)
+
+
+@gluon.jit
+def make_tiles(dtype: gl.constexpr, count: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+    return gl.allocate_shared_memory(dtype, [count, rows, columns], layout)
+
+
+@gluon.jit
+def make_barriers(count: gl.constexpr):
+    """mbarriers that complete by bytes."""
+    barriers = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for index in gl.static_range(count):
+        mbarrier.init(barriers.index(index), count=1)
+    return barriers
 
 
 @gluon.jit
@@ -72,16 +87,21 @@ def make_ring(dtype: gl.constexpr, stages: gl.constexpr, rows: gl.constexpr, col
     for stage in gl.static_range(stages):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=consumers)
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
-    return Ring(gl.allocate_shared_memory(dtype, [stages, rows, columns], layout), full, empty, stages)
+    return Ring(make_tiles(dtype, stages, rows, columns), full, empty, stages)
 
 
 @gluon.jit
 def beside(ring, dtype: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
-    """Further tiles that are filled and emptied together with those of a ring, under its barriers."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
-    tiles = gl.allocate_shared_memory(dtype, [ring.stages, rows, columns], layout)
-    return Ring(tiles, ring.full, ring.empty, ring.stages)
+    """Further tiles, filled and emptied together with those of a ring, under its mbarriers."""
+    return Ring(make_tiles(dtype, ring.stages, rows, columns), ring.full, ring.empty, ring.stages)
+
+
+@gluon.jit
+def fill_both(ring, other, turn, descriptor, other_descriptor, coordinates):
+    """Fills a tile of a ring, and of one beside it."""
+    ring.begin(turn, ring.bytes + other.bytes)
+    ring.copy(turn, descriptor, coordinates)
+    other.copy(turn, other_descriptor, coordinates)
 
 
 @gluon.jit

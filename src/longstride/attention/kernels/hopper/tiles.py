@@ -1,34 +1,122 @@
-"""What kernels that go tile by tile share: where tiles lie, which of their pairs count, and the softmax of one."""
+"""What the Hopper kernels share: layouts, their arguments, where a tile lies, which of its pairs count, and its softmax."""
 
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from longstride.attention.kernels.primitives import LOWEST
+
 TILE = gl.constexpr(128)
 ROWS = gl.constexpr(64)
-"""Keys and queries of a tile, and queries of a group of warps."""
+"""Keys and queries of a tile, and queries of a warpgroup."""
+
+
+class Work(NamedTuple):
+    """What a launch computes, in items: one tile of queries or keys of one head each. The rest is the `Job` of the heads."""
+
+    items: Any
+    heads: Any
+    all_heads: Any
+    """batch * heads"""
+    n: Any
+    tiles: Any
+    """Of a lane."""
+    all_tiles: Any
+    """Of all lanes of a head."""
+    row_shift: Any
+    inner_shift: Any
+    """What the index of a lane adds to the coordinates of a tensor descriptor, [batch, head, row, inner, 0]."""
+    stats_shift: Any
+    """What it adds to the place of a query's row stats."""
+    first_cells: Any
+    """First summary cell of a block, int32 [heads]."""
+
+
+class RowStats(NamedTuple):
+    """lse and delta of the queries, float32 [batch * heads, 2, row]."""
+
+    data: Any
+    row: Any
+
+
+class Keys(NamedTuple):
+    """Which keys a launch has. Compiled in, as one constexpr."""
+
+    cells: Any
+    """Summary cells of a block that later lanes see; 0: none."""
+    own: Any
+    """Whether a query sees its own block, and not only its cells."""
+    window: Any
+    """Whether keys of the own lane count, and not only cells of earlier ones."""
+
+
+class Rows(NamedTuple):
+    """The queries of a warpgroup: ROWS rows of a lane, from `first` on. Rows from `length` on are not there."""
+
+    output: Any
+    lse: Any
+    """Of the head: pointers to its first row, and to the lane's first one."""
+    start: Any
+    """Position of the lane's first row."""
+    first: Any
+    index: Any
+    """All of them, as scores lie: computed before the loop over keys, which costs fewer spills than after it."""
+    length: Any
+
+
+@gluon.constexpr_function
+def mma_layout(columns):
+    """The layout of an accumulator with so many columns, in a warpgroup."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@gluon.constexpr_function
+def operand_layout(accumulator):
+    """The layout of a product's left operand in registers."""
+    return gl.DotOperandLayout(0, accumulator, 2)
+
+
+@gluon.constexpr_function
+def row_layout(width):
+    """A layout for loads and stores of whole rows, 16 bytes a thread."""
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
 
 
 @gluon.jit
-def locate(item, all_heads, heads, lanes, along):
+def locate(item, job, work):
     """batch, head, lane and first row of an item. Those with most work come first; neighbours are heads at one place."""
-    head = item % all_heads
-    tile = item // all_heads
-    return head // heads, head % heads, lanes - 1 - tile % lanes, (along - 1 - tile // lanes) * TILE
+    head = item % work.all_heads
+    tile = item // work.all_heads
+    lane = job.lanes - 1 - tile % job.lanes
+    return head // work.heads, head % work.heads, lane, (work.tiles - 1 - tile // job.lanes) * TILE
 
 
 @gluon.jit
-def key_tiles(lane, first_row, in_lane, near, far, limit, WINDOW: gl.constexpr):
+def lane_length(lane, job, n):
+    """The last lanes may be shorter than `limit`."""
+    return gl.minimum(job.limit, (n - 1 - lane * job.lane_shift) // job.step + 1)
+
+
+@gluon.jit
+def lane_coordinates(batch, head, lane, row, work):
+    """The coordinates of a lane's row in a tensor descriptor."""
+    return batch, head, lane * work.row_shift + row, lane * work.inner_shift, 0
+
+
+@gluon.jit
+def key_tiles(lane, first_row, job, KEYS: gl.constexpr):
     """How many tiles of cells the lane's queries see, the first tile of their window, and how many that has, at least one.
 
-    Without a WINDOW there is at least one tile of cells; what is there of it is hidden, as in the first lane.
+    Without a window there is at least one tile of cells; in the first lane all of it is masked.
     """
-    cells = (lane * in_lane + TILE - 1) // TILE
-    if WINDOW:
-        first = gl.maximum(0, first_row - far) // TILE
-        last = (gl.minimum(first_row + TILE, limit) - 1 - near) // TILE
+    cells = (lane * job.cells + TILE - 1) // TILE
+    if KEYS.window:
+        first = gl.maximum(0, first_row - job.far) // TILE
+        last = (gl.minimum(first_row + TILE, job.limit) - 1 - job.near) // TILE
         return cells, first, gl.maximum(1, last - first + 1)
     else:
         return gl.maximum(1, cells), 0, 0
@@ -36,42 +124,41 @@ def key_tiles(lane, first_row, in_lane, near, far, limit, WINDOW: gl.constexpr):
 
 @gluon.jit
 def first_key(tile, cell_tiles, first_tile):
-    """The number of a tile's first cell, or where in the lane its first key is."""
+    """The index of a tile's first key, among the cells or in the lane."""
     return gl.where(tile < cell_tiles, tile, first_tile + tile - cell_tiles) * TILE
 
 
 @gluon.jit
-def hide(
-    scores, start, is_cell, before, first_row, near, far, inside, own_cells, OWN: gl.constexpr, CELLS: gl.constexpr,
-    ALWAYS: gl.constexpr,
+def mask_scores(
+    scores, start, is_cell, before, first_cell, first_row, job, KEYS: gl.constexpr, ALWAYS: gl.constexpr
 ):  # fmt: skip
-    """-inf for pairs that do not count: cells that are not there, and what lies outside of the window.
+    """-inf for pairs that do not count: cells that are not among the `before` ones, and keys outside of the window.
 
-    The keys begin with number `start`. Without CELLS all tiles are of the window. ALWAYS: without a look at whether there
-    are such pairs.
+    The keys have the indices from `start` on. Without cells all tiles are of the window. ALWAYS: does not look first whether
+    there are such pairs.
     """
     layout: gl.constexpr = scores.type.layout
     COLUMNS: gl.constexpr = scores.shape[1]
-    outside = (start + COLUMNS - 1 > first_row - near) | (start < first_row + ROWS - 1 - far)
-    if not OWN:
+    outside = (start + COLUMNS - 1 > first_row - job.near) | (start < first_row + ROWS - 1 - job.far)
+    if not KEYS.own:
         outside = outside | (start == start)
-    hidden = outside
-    if CELLS > 0:
-        hidden = gl.where(is_cell, start + COLUMNS > before, outside)
+    masked = outside
+    if KEYS.cells > 0:
+        masked = gl.where(is_cell, start + COLUMNS > before, outside)
     if ALWAYS:
-        hidden = start == start
-    if hidden:
+        masked = start == start
+    if masked:
         column = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
         row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-        last = row - near - start
-        least = row - far - start
-        if CELLS > 0:
+        last = row - job.near - start
+        least = row - job.far - start
+        if KEYS.cells > 0:
             last = gl.where(is_cell, before - 1 - start, last)
             least = gl.where(is_cell, 0, least)
         seen = (column[None, :] <= last[:, None]) & (column[None, :] >= least[:, None])
-        if not OWN:
-            in_cells = (start + column >= inside) & (start + column < inside + own_cells)
-            if CELLS > 0:
+        if not KEYS.own:
+            in_cells = (start + column >= first_cell) & (start + column < first_cell + job.cells)
+            if KEYS.cells > 0:
                 in_cells = in_cells | is_cell
             seen = seen & in_cells[None, :]
         scores = gl.where(seen, scores, float("-inf"))
@@ -85,3 +172,70 @@ def take_softmax(scores, running_max, weight, scale):
     weights = gl.exp2(scores * scale - new_max[:, None])
     shrink = gl.exp2(running_max - new_max)
     return weights, shrink, new_max, weight * shrink + gl.sum(weights, 1)
+
+
+@gluon.jit
+def head_pointer(matrix, batch, head):
+    return matrix.data + batch.to(gl.int64) * matrix.batch + head.to(gl.int64) * matrix.head
+
+
+@gluon.jit
+def row_pointers(head, position, valid, stride, D: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
+    """Pointers [rows, WIDTH] to these positions of a head, and the mask for them."""
+    column = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    pointers = head + (position.to(gl.int64)[:, None] * stride + column[None, :])
+    return pointers, valid[:, None] & (column < D)[None, :]
+
+
+@gluon.jit
+def store_gradient(total, matrix, batch, head, position, valid, D: gl.constexpr, ACCUMULATE: gl.constexpr):
+    """Writes the sums of these positions. ACCUMULATE: adds them to the gradient of an earlier pass."""
+    WIDTH: gl.constexpr = total.shape[1]
+    layout: gl.constexpr = row_layout(WIDTH)
+    pointers, mask = row_pointers(head_pointer(matrix, batch, head), position, valid, matrix.row, D, WIDTH, layout)
+    result = gl.convert_layout(total, layout)
+    if ACCUMULATE:
+        result += gl.load(pointers, mask=mask, other=0.0).to(gl.float32)
+    gl.store(pointers, result.to(matrix.data.dtype.element_ty), mask=mask)
+
+
+@gluon.jit
+def place_rows(output, lse, batch, head, lane, first, length, job, work, layout: gl.constexpr):
+    start = lane * job.lane_shift
+    lse += (batch * work.heads + head).to(gl.int64) * work.n + start
+    index = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    return Rows(head_pointer(output, batch, head), lse, start, first, index, length)
+
+
+@gluon.jit
+def output_pointers(rows, step, stride, D: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
+    row = rows.first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    return row_pointers(rows.output, rows.start + row * step, row < rows.length, stride, D, WIDTH, layout)
+
+
+@gluon.jit
+def begin_softmax(
+    rows, step, stride, layout: gl.constexpr, sum_layout: gl.constexpr,
+    D: gl.constexpr, WIDTH: gl.constexpr, ACCUMULATE: gl.constexpr,
+):  # fmt: skip
+    """Running maximum, weight and weighted sum of values before the first key, or after an earlier pass."""
+    running_max = gl.full([ROWS], LOWEST, gl.float32, gl.SliceLayout(1, layout))
+    weight = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, layout))
+    sums = gl.zeros([ROWS, WIDTH], gl.float32, sum_layout)
+    if ACCUMULATE:
+        pointers, mask = output_pointers(rows, step, stride, D, WIDTH, sum_layout)
+        earlier = gl.load(rows.lse + rows.index * step, mask=rows.index < rows.length, other=float("-inf"))
+        weight = gl.where(earlier == float("-inf"), 0.0, 1.0)
+        running_max = gl.where(earlier == float("-inf"), LOWEST, earlier)
+        sums = gl.load(pointers, mask=mask, other=0.0).to(gl.float32)
+    return running_max, weight, sums
+
+
+@gluon.jit
+def store_rows(result, lse, rows, step, stride, D: gl.constexpr):
+    """Writes output and lse."""
+    WIDTH: gl.constexpr = result.shape[1]
+    store_layout: gl.constexpr = row_layout(WIDTH)
+    pointers, mask = output_pointers(rows, step, stride, D, WIDTH, store_layout)
+    gl.store(pointers, gl.convert_layout(result.to(rows.output.dtype.element_ty), store_layout), mask=mask)
+    gl.store(rows.lse + rows.index * step, lse, mask=rows.index < rows.length)

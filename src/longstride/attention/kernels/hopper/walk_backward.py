@@ -1,9 +1,9 @@
-"""walk_backward: the gradients inside a window of up to 128 positions back, for Local: dq, dk and dv in one go.
+"""walk_backward: the gradients inside a window of up to 128 positions back, for Local: dq, dk and dv in one kernel.
 
 A program walks along the sequence as walk_forward does, here from one tile of keys to the next: 64 keys are seen by the
-queries of their own tile and of the `BACK` tiles after it, which stay in shared memory, and whose dq stays in registers
-until all their keys are through. So that these are complete, a part begins `BACK` tiles early, with nothing written there.
-Pairs lie keys down and queries across, as in lane_backward. After a head's last tile there are `BACK` tiles of zeros.
+queries of their own tile and of the `back` tiles after it. These stay in shared memory, and their dq in registers, until all
+their keys are through. So a part begins `back` tiles early, and writes nothing there. Pairs lie keys down and queries
+across, as in lane_backward. After a head's last tile there are `back` tiles of zeros.
 """
 
 # mypy: ignore-errors
@@ -11,141 +11,138 @@ Pairs lie keys down and queries across, as in lane_backward. After a head's last
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from longstride.attention.kernels.call import Backward
-from longstride.attention.kernels.hopper.lane_boxes import TILE, copy_in, copy_out, lane_box, walking_programs
+from longstride.attention.kernels.hopper.lane_descriptors import copy_all_in, copy_out, walk_launch, walk_range
 from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
-from longstride.attention.kernels.hopper.pair_slopes import add_pairs, without_keys
+from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs, without_keys
+from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
+from longstride.attention.kernels.hopper.tiles import mma_layout, row_layout
 from longstride.attention.kernels.launch import Launch
-from longstride.patterns.geometry import Lanes
 
 
 @gluon.jit
-def place(position, heads, tiles, BACK: gl.constexpr):
+def place(position, work, BACK: gl.constexpr):
     """Batch, head and tile there; a tile from `tiles` on, or below 0, is not in the sequence."""
-    head = position // (tiles + BACK)
-    return head // heads, head % heads, position % (tiles + BACK)
+    head = position // (work.tiles + BACK)
+    return head // work.heads, head % work.heads, position % (work.tiles + BACK)
 
 
 @gluon.jit
-def fetch(
-    queries, keys, values, gradients, outputs, position, end, heads, tiles, full, q_tile, k_tile, v_tile, gradient_tile,
-    output_tile, BACK: gl.constexpr,
-):  # fmt: skip
+def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK: gl.constexpr):
     """Starts to copy in the keys of a position, and the last queries that see them."""
     present = position < end
-    mbarrier.expect(full, 5 * q_tile.shape[0] * q_tile.shape[1] * 2, pred=present)
-    batch, head, tile = place(position + BACK, heads, tiles, BACK)
-    copy_in(outputs, batch, head, 0, tile * 64, full, output_tile, present)
-    copy_in(gradients, batch, head, 0, tile * 64, full, gradient_tile, present)
-    copy_in(queries, batch, head, 0, tile * 64, full, q_tile, present)
-    batch, head, tile = place(position, heads, tiles, BACK)
-    copy_in(keys, batch, head, 0, tile * 64, full, k_tile, present)
-    copy_in(values, batch, head, 0, tile * 64, full, v_tile, present)
+    tile_bytes: gl.constexpr = key_tiles[0].shape[0] * key_tiles[0].shape[1] * 2
+    mbarrier.expect(full, 5 * tile_bytes, pred=present)
+    batch, head, tile = place(position + BACK, work, BACK)
+    copy_all_in(queries, batch, head, 0, tile * 64, full, query_tiles, present)
+    batch, head, tile = place(position, work, BACK)
+    copy_all_in(keys, batch, head, 0, tile * 64, full, key_tiles, present)
 
 
 @gluon.jit
-def emit(value, box, batch, head, tile, staged):
+def store_tile(value, descriptor, batch, head, tile, staged):
     """Starts to write a tile of a gradient."""
     tma.store_wait(2)
-    staged.store(value.to(box.dtype))
+    staged.store(value.to(descriptor.dtype))
     fence_async_shared()
-    copy_out(box, batch, head, 0, tile * 64, staged)
+    copy_out(descriptor, batch, head, 0, tile * 64, staged)
 
 
 @gluon.jit
 def walk_backward(
-    queries, keys, values, gradients, outputs, query_slopes, key_slopes, value_slopes, log_sum_exp,
-    heads, n, tiles, total_tiles, scale, slope_scale,
-    FAR: gl.constexpr, BACK: gl.constexpr, D: gl.constexpr, AHEAD: gl.constexpr, PART: gl.constexpr,
+    q, k, v, d_output, output, dq, dk, dv, lse, work, scale, softmax_scale, WALK: gl.constexpr
 ):  # fmt: skip
-    dtype: gl.constexpr = queries.dtype
+    """q to dv: tensor descriptors."""
+    dtype: gl.constexpr = q.dtype
+    D: gl.constexpr = q.block_type.shape[4]
+    FAR: gl.constexpr = WALK.far
+    BACK: gl.constexpr = WALK.back
+    AHEAD: gl.constexpr = WALK.ahead
+    PART: gl.constexpr = WALK.part
     RING: gl.constexpr = AHEAD + BACK
-    tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, D], dtype)
-    slopes_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
-    sum_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    load_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    row_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    sum_layout: gl.constexpr = mma_layout(D)
+    load_layout: gl.constexpr = row_layout(D)
     vector_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    q_tiles = gl.allocate_shared_memory(dtype, [RING, 64, D], tile_layout)
-    gradient_tiles = gl.allocate_shared_memory(dtype, [RING, 64, D], tile_layout)
-    k_tiles = gl.allocate_shared_memory(dtype, [AHEAD, 64, D], tile_layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [AHEAD, 64, D], tile_layout)
-    output_tiles = gl.allocate_shared_memory(dtype, [AHEAD, 64, D], tile_layout)
-    slopes_tile = gl.allocate_shared_memory(dtype, [64, 64], slopes_layout)
-    staging = gl.allocate_shared_memory(dtype, [3, 64, D], tile_layout)
-    totals = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
-    means = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
-    full = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(AHEAD):
-        mbarrier.init(full.index(slot), count=1)
+    q_tiles = make_tiles(dtype, RING, 64, D)
+    d_output_tiles = make_tiles(dtype, RING, 64, D)
+    k_tiles = make_tiles(dtype, AHEAD, 64, D)
+    v_tiles = make_tiles(dtype, AHEAD, 64, D)
+    output_tiles = make_tiles(dtype, AHEAD, 64, D)
+    d_scores_tile = make_tiles(dtype, 1, 64, 64).index(0)
+    staging = make_tiles(dtype, 3, 64, D)
+    lse_rows = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
+    delta_rows = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
+    full = make_barriers(AHEAD)
     fence_async_shared()
-    start = (gl.program_id(0) * total_tiles.to(gl.int64) // gl.num_programs(0)).to(gl.int32)
-    end = ((gl.program_id(0) + 1) * total_tiles.to(gl.int64) // gl.num_programs(0)).to(gl.int32)
+    start, end = walk_range(work.positions)
     # What the first BACK tiles of queries are does not matter: no result of theirs is written here.
     first = start - BACK
     for slot in gl.static_range(AHEAD):
+        newest = (slot + BACK) % RING
         fetch(
-            queries, keys, values, gradients, outputs, first + slot, end, heads, tiles, full.index(slot),
-            q_tiles.index((slot + BACK) % RING), k_tiles.index(slot), v_tiles.index(slot),
-            gradient_tiles.index((slot + BACK) % RING), output_tiles.index(slot), BACK,
+            (output, d_output, q), (output_tiles.index(slot), d_output_tiles.index(newest), q_tiles.index(newest)),
+            (k, v), (k_tiles.index(slot), v_tiles.index(slot)), first + slot, end, work, full.index(slot), BACK,
         )  # fmt: skip
 
-    row = gl.arange(0, 64, row_layout)
+    row = gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
     dq_next = gl.zeros([64, D], gl.float32, sum_layout)
     dq_last = gl.zeros([64, D], gl.float32, sum_layout)
     for position in range(first, end):
-        number = position - first
+        count = position - first
         # Not known to be 0 before the loop: masks and addresses that the compiler makes there would fill the registers.
-        zero = number >> 30
-        batch, head, tile = place(position + BACK, heads, tiles, BACK)
+        zero = count >> 30
+        batch, head, tile = place(position + BACK, work, BACK)
         index = tile * 64 + row
-        places = log_sum_exp + (batch * heads + head).to(gl.int64) * n + index
-        total = without_keys(gl.load(places, mask=(index >= 0) & (index < n), other=float("inf")))
-        batch, head, tile = place(position, heads, tiles, BACK)
-        stage = number % AHEAD + zero
-        now = number % RING
-        one = (number + 1) % RING
-        newest = (number + BACK) % RING
+        pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + index
+        newest_lse = without_keys(gl.load(pointers, mask=(index >= 0) & (index < work.n), other=float("inf")))
+        batch, head, tile = place(position, work, BACK)
+        stage = count % AHEAD + zero
+        now = count % RING
+        after = (count + 1) % RING
+        newest = (count + BACK) % RING
         k_tile, v_tile, output_tile = k_tiles.index(stage), v_tiles.index(stage), output_tiles.index(stage)
-        mbarrier.wait(full.index(stage), (number // AHEAD) & 1)
-        totals.index(newest).store(total)
-        slope = gradient_tiles.index(newest).load(load_layout).to(gl.float32)
-        result = output_tile.load(load_layout).to(gl.float32)
-        means.index(newest).store(gl.sum(slope * result, 1))
-        if (tile >= 0) & (tile < tiles):
+        mbarrier.wait(full.index(stage), (count // AHEAD) & 1)
+        lse_rows.index(newest).store(newest_lse)
+        d_outputs = d_output_tiles.index(newest).load(load_layout).to(gl.float32)
+        outputs = output_tile.load(load_layout).to(gl.float32)
+        delta_rows.index(newest).store(gl.sum(d_outputs * outputs, 1))
+        if (tile >= 0) & (tile < work.tiles):
             dk_sum = gl.zeros([64, D], gl.float32, sum_layout)
             dv_sum = gl.zeros([64, D], gl.float32, sum_layout)
+            queries = QueryTile(
+                q_tiles.index(now), d_output_tiles.index(now), lse_rows.index(now), delta_rows.index(now)
+            )  # fmt: skip
             dq_sum, dk_sum, dv_sum = add_pairs(
-                dq_next, dk_sum, dv_sum, q_tiles.index(now), k_tile, v_tile, gradient_tiles.index(now), slopes_tile,
-                totals.index(now), means.index(now), scale, zero, 0, 0, FAR, PART, False, True, sum_layout,
+                dq_next, dk_sum, dv_sum, queries, k_tile, v_tile, d_scores_tile, scale, zero, 0, 0, FAR, PART, False, True
             )  # fmt: skip
             if position >= start:
-                emit(dq_sum * slope_scale, query_slopes, batch, head, tile, staging.index(0))
+                store_tile(dq_sum * softmax_scale, dq, batch, head, tile, staging.index(0))
+            queries = QueryTile(
+                q_tiles.index(after), d_output_tiles.index(after), lse_rows.index(after), delta_rows.index(after)
+            )  # fmt: skip
             dq_next, dk_sum, dv_sum = add_pairs(
-                dq_last, dk_sum, dv_sum, q_tiles.index(one), k_tile, v_tile, gradient_tiles.index(one), slopes_tile,
-                totals.index(one), means.index(one), scale, zero, 64, 0, FAR, PART, BACK == 1, False, sum_layout,
+                dq_last, dk_sum, dv_sum, queries, k_tile, v_tile, d_scores_tile, scale, zero, 64, 0, FAR, PART, BACK == 1,
+                False,
             )  # fmt: skip
             if BACK == 2:
+                queries = QueryTile(
+                    q_tiles.index(newest), d_output_tiles.index(newest), lse_rows.index(newest), delta_rows.index(newest)
+                )  # fmt: skip
                 dq_last, dk_sum, dv_sum = add_pairs(
-                    dq_last, dk_sum, dv_sum, q_tiles.index(newest), k_tile, v_tile, gradient_tiles.index(newest),
-                    slopes_tile, totals.index(newest), means.index(newest), scale, zero, 128, 0, FAR, PART, True, False,
-                    sum_layout,
+                    dq_last, dk_sum, dv_sum, queries, k_tile, v_tile, d_scores_tile, scale, zero, 128, 0, FAR, PART, True,
+                    False,
                 )  # fmt: skip
             if position >= start:
-                emit(dk_sum * slope_scale, key_slopes, batch, head, tile, staging.index(1))
-                emit(dv_sum, value_slopes, batch, head, tile, staging.index(2))
+                store_tile(dk_sum * softmax_scale, dk, batch, head, tile, staging.index(1))
+                store_tile(dv_sum, dv, batch, head, tile, staging.index(2))
         else:
             dq_next = gl.zeros([64, D], gl.float32, sum_layout)
             dq_last = gl.zeros([64, D], gl.float32, sum_layout)
         fetch(
-            queries, keys, values, gradients, outputs, position + AHEAD, end, heads, tiles, full.index(stage),
-            q_tiles.index(now), k_tile, v_tile, gradient_tiles.index(now), output_tile, BACK,
+            (output, d_output, q), (output_tile, d_output_tiles.index(now), q_tiles.index(now)), (k, v), (k_tile, v_tile),
+            position + AHEAD, end, work, full.index(stage), BACK,
         )  # fmt: skip
     tma.store_wait(0)
 
@@ -153,17 +150,5 @@ def walk_backward(
 def launch_walk_backward(call: Backward, reach: int) -> Launch:
     """For Local(reach), reach <= 128."""
     q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
-    batch, heads, n, d = q.shape
-    assert reach <= 2 * TILE
-    assert lse.is_contiguous()
-    setting = walk_backward_settings(d)
-    whole = Lanes(0, 1, n, n, 1)
-    tiles, back = -(-n // TILE), 1 if reach <= TILE else 2
-    total = batch * heads * (tiles + back)
-    boxes = (lane_box(x, whole, TILE) for x in (q, k, v, d_output, output, dq, dk, dv))
-    constants = {
-        "FAR": reach, "BACK": back, "D": d, "AHEAD": setting.ahead, "PART": setting.part, "num_warps": 4,
-        "maxnreg": setting.registers,
-    }  # fmt: skip
-    programs = walking_programs(q, setting.per_processor, total)
-    return Launch(walk_backward, programs, (*boxes, lse, heads, n, tiles, total, *call.scales), constants)
+    matrices = q, k, v, d_output, output, dq, dk, dv
+    return walk_launch(walk_backward, matrices, lse, reach, walk_backward_settings(q.shape[3]), *call.scales)

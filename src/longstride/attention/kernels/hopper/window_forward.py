@@ -1,9 +1,8 @@
-"""window_forward: a window of the own lane, one pattern in all heads, with Hopper's copy engine and asynchronous products.
+"""window_forward: a window of the own lane, one pattern in all heads, with TMA copies and asynchronous products.
 
-One warp copies tiles of keys and values into shared memory. Groups of four warps have 64 queries each. While a group takes
-the softmax of one tile, its product of the queries with the next tile's keys is under way, and while one group does
-arithmetic, the other has the matrix unit.
-Programs are persistent: the next queries are loaded while results are written.
+One warp copies tiles of keys and values into shared memory. Each of two warpgroups has 64 queries. While one takes the
+softmax of a tile, its product of the queries with the next tile's keys runs; and while one warpgroup does arithmetic, the
+other uses the tensor cores. Programs are persistent: the next queries are loaded while results are written.
 """
 
 # mypy: ignore-errors
@@ -14,48 +13,62 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from longstride.attention.kernels.hopper.ring import item_of_round, make_ring, rounds
-from longstride.attention.kernels.hopper.tiles import ROWS, TILE, hide, key_tiles, locate, take_softmax
-from longstride.attention.kernels.primitives import LOWEST
+from longstride.attention.kernels.hopper.tiles import (
+    ROWS,
+    TILE,
+    begin_softmax,
+    key_tiles,
+    lane_coordinates,
+    lane_length,
+    locate,
+    mask_scores,
+    mma_layout,
+    operand_layout,
+    place_rows,
+    store_rows,
+    take_softmax,
+)
 
 STAGES = gl.constexpr(4)
 
 
 @gluon.jit
-def copy_tiles(
-    q_view, k_view, v_view, queries, keys, values, items, all_heads, heads, lanes, along, row_shift, inner_shift, near, far,
-    limit,
-):  # fmt: skip
-    """The producer."""
+def copy_tiles(q, k, v, queries, keys, values, job, work, KEYS: gl.constexpr):
+    """The producer warp."""
     count = 0
-    for turn in range(rounds(items)):
-        batch, head, lane, first_row = locate(item_of_round(turn), all_heads, heads, lanes, along)
-        _, first_tile, total = key_tiles(lane, first_row, 0, near, far, limit, True)
+    for turn in range(rounds(work.items)):
+        batch, head, lane, first_row = locate(item_of_round(turn), job, work)
+        _, first_tile, total = key_tiles(lane, first_row, job, KEYS)
         for group in gl.static_range(2):
-            row = lane * row_shift + first_row + group * ROWS
-            queries.fill(2 * turn + group, q_view, [batch, head, row, lane * inner_shift, 0])
+            queries.fill(2 * turn + group, q, lane_coordinates(batch, head, lane, first_row + group * ROWS, work))
         for tile in range(total):
-            row = lane * row_shift + (first_tile + tile) * TILE
-            keys.fill(count, k_view, [batch, head, row, lane * inner_shift, 0])
-            values.fill(count, v_view, [batch, head, row, lane * inner_shift, 0])
+            place = lane_coordinates(batch, head, lane, (first_tile + tile) * TILE, work)
+            keys.fill(count, k, place)
+            values.fill(count, v, place)
             count += 1
 
 
 @gluon.jit
-def compute_tile(
-    scores, running_max, weight, sums, query, keys, values, count, tile, first_row, near, far, scale,
-):  # fmt: skip
-    """A tile whose scores are there; the next tile's are computed meanwhile and returned."""
-    score_layout: gl.constexpr = scores.type.layout
+def add_values(scores, running_max, weight, sums, value, scale):
+    """Takes the softmax of a tile's scores, and starts the product of its weights with the values."""
     sum_layout: gl.constexpr = sums.type.layout
-    weight_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sum_layout, k_width=2)
-    zeros = gl.zeros([ROWS, TILE], gl.float32, score_layout)
-    key = keys.wait_full(count + 1)
-    scoring = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    scores = hide(scores, tile * TILE, False, 0, first_row, near, far, 0, 0, True, 0, False)
     weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
-    operand = gl.convert_layout(weights.to(values.tiles.dtype), weight_layout)
-    adding = warpgroup_mma(operand, values.wait_full(count), sums, is_async=True)
+    operand = gl.convert_layout(weights.to(value.dtype), operand_layout(sum_layout))
+    return warpgroup_mma(operand, value, sums, is_async=True), running_max, weight
+
+
+@gluon.jit
+def compute_tile(
+    scores, running_max, weight, sums, query, keys, values, count, tile, first_row, job, scale, KEYS: gl.constexpr
+):  # fmt: skip
+    """Adds a tile whose scores are there. Returns the scores of the next one, which are computed meanwhile."""
+    layout: gl.constexpr = scores.type.layout
+    zeros = gl.zeros([ROWS, TILE], gl.float32, layout)
+    key = keys.wait_full(count + 1)
+    scoring = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    scores = mask_scores(scores, tile * TILE, False, 0, 0, first_row, job, KEYS, False)
+    adding, running_max, weight = add_values(scores, running_max, weight, sums, values.wait_full(count), scale)
     following = warpgroup_mma_wait(1, deps=(scoring,))
     keys.release(count + 1)
     sums = warpgroup_mma_wait(0, deps=(adding,))
@@ -65,41 +78,24 @@ def compute_tile(
 
 @gluon.jit
 def compute_tiles(
-    group: gl.constexpr, queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items, all_heads,
-    heads, lanes, along, lane_shift, step, near, far, limit, n, scale, D_V: gl.constexpr, LATER: gl.constexpr,
+    group: gl.constexpr, queries, keys, values, output, lse, job, work, scale,
+    D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
-    """A group, for its 64 rows of an item."""
-    dtype: gl.constexpr = values.tiles.dtype
+    """A warpgroup, for its 64 rows of an item."""
     WIDTH_V: gl.constexpr = values.tiles.shape[2]
-    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
-    sum_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH_V, 16])
-    weight_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sum_layout, k_width=2)
-    store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH_V, WIDTH_V // 8], [4, 1], [1, 0])
-    row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
-    zeros = gl.zeros([ROWS, TILE], gl.float32, score_layout)
+    layout: gl.constexpr = mma_layout(TILE)
+    sum_layout: gl.constexpr = mma_layout(WIDTH_V)
+    zeros = gl.zeros([ROWS, TILE], gl.float32, layout)
     count = 0
-    for turn in range(rounds(items)):
-        batch, head, lane, first_row = locate(item_of_round(turn), all_heads, heads, lanes, along)
-        _, first_tile, total = key_tiles(lane, first_row, 0, near, far, limit, True)
+    for turn in range(rounds(work.items)):
+        batch, head, lane, first_row = locate(item_of_round(turn), job, work)
+        _, first_tile, total = key_tiles(lane, first_row, job, KEYS)
         first_row += group * ROWS
-        lane_start = lane * lane_shift
-        length = gl.minimum(limit, (n - 1 - lane_start) // step + 1)
-        result = output + batch.to(gl.int64) * output_batch + head.to(gl.int64) * output_head
-        totals = log_sum_exp + (batch * heads + head).to(gl.int64) * n
-
-        by_score = first_row + gl.arange(0, ROWS, row_layout)
-        running_max = gl.full([ROWS], LOWEST, gl.float32, row_layout)
-        weight = gl.zeros([ROWS], gl.float32, row_layout)
-        sums = gl.zeros([ROWS, WIDTH_V], gl.float32, sum_layout)
-        if LATER:
-            by_sum = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, sum_layout))
-            column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, sum_layout))
-            place = (lane_start + by_sum * step).to(gl.int64)[:, None] * output_row + column[None, :]
-            there = (by_sum < length)[:, None] & (column < D_V)[None, :]
-            earlier = gl.load(totals + lane_start + by_score * step, mask=by_score < length, other=float("-inf"))
-            weight = gl.where(earlier == float("-inf"), 0.0, 1.0)
-            running_max = gl.where(earlier == float("-inf"), LOWEST, earlier)
-            sums = gl.load(result + place, mask=there, other=0.0).to(gl.float32)
+        length = lane_length(lane, job, work.n)
+        rows = place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
+        running_max, weight, sums = begin_softmax(
+            rows, job.step, output.row, layout, sum_layout, D_V, WIDTH_V, ACCUMULATE
+        )  # fmt: skip
 
         query = queries.wait_full(2 * turn + group)
         scoring = warpgroup_mma(query, keys.wait_full(count).permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -107,59 +103,41 @@ def compute_tiles(
         keys.release(count)
         for tile in range(first_tile, first_tile + total - 1):
             scores, running_max, weight, sums = compute_tile(
-                scores, running_max, weight, sums, query, keys, values, count, tile, first_row, near, far, scale
+                scores, running_max, weight, sums, query, keys, values, count, tile, first_row, job, scale, KEYS
             )  # fmt: skip
             count += 1
-        # The last tile has no next one whose product could be under way, and most often pairs to hide.
+        # There is no next tile whose scores could be computed meanwhile, and most often there are pairs to mask.
         queries.release(2 * turn + group)
         start = (first_tile + total - 1) * TILE
-        scores = hide(scores, start, False, 0, first_row, near, far, 0, 0, True, 0, True)
-        weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
-        sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
-        operand = gl.convert_layout(weights.to(dtype), weight_layout)
-        adding = warpgroup_mma(operand, values.wait_full(count), sums, is_async=True)
+        scores = mask_scores(scores, start, False, 0, 0, first_row, job, KEYS, True)
+        adding, running_max, weight = add_values(scores, running_max, weight, sums, values.wait_full(count), scale)
         sums = warpgroup_mma_wait(0, deps=(adding,))
         values.release(count)
         count += 1
 
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
-        final = sums / gl.convert_layout(weight, gl.SliceLayout(1, sum_layout))[:, None]
-        row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, store_layout))
-        column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, store_layout))
-        place = (lane_start + row * step).to(gl.int64)[:, None] * output_row + column[None, :]
-        there = (row < length)[:, None] & (column < D_V)[None, :]
-        gl.store(result + place, gl.convert_layout(final.to(dtype), store_layout), mask=there)
-        bits = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-        gl.store(totals + lane_start + by_score * step, bits, mask=by_score < length)
+        result = sums / gl.convert_layout(weight, gl.SliceLayout(1, sum_layout))[:, None]
+        total = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
+        store_rows(result, total, rows, job.step, output.row, D_V)
 
 
 @gluon.jit
 def window_forward(
-    q_view, k_view, v_view, output, log_sum_exp, output_batch, output_head, output_row, items, all_heads, heads, lanes,
-    along, lane_shift, step, row_shift, inner_shift, near, far, limit, n, scale,
-    D_V: gl.constexpr, LATER: gl.constexpr,
+    q, k, v, output, lse, job, work, scale, D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr
 ):  # fmt: skip
-    dtype: gl.constexpr = q_view.dtype
-    queries = make_ring(dtype, 4, ROWS, q_view.block_type.shape[4], 1)
-    keys = make_ring(dtype, STAGES, TILE, k_view.block_type.shape[4], 2)
-    values = make_ring(dtype, STAGES, TILE, v_view.block_type.shape[4], 2)
+    """q, k, v: tensor descriptors. ACCUMULATE: continues from the output and lse of an earlier pass."""
+    dtype: gl.constexpr = q.dtype
+    queries = make_ring(dtype, 4, ROWS, q.block_type.shape[4], 1)
+    keys = make_ring(dtype, STAGES, TILE, k.block_type.shape[4], 2)
+    values = make_ring(dtype, STAGES, TILE, v.block_type.shape[4], 2)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (compute_tiles, (
-                gl.constexpr(0), queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items,
-                all_heads, heads, lanes, along, lane_shift, step, near, far, limit, n, scale, D_V, LATER,
-            )),
-            (compute_tiles, (
-                gl.constexpr(1), queries, keys, values, output, log_sum_exp, output_batch, output_head, output_row, items,
-                all_heads, heads, lanes, along, lane_shift, step, near, far, limit, n, scale, D_V, LATER,
-            )),
-            (copy_tiles, (
-                q_view, k_view, v_view, queries, keys, values, items, all_heads, heads, lanes, along, row_shift, inner_shift,
-                near, far, limit,
-            )),
+            (compute_tiles, (gl.constexpr(0), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
+            (compute_tiles, (gl.constexpr(1), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
+            (copy_tiles, (q, k, v, queries, keys, values, job, work, KEYS)),
         ],
-        [4, 1],  # warps of the second group and of the producer
+        [4, 1],  # warps of the second warpgroup and of the producer
         [240, 24],  # and their registers
-    )  # fmt: skip
+    )

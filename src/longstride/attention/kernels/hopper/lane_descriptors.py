@@ -1,0 +1,181 @@
+"""Lanes for TMA: tensor descriptors of them, and what the kernels for lanes and walks share.
+
+A lane is a set of positions at equal distances, as in `patterns.geometry`. A tensor descriptor [batch, heads, lanes, length,
+d] shows lanes in place, whatever the strides. TMA reads zeros past the end of a lane, and writes nothing there. Where n is
+not a multiple of l there are two sets of lanes.
+"""
+
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from longstride.attention.kernels.arguments import compiled
+from longstride.attention.kernels.hopper.lane_settings import Walk
+from longstride.attention.kernels.launch import Descriptor, Launch
+from longstride.attention.kernels.settings import processors
+from longstride.patterns.geometry import Lanes
+
+TILE = 64
+"""Queries, or keys, that a warpgroup computes at a time."""
+APART = 16
+"""Stride of a dimension with one entry, in elements. TMA wants a multiple of 16 bytes there, too."""
+
+
+class LaneWork(NamedTuple):
+    """`geometry.Lanes`, then what a launch computes: items, which are lanes of one head."""
+
+    first: Any
+    lanes: Any
+    lane_step: Any
+    length: Any
+    index_step: Any
+    items: Any
+    heads: Any
+    n: Any
+
+
+class WalkWork(NamedTuple):
+    """The positions of a walk: the tiles of one head after the other, with some tiles between heads."""
+
+    positions: Any
+    heads: Any
+    n: Any
+    tiles: Any
+    """Of a head."""
+
+
+class WalkTiles(NamedTuple):
+    """How a walk passes over tiles of 64 positions. Compiled in, as one constexpr."""
+
+    far: Any
+    """Keys are up to so many positions back."""
+    back: Any
+    """Tiles that this takes, before the queries' own."""
+    ahead: Any
+    """Tiles that are copied before they are needed."""
+    part: Any
+    """Queries that backward computes at a time."""
+
+
+class LaneTiles(NamedTuple):
+    """How a kernel passes over lanes. Compiled in, as one constexpr."""
+
+    near: Any
+    """Keys are at least so many indices back."""
+    stages: Any
+    """Lanes in shared memory at a time."""
+    staged: Any
+    """Tiles of results on their way out."""
+    part: Any
+    """Keys, or backward queries, that are computed at a time."""
+    heads_first: Any
+    """Whether neighbouring programs take neighbouring heads, not lanes."""
+
+
+def lane_descriptor(x: Tensor, lanes: Lanes, rows: int) -> Descriptor:
+    """Describes x [batch, heads, n, d] as lanes, of which a copy takes `rows` positions."""
+    batch, heads, _, d = x.shape
+    row = tma_stride(x, 2)
+    shape = batch, heads, lanes.lanes, lanes.length, d
+    strides = tma_stride(x, 0), tma_stride(x, 1), lanes.lane_step * row, lanes.index_step * row, 1
+    return Descriptor(x, lanes.first * x.stride(2), shape, strides, (1, 1, 1, rows, d))
+
+
+def tma_stride(x: Tensor, dimension: int) -> int:
+    """The stride. Where a dimension has one entry it may be any number, and not always one that TMA takes."""
+    return x.stride(dimension) if x.shape[dimension] > 1 else APART
+
+
+def lane_rows(lanes: Lanes, most: int) -> int:
+    """The rows of a tile that holds a whole lane."""
+    rows = max(TILE, 1 << (lanes.length - 1).bit_length())
+    assert rows <= most
+    return rows
+
+
+def heads_side_by_side(x: Tensor) -> bool:
+    """Whether heads are closer in memory than positions, as in [batch, n, heads, d]."""
+    return x.stride(1) < x.stride(2)
+
+
+def walking_programs(x: Tensor, per_processor: int, positions: int) -> int:
+    """How many programs share the positions of all heads.
+
+    Where heads are side by side in memory, each head has the same number of whole programs. These then read neighbouring
+    addresses at about the same time.
+    """
+    programs = processors(x.device) * per_processor
+    heads = x.shape[0] * x.shape[1]
+    if heads_side_by_side(x) and programs > heads:
+        programs -= programs % heads
+    return min(positions, programs)
+
+
+def walk_launch(
+    kernel: Any, matrices: Sequence[Tensor], lse: Tensor, reach: int, setting: Walk, *scales: float
+) -> Launch:  # fmt: skip
+    """The launch of a walk for Local(reach)."""
+    batch, heads, n, _ = matrices[0].shape
+    assert reach <= 2 * TILE
+    assert lse.is_contiguous()
+    whole = Lanes(0, 1, n, n, 1)
+    tiles, back = -(-n // TILE), 1 if reach <= TILE else 2
+    work = WalkWork(batch * heads * (tiles + back), heads, n, tiles)
+    arguments = *(lane_descriptor(x, whole, TILE) for x in matrices), lse, work, *scales
+    walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.ahead, part=setting.part)
+    programs = walking_programs(matrices[0], setting.per_processor, work.positions)
+    return Launch(kernel, programs, arguments, {"WALK": walk, "num_warps": 4, "maxnreg": setting.registers})
+
+
+@gluon.jit
+def locate(item, work, HEADS_FIRST: gl.constexpr):
+    """Batch, head and lane of an item. Neighbouring programs take what is neighbouring in memory."""
+    heads, lanes = work.heads, work.lanes
+    if HEADS_FIRST:
+        return item // heads // lanes, item % heads, item // heads % lanes
+    else:
+        return item // lanes // heads, item // lanes % heads, item % lanes
+
+
+@gluon.jit
+def walk_range(positions):
+    """The positions [start, end) of this program."""
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    start = (program * positions.to(gl.int64) // programs).to(gl.int32)
+    return start, ((program + 1) * positions.to(gl.int64) // programs).to(gl.int32)
+
+
+@gluon.jit
+def tiles_at(tiles, stage):
+    """Of each tensor's tiles the one at a stage."""
+    found = ()
+    for number in gl.static_range(len(tiles)):
+        found = found + (tiles[number].index(stage),)
+    return found
+
+
+@gluon.jit
+def copy_in(descriptor, batch, head, lane, index, barrier, tile, present):
+    """Starts to copy rows of a lane, from `index` on, into a tile [rows, d]."""
+    place = tile._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
+    tma.async_copy_global_to_shared(descriptor, [batch, head, lane, index, 0], barrier, place, pred=present)
+
+
+@gluon.jit
+def copy_all_in(descriptors, batch, head, lane, index, barrier, tiles, present):
+    for number in gl.static_range(len(descriptors)):
+        copy_in(descriptors[number], batch, head, lane, index, barrier, tiles[number], present)
+
+
+@gluon.jit
+def copy_out(descriptor, batch, head, lane, index, tile):
+    """Starts to copy a tile back."""
+    place = tile._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
+    tma.async_copy_shared_to_global(descriptor, [batch, head, lane, index, 0], place)
