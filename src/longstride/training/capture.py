@@ -85,20 +85,23 @@ class CapturedStep:
             with _capturable(self.optimizers):
                 self.graph = record(lambda: self.work(tokens), self.stream)
         except RuntimeError as error:
-            cause = error.__context__ or error  # The end of a capture that failed is an error, too.
-            reason = str(cause).split("\n", 1)[0]
+            self._end_failed_capture(seed)
             if self.report is None and isinstance(error, torch.OutOfMemoryError):
                 raise
+            cause = error.__context__ or error  # The end of a capture that failed is an error, too.
+            reason = str(cause).split("\n", 1)[0]
             if self.report is None:
                 raise RuntimeError(f"train: --capture on: the step cannot be captured: {reason}") from error
             self.report(f"steps run without a CUDA graph, as the capture failed: {reason}")
-            self.failed = True
-            for optimizer in self.optimizers:
-                optimizer.zero_grad(set_to_none=True)
-            if self.stream is not None:  # A new generator: the old one still counts as captured.
-                generator = torch.cuda.default_generators[self.stream.device.index]
-                generator.graphsafe_set_state(torch.Generator(self.stream.device))
-            torch.manual_seed(seed)
+
+    def _end_failed_capture(self, seed: int) -> None:
+        self.failed = True
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        if self.stream is not None:  # A new generator: the old one still counts as captured.
+            generator = torch.cuda.default_generators[self.stream.device.index]
+            generator.graphsafe_set_state(torch.Generator(self.stream.device))
+        torch.manual_seed(seed)
 
     @contextmanager
     def _on_own_stream(self) -> Iterator[None]:
