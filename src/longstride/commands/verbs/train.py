@@ -21,6 +21,8 @@ from longstride.model.presets import DENSE, PRESETS
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
 from longstride.training.presets import train_preset
 
+ORDER = 60
+TAKES_WORDS = True
 LARGEST_TOML = 2**15
 """The most bytes of a TOML file: a key of n parts takes n * n memory."""
 RESUME_NOT = "--resume=no"
@@ -64,7 +66,7 @@ class Flags(TypedConfig):
     out: Annotated[str, tyro.conf.arg(help="The run's folder.", help_behavior_hint=_hint)] = ""
 
 
-def train(words: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> None:
     """Train a preset on data."""
     prog = f"longstride train {words[0]}" if words else ""
     if words and words[0] in HELP:
