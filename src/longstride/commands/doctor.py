@@ -23,6 +23,7 @@ from longstride.model.presets import DENSE, PRESETS, preset
 from longstride.model.pretrained import read_config, settings_path
 from longstride.patterns import Column, Local
 from longstride.sampling.streams import choose_implementation as choose_maker
+from longstride.training.source import find_settings
 from longstride.version import __version__
 
 OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}
@@ -60,11 +61,9 @@ def report() -> Iterator[tuple[str, str]]:
 
 def find_config(name: str) -> ModelConfig:
     """The config of a run, a saved model or a preset. A folder with a config precedes a preset of the same name."""
-    path = settings_path(Path(name))
-    if path.is_file():
-        return read_config(path)
-    if Path(name).exists() and name.removesuffix(DENSE) not in PRESETS:
-        raise ValueError(f"doctor: {name} is no run and no saved model: it has no {path.name}")
+    folder, is_preset = Path(name), name.removesuffix(DENSE) in PRESETS
+    if settings_path(folder).is_file() or (folder.exists() and not is_preset):
+        return read_config(find_settings("doctor", folder))
     try:
         return preset(name)
     except ValueError as error:
