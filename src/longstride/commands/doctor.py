@@ -104,11 +104,11 @@ def show_sampling(name: str, config: ModelConfig, console: Console | None = None
 
 
 def devices() -> list[torch.device]:
-    found = [torch.device("cpu")]
-    found += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    available = [torch.device("cpu")]
+    available += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
-        found.append(torch.device("mps"))
-    return found
+        available.append(torch.device("mps"))
+    return available
 
 
 def _mib(size: float) -> str:

@@ -159,8 +159,8 @@ def _guess_folder(folder: Path) -> str:
         raise ValueError(f"{folder} holds no files; {looked}")
     named = {kind: path for kind in kinds for path in reversed(paths) if data_suffix(path) in kind.suffixes}
     if len(named) > 1:
-        found = " and ".join(f"{kind.label} ({path.name})" for kind, path in named.items())
-        raise ValueError(f"{folder} holds {found}; {_ask()}")
+        contents = " and ".join(f"{kind.label} ({path.name})" for kind, path in named.items())
+        raise ValueError(f"{folder} holds {contents}; {_ask()}")
     recognized = next(iter(named), None) or next((kind for kind in kinds if kind.recognizes_folder(folder, paths)), None)
     if recognized is None:
         known = [kind for kind in kinds if kind.name != ANYTHING]

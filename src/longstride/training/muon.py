@@ -42,11 +42,11 @@ class BatchedMuon(Muon):
             torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
             updates = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            for some in _stacks(parameters):
-                shape = parameters[some[0]].shape
-                stack = torch.stack([updates[index] for index in some]).bfloat16()
+            for indices in _stacks(parameters):
+                shape = parameters[indices[0]].shape
+                stack = torch.stack([updates[index] for index in indices]).bfloat16()
                 orthogonal = orthogonalize(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
-                targets = [parameters[index] for index in some]
+                targets = [parameters[index] for index in indices]
                 rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], shape)
                 torch._foreach_add_(targets, list(orthogonal.to(targets[0].dtype).unbind()), alpha=-rate)
 
@@ -68,8 +68,8 @@ def _stacks(parameters: Sequence[Tensor]) -> list[list[int]]:
     by_shape: dict[Any, list[int]] = {}
     for index, x in enumerate(parameters):
         by_shape.setdefault((x.shape, x.dtype, x.device), []).append(index)
-    found = []
+    stacks = []
     for same in by_shape.values():
         most = max(1, LARGEST_STACK // parameters[same[0]].numel())
-        found += [same[first : first + most] for first in range(0, len(same), most)]
-    return found
+        stacks += [same[first : first + most] for first in range(0, len(same), most)]
+    return stacks

@@ -196,7 +196,7 @@ def _row(task: Task, limits: Ceilings) -> Row:
     batch, position = task.prompts.shape
     if task.failure is not None:
         return Row(task.name, batch, position, failure=task.failure)
-    seconds = median(one.seconds for one in task.timings)
+    seconds = median(timing.seconds for timing in task.timings)
     contender, (_, first, steps) = task.contender, task.timings[0]
     floor = contender.floor_bytes(batch, first, steps) / limits.bytes_per_second
     return Row(

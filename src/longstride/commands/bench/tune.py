@@ -98,7 +98,7 @@ def run(settings: TuneBenchmark, console: Console | None = None) -> list[Finding
     keep(path, bench.gpu.name, before, findings, console)
     if settings.json is not None:
         with atomic_path(settings.json) as temporary:
-            plain = {"machine": about, "settings": asdict(settings), "findings": [_plain(one) for one in findings]}
+            plain = {"machine": about, "settings": asdict(settings), "findings": [_plain(finding) for finding in findings]}
             temporary.write_text(json.dumps(plain, indent=2, default=str) + "\n")
     return findings
 
@@ -133,15 +133,15 @@ def _place(settings: TuneBenchmark) -> Path:
 
 
 def _keys(settings: TuneBenchmark) -> list[Key]:
-    found: list[Key] = []
+    keys: list[Key] = []
     for name, width, kernel in product(settings.dtypes, settings.widths, settings.kernels):
         dtype = DTYPES[name]
         if KERNELS[kernel][0] is TileKey:
-            found += [TileKey(kernel, summary, width, dtype) for summary in (False, True)]
+            keys += [TileKey(kernel, summary, width, dtype) for summary in (False, True)]
         else:
             lanes = [LaneKey(kernel, lane, later, width, dtype) for lane in (32, 64, 128) for later in (False, True)]
-            found += [key for key in lanes if shipped_lanes(key, width, ROOMY) is not None]
-    return found
+            keys += [key for key in lanes if shipped_lanes(key, width, ROOMY) is not None]
+    return keys
 
 
 def search_all(keys: Sequence[Key], bench: Bench, console: Console) -> list[Finding]:
@@ -175,14 +175,15 @@ def search(key: Key, bench: Bench, tell: Callable[[str], object] = lambda text: 
     best = standard  # One setting, or none as long as nothing runs.
     seen = {shipped}
     for variations in (_first_round, _second_round):
-        base = next((one for one in best if one is not None), None) or shipped or _start(key)
-        fresh = [one for one in variations(key, base) if one not in seen]
+        base = next((setting for setting in best if setting is not None), None) or shipped or _start(key)
+        fresh = [setting for setting in variations(key, base) if setting not in seen]
         seen.update(fresh)
         # Times of different rounds are not comparable, so the shipped and the best setting take part in each.
-        contenders = list(dict.fromkeys([*standard, *best, *(one for one in fresh if usable(one, thorough=False))]))
+        running = [setting for setting in fresh if usable(setting, thorough=False)]
+        contenders = list(dict.fromkeys([*standard, *best, *running]))
         times = dict(zip(contenders, bench.seconds(key, contenders)))
-        ranked = sorted(times, key=lambda one: times[one])
-        good = (one for one in ranked if one in standard or one in best or usable(one, thorough=True))
+        ranked = sorted(times, key=lambda setting: times[setting])
+        good = (setting for setting in ranked if setting in standard or setting in best or usable(setting, thorough=True))
         best = list(islice(good, 1))
         if shipped_runs:
             finding.shipped_ms = times[shipped] * 1e3
@@ -200,9 +201,9 @@ def search(key: Key, bench: Bench, tell: Callable[[str], object] = lambda text: 
 def _start(key: Key) -> Setting:
     """The start of a search if this GPU has no shipped setting for whole lanes: that of others, without prefetching."""
     assert isinstance(key, LaneKey)
-    found = shipped_lanes(key, key.width, ROOMY)
-    assert found is not None
-    return found._replace(stages=1)
+    setting = shipped_lanes(key, key.width, ROOMY)
+    assert setting is not None
+    return setting._replace(stages=1)
 
 
 def _first_round(key: Key, best: Setting) -> list[Setting]:
@@ -232,19 +233,20 @@ def show(findings: Sequence[Finding], console: Console) -> None:
         table.add_column(heading, no_wrap=True)
     for heading in ("shipped\nms", "found\nms", "shipped\n/ found"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in findings:
+    for finding in findings:
         table.add_row(
-            _name(one.key),
-            _text(one.shipped),
-            "-" if one.found is None else _text(one.found),
-            *("-" if value is None else f"{value:.3f}" for value in (one.shipped_ms, one.found_ms, one.ratio)),
+            _name(finding.key),
+            _text(finding.shipped),
+            "-" if finding.found is None else _text(finding.found),
+            *("-" if value is None else f"{value:.3f}" for value in (finding.shipped_ms, finding.found_ms, finding.ratio)),
         )
     console.print(table)
-    notes = [f"{_name(one.key)}: {one.note}" for one in findings if one.note]
-    for one in findings:
-        notes += [f"{_name(one.key)}: WRONG and left out: {text}" for text in one.wrong]
-        if one.skipped:
-            notes.append(f"{_name(one.key)}: {len(one.skipped)} of {one.tried} do not run here, as {one.skipped[0]}")
+    notes = [f"{_name(finding.key)}: {finding.note}" for finding in findings if finding.note]
+    for finding in findings:
+        notes += [f"{_name(finding.key)}: WRONG and left out: {text}" for text in finding.wrong]
+        if finding.skipped:
+            skipped = f"{len(finding.skipped)} of {finding.tried} do not run here, as {finding.skipped[0]}"
+            notes.append(f"{_name(finding.key)}: {skipped}")
     for note in notes:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 
@@ -253,9 +255,9 @@ def keep(path: Path, name: str, before: saved.ByGpu, findings: Iterable[Finding]
     """Replaces the file's settings for these kernels on this GPU. All other settings in it stay."""
     findings = list(findings)
     old = before.get(name, {})
-    searched = {one.key for one in findings if not one.note}
+    searched = {finding.key for finding in findings if not finding.note}
     new = {key: setting for key, setting in old.items() if key not in searched}
-    new.update({one.key: one.found for one in findings if one.found is not None})
+    new.update({finding.key: finding.found for finding in findings if finding.found is not None})
     if new == old:
         text = f"no faster settings were found; {path} stays as it was" if old else "the shipped settings are best here"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -284,6 +286,7 @@ def _text(setting: Setting | None) -> str:
 
 def _plain(finding: Finding) -> dict[str, Any]:
     """For JSON."""
-    settings = {name: one and one._asdict() for name, one in (("shipped", finding.shipped), ("found", finding.found))}
+    settings = {"shipped": finding.shipped, "found": finding.found}
+    plain = {name: setting and setting._asdict() for name, setting in settings.items()}
     key = {**finding.key._asdict(), "dtype": str(finding.key.dtype).removeprefix("torch.")}
-    return {**vars(finding), "key": key, **settings, "ratio": finding.ratio}
+    return {**vars(finding), "key": key, **plain, "ratio": finding.ratio}
