@@ -643,3 +643,5 @@ def test_help_of_train_lists_the_presets_and_marks_what_is_required(capsys, monk
     told = " ".join(out.replace("│", "").split())
     assert "or a folder of them. (required)" in told
     assert "The run's folder. (required)" in told
+    assert "compile the blocks with torch.compile. (default: no)" in told
+    assert "write metrics for TensorBoard, too. (default: no)" in told

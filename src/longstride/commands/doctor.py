@@ -15,6 +15,7 @@ from rich.table import Table
 from longstride.attention import attend
 from longstride.attention.api import choose
 from longstride.attention.kernels import saved
+from longstride.common.console import with_noun
 from longstride.common.device import choose_device, describe_machine
 from longstride.model.byte_cost import cache_bytes, dense_cache_bytes, kept, keys_seen, weight_bytes
 from longstride.model.config import ModelConfig
@@ -80,7 +81,7 @@ def sampling_report(name: str, config: ModelConfig) -> Iterator[tuple[str, str]]
     yield "sampling", f"{name}: {parameters:,} parameters, {weights}"
     for streams in (1, 64):
         decoder, why = choose_maker(config, streams, device)
-        yield f"{streams} stream{'s' if streams > 1 else ''}", f"{decoder}: {why}"
+        yield with_noun(streams, "stream"), f"{decoder}: {why}"
     cache, dense = cache_bytes(config), dense_cache_bytes(config)
     yield "cache", f"{_mib(cache)} a stream, {cache / dense:.1%} of the {_mib(dense)} that dense attention would keep"
     seen, all_keys = keys_seen(config, config.context - 1), config.layers * config.heads * config.context

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from longstride.common.checks import whole_number
-from longstride.common.console import Progress, StandardError, print_line
+from longstride.common.console import Progress, StandardError, print_line, with_noun
 from longstride.data.loader import Prefetch
 from longstride.training.checkpoint import SaveError
 from longstride.training.config import TrainConfig
@@ -95,7 +95,7 @@ def _train(
                 raise full from None
             reason = DONE
             if trainer.out_of_patience:
-                reason = f"no improvement in the last {config.patience} validations"
+                reason = f"no improvement in the last {with_noun(config.patience, 'validation')}"
             elif trainer.step < config.steps:
                 reason = INTERRUPTED if interrupted else f"paused after step {trainer.step}"
             if trainer.out_of_patience or trainer.step == config.steps:
