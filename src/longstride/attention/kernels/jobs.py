@@ -17,8 +17,8 @@ class Job(NamedTuple):
 
     head: int
     lanes: int
-    lane_shift: int
-    step: int
+    lane_stride: int
+    index_stride: int
     limit: int
     near: int
     far: int
@@ -79,7 +79,7 @@ class Pass:
 
     def cell_tiles(self, size: int) -> int:
         """The same for the summary cells that later lanes see."""
-        return max(-(-(job.lanes - 1) * (job.lane_shift // job.block) * job.cells // size) for job in self.jobs)
+        return max(-(-(job.lanes - 1) * (job.lane_stride // job.block) * job.cells // size) for job in self.jobs)
 
     def rows(self) -> tuple[list[tuple[int, ...]], list[list[tuple[int, ...]]]]:
         """The jobs and what they leave out, [jobs, fields] and [jobs, exclusions, fields]."""
@@ -104,4 +104,4 @@ def _exclusion(leaf: Leaf, n: int) -> Exclusion:
     (record,) = geometry(leaf, n)
     if record.summary:
         return Exclusion(period=record.block, first_cell=record.first_cell, end_cell=record.first_cell + record.cells)
-    return Exclusion(step=record.step, reach=record.far * record.step, block=record.block)
+    return Exclusion(step=record.index_stride, reach=record.far * record.index_stride, block=record.block)

@@ -224,7 +224,7 @@ def launch_lane_backward(call: Backward, lanes: Lanes, near: int, accumulate: bo
         *(lane_box(x, lanes, rows) for x in (q, k, v, d_output, output)),
         *(lane_box(x, lanes, TILE) for x in (dq, dk, dv)), lse,
         lse if numbers is None else numbers, 0 if numbers is None else numbers.shape[2],
-        heads, n, lanes.first, lanes.lanes, lanes.lane_step, lanes.length, lanes.index_step, items, *call.scales,
+        heads, n, lanes.first, lanes.lanes, lanes.lane_stride, lanes.length, lanes.index_stride, items, *call.scales,
     )  # fmt: skip
     constants = {
         "ROWS": rows, "D": d, "STAGES": setting.stages, "STAGED": setting.staged, "PART": setting.part, "NEAR": near,

@@ -27,7 +27,7 @@ def lane_box(x: Tensor, lanes: Lanes, rows: int) -> Box:
     batch, heads, _, d = x.shape
     row = distance(x, 2)
     shape = batch, heads, lanes.lanes, lanes.length, d
-    strides = distance(x, 0), distance(x, 1), lanes.lane_step * row, lanes.index_step * row, 1
+    strides = distance(x, 0), distance(x, 1), lanes.lane_stride * row, lanes.index_stride * row, 1
     return Box(x, lanes.first * x.stride(2), shape, strides, (1, 1, 1, rows, d))
 
 

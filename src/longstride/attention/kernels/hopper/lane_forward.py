@@ -204,7 +204,7 @@ def launch_lane_forward(call: Forward, lanes: Lanes, near: int, accumulate: bool
     items = batch * heads * lanes.lanes
     arguments = (
         *(lane_box(x, lanes, rows) for x in (q, k, v)), lane_box(output, lanes, TILE), lse,
-        heads, n, lanes.first, lanes.lanes, lanes.lane_step, lanes.length, lanes.index_step, items, call.scale,
+        heads, n, lanes.first, lanes.lanes, lanes.lane_stride, lanes.length, lanes.index_stride, items, call.scale,
     )  # fmt: skip
     constants = {
         "ROWS": rows, "D": d, "STAGES": setting.stages, "STAGED": setting.staged, "MOST": setting.most, "NEAR": near,
