@@ -30,7 +30,7 @@ def demo(folder: Path, steps: int, console: Console | None = None) -> float:
     run = _next_run_folder(folder)
     console.print(f"Training text-small on {store.splits['train']:,} bytes of Wikipedia, {with_noun(steps, 'step')}.")
     config = train_preset("text-small", data=str(store.folder), out=str(run), steps=steps, validate_every=steps // 4 or 1)
-    summary = train(config, console=console)
+    summary = train(config, console=console, preset="text-small")
     if not summary.done:
         for line in describe_ending("text-small", summary):
             console.print(line, soft_wrap=True, markup=False, highlight=False)

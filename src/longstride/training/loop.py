@@ -36,7 +36,8 @@ def train(
         "auto" is for batch systems that restart jobs: it begins the run, or resumes it if it exists. A run without a
         checkpoint starts again from step 0; its metrics are kept under another name until it has caught up.
     fit: which of the model's context, embedding and pattern to derive from the data, if it has images of another size.
-    preset: name of the preset that the config was made from; data of another kind than the preset's is refused.
+    preset: name of the preset that the config was made from; data of another kind than the preset's is refused, and so is
+        to resume a run that began with another preset.
 
     Processes that torchrun has started train one model together, and return the same Summary.
     """
