@@ -457,7 +457,7 @@ def test_plot_attention(capsys, tmp_path):
         ("--position 96", "plot attention: position must be 0 to 95, got 96"),
         ("--layers 0 3", "plot attention: layers must be 0 to 2, got 3"),
         ("--heads 2", "plot attention: heads must be 0 to 1, got 2"),
-        ("--item 3", "plot attention: item must be 0 to 2, got 3; it is a piece of 96 bytes"),
+        ("--item 3", "plot attention: item must be 0 to 2, got 3; it is a window of 96 bytes"),
     ):
         code, out, err = run(capsys, *words, *wrong.split())
         assert (code, out) == (2, "")
