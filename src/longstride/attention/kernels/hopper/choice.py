@@ -62,14 +62,14 @@ def whole_lanes(job: Job, backward: bool, d_qk: int, d_v: int) -> bool:
 
 def _in_tiles(job: Job, summary: bool, n: int) -> bool:
     """Whether boxes of the copy engine can be tiles of its lanes and cells."""
-    if job.index_stride > 1 and n % job.index_stride:
+    if job.step > 1 and n % job.step:
         return False
     return not summary or TILE % job.cells == 0 or job.cells % TILE == 0
 
 
 def _aligned(job: Job) -> bool:
     """Whether the numbers of a lane's queries, four bytes each, begin at a multiple of 16 bytes."""
-    return job.lanes == 1 or job.index_stride > 1 or job.lane_stride % 4 == 0
+    return job.lanes == 1 or job.step > 1 or job.lane_shift % 4 == 0
 
 
 def copyable(*tensors: Tensor) -> bool:

@@ -59,12 +59,12 @@ def backward(call: Backward, one: Pass, accumulate: bool) -> list[Launch] | None
         return [launch_walk_backward(call, job.far)]
     if kind == "lanes":
         return [launch_lane_backward(call, lanes, job.near, accumulate) for lanes in _lane_sets(job, n)]
-    numbers = _new_numbers(call, job.index_stride)
+    numbers = _new_numbers(call, job.step)
     whole = one.summary and bool(job.own) and whole_lanes(job, True, d_qk, d_v)
     if whole:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
         launches = [launch_lane_backward(call, lanes, 0, accumulate, numbers) for lanes in block_lanes(n, job.block)]
     else:
-        launches = [_fill_numbers(call, numbers, job.index_stride)]
+        launches = [_fill_numbers(call, numbers, job.step)]
     if call.need_q:
         launches.append(_dq(call, numbers, one, not whole, accumulate or whole))
     if call.need_kv and not whole:
@@ -76,7 +76,7 @@ def backward(call: Backward, one: Pass, accumulate: bool) -> list[Launch] | None
 
 def _lane_sets(job: Job, n: int) -> list[Lanes]:
     """A job is of residue classes, or of blocks; one lane alone is both."""
-    return column_lanes(n, job.index_stride) if job.lane_stride == 1 else block_lanes(n, job.block)
+    return column_lanes(n, job.step) if job.lane_shift == 1 else block_lanes(n, job.block)
 
 
 def _window(call: Forward, one: Pass, accumulate: bool) -> Launch:
@@ -85,8 +85,7 @@ def _window(call: Forward, one: Pass, accumulate: bool) -> Launch:
     along = -(-job.limit // TILE)
     items = size * heads * along * job.lanes
     arguments = (
-        _lanes(q, job.index_stride, ROWS), *(_lanes(x, job.index_stride, TILE) for x in (k, v)), output, lse,
-        *output.stride()[:3],
+        _lanes(q, job.step, ROWS), *(_lanes(x, job.step, TILE) for x in (k, v)), output, lse, *output.stride()[:3],
         items, size * heads, heads, job.lanes, along, *_geometry(job), job.near, job.far, job.limit, n, call.scale,
     )  # fmt: skip
     constants = {"D_V": v.shape[3], "LATER": accumulate, "num_warps": 4}
@@ -101,7 +100,7 @@ def _past(call: Forward, one: Pass, accumulate: bool) -> Launch:
     items = size * heads * -(-units // GROUPS.value)
     cells = job.cells if one.summary else 0
     arguments = (
-        _lanes(q, job.index_stride, ROWS), *_key_boxes(k, v, one), output, lse, _first_cells(one, q.device),
+        _lanes(q, job.step, ROWS), *_key_boxes(k, v, one), output, lse, _first_cells(one, q.device),
         *output.stride()[:3], items, size * heads, heads, units, in_lane, *_geometry(job), job.limit, job.near, cells,
         job.cells, n, call.scale,
     )  # fmt: skip
@@ -116,8 +115,7 @@ def _dq(call: Backward, numbers: Tensor, one: Pass, window: bool, accumulate: bo
     items = size * heads * along * job.lanes
     cells = job.cells if one.summary else 0
     arguments = (
-        _lanes(q, job.index_stride, TILE), _lanes(call.d_output, job.index_stride, TILE),
-        *_key_boxes(call.k, call.v, one), numbers, dq,
+        _lanes(q, job.step, TILE), _lanes(call.d_output, job.step, TILE), *_key_boxes(call.k, call.v, one), numbers, dq,
         _first_cells(one, q.device), *dq.stride()[:3], items, size * heads, heads, job.lanes, along, *_geometry(job),
         cells, job.near, job.far, job.limit, n, numbers.shape[2], _number_shift(job, n), job.cells, *call.scales,
     )  # fmt: skip
@@ -132,12 +130,11 @@ def _dkv(call: Backward, numbers: Tensor, one: Pass, cells: bool, accumulate: bo
     size, heads, n, d_qk = q.shape
     along = -(-job.limit // TILE)
     key_count = (job.lanes - 1) * job.cells
-    number_count = n if job.index_stride == 1 else numbers.shape[2]
+    number_count = n if job.step == 1 else numbers.shape[2]
     items = size * heads * (-(-key_count // TILE) if cells else job.lanes * along)
     arguments = (
-        _lanes(q, job.index_stride, ROWS),
-        *(_cells(x, job) if cells else _lanes(x, job.index_stride, TILE) for x in (call.k, call.v)),
-        _lanes(call.d_output, job.index_stride, ROWS),
+        _lanes(q, job.step, ROWS), *(_cells(x, job) if cells else _lanes(x, job.step, TILE) for x in (call.k, call.v)),
+        _lanes(call.d_output, job.step, ROWS),
         Box(numbers, 0, (size * heads, 2, number_count), numbers.stride(), (1, 2, ROWS)),
         dk, dv, _first_cells(one, q.device), *dk.stride()[:3], *dv.stride()[:3], items, size * heads, heads, job.lanes,
         *_geometry(job), _number_shift(job, n), max(job.cells, 1), job.limit, job.near, job.far, n, key_count, job.block,
@@ -178,12 +175,12 @@ def _fill_numbers(call: Backward, numbers: Tensor, step: int) -> Launch:
 
 def _geometry(job: Job) -> tuple[int, int, int, int]:
     """Where a lane begins, by its number, and the step in it; and what the number moves a box's two coordinates by."""
-    return job.lane_stride, job.index_stride, *((0, 1) if job.index_stride > 1 else (job.lane_stride, 0))
+    return job.lane_shift, job.step, *((0, 1) if job.step > 1 else (job.lane_shift, 0))
 
 
 def _number_shift(job: Job, n: int) -> int:
     """How far apart the numbers of two lanes are."""
-    return _aligned(n // job.index_stride) if job.index_stride > 1 else job.lane_stride
+    return _aligned(n // job.step) if job.step > 1 else job.lane_shift
 
 
 @lru_cache(maxsize=256)
@@ -194,7 +191,7 @@ def _first_cells(one: Pass, device: torch.device) -> Tensor:
 def _key_boxes(k: Tensor, v: Tensor, one: Pass) -> list[Box]:
     """Views for windows and for cells; where there are no cells, those for windows once more."""
     job = one.jobs[0]
-    windows = [_lanes(x, job.index_stride, TILE) for x in (k, v)]
+    windows = [_lanes(x, job.step, TILE) for x in (k, v)]
     return [*windows, *([_cells(x, job) for x in (k, v)] if one.summary else windows)]
 
 
