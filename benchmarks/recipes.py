@@ -149,7 +149,7 @@ class Block(nn.Module):
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.value_mix is not None:
             v = (self.value_mix[0] * v + self.value_mix[1] * values).to(self.dtype)
-        seen = attend(q.contiguous(), k.contiguous(), v.contiguous(), self.patterns, scale=scale)
+        seen = attend(q, k, v, self.patterns, scale=scale)
         h = h + self.project(seen.transpose(1, 2).flatten(2))
         inner = self.inner(norm(h).to(self.dtype))
         inner = inner * torch.sigmoid(1.702 * inner) if recipe.activation == "gelu" else F.relu(inner).square()

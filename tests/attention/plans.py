@@ -6,7 +6,7 @@ import pytest
 
 from longstride.attention.kernels import general
 from longstride.attention.kernels.launch import forget_plans
-from longstride.attention.kernels.settings import TileSetting
+from longstride.attention.kernels.saved import Setting
 
 
 @contextmanager
@@ -21,4 +21,4 @@ def patched(**replacements):
 
 
 def tiles_of(rows, columns):
-    return patched(tile_setting=lambda *_: TileSetting(rows, columns, 4, 1))
+    return patched(tile_setting=lambda *_: Setting(rows, columns, 4, 1))

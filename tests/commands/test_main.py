@@ -59,12 +59,11 @@ def test_doctor_says_which_settings_are_in_force(capsys, monkeypatch, tmp_path):
     path = tmp_path / "longstride" / "kernels.json"
     monkeypatch.delenv(saved.VARIABLE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    place = '"kernel": "dq", "summary": true, "width": 64, "dtype": "float16"'
-    row = f'{{{place}, "rows": 64, "columns": 64, "warps": 4, "stages": 3}}'
+    row = '"dq summary d64 float16": {"rows": 64, "columns": 64, "warps": 4, "stages": 3, "per_processor": 0}'
     contents = {
         None: (0, f"shipped; longstride bench tune saves a GPU's own in {path}"),
-        f'{{"NVIDIA H200": [{row}]}}': (0, f"{path}: 1 for NVIDIA H200"),
-        "{": (1, f"FAILED here: settings: in {str(path)!r}, Expecting property name"),
+        f'{{"NVIDIA H200": {{{row}}}}}': (0, f"{path}: 1 for NVIDIA H200"),
+        "{": (1, f"FAILED here: settings: {path} is not JSON: Expecting property name"),
     }
     for content, (expected_code, expected) in contents.items():
         if content is not None:

@@ -21,7 +21,6 @@ from PIL import Image
 from rich.console import Console
 
 from longstride.attention.kernels import saved
-from longstride.attention.kernels.launches import KERNELS, TileKey
 from longstride.data import samples
 from longstride.data.store import write_store
 from longstride.evaluation.results import Results
@@ -101,11 +100,9 @@ def results_file() -> list[Files]:
 
 def settings_file() -> list[Files]:
     rows = {}
-    for kernel, (key, setting) in KERNELS.items():
-        if key is TileKey:
-            rows[key(kernel, False, 64, torch.bfloat16)] = setting(64, 64, 4, 2)
-        else:
-            rows[key(kernel, 64, False, 64, torch.float16)] = setting(4, 2, 1)
+    for key in saved.KEYS.values():
+        if key.width == 64 and key.dtype == torch.float16:
+            rows[key] = saved.Setting(key.lane or 64, key.lane or 64, 4, 2, 1 if key.lane else 0)
     saved.write(Path("kernels.json"), {"NVIDIA H200": rows})
     return [_files()]
 

@@ -1,15 +1,22 @@
 """The kernels that make bytes, against plain PyTorch: in Triton's interpreter, where programs run one after the other and so
 there is one of them, or on a GPU."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from longstride.attention.kernels.cached_attention import constants
 from longstride.model import SparseTransformer, preset
 from longstride.sampling import batched, generate, resident
-from longstride.sampling.batched import BatchedStreams, in_parts
+from longstride.sampling.batched import BatchedStreams, in_terms
 from longstride.sampling.decoder import TorchStreams
+from longstride.sampling.kernels.arguments import Partition, ProductSizes
 from longstride.sampling.resident import ResidentStreams, fits
 from longstride.sampling.sampler import SamplingParams, random_state
 from longstride.sampling.streams import choose_implementation, open_streams
@@ -132,17 +139,17 @@ def test_a_product(rows, columns, share, block, activate, of):
     torch.manual_seed(0)
     dtype = torch.bfloat16 if GPU else torch.float16
     x, bias = torch.randn(1, 70, 200), torch.randn(41)
-    split = in_parts(torch.randn(1, 41, 200), of, dtype)[0]
+    split = in_terms(torch.randn(1, 41, 200), of, dtype)[0]
     weight = split.double().sum(0)
-    x, parts = x[0], in_parts(x, 3, dtype)[0]
+    x, parts = x[0], in_terms(x, 3, dtype)[0]
     share = 256 if activate else share
     shares = -(-200 // share)
     # What is there before is not added to, and nothing past the end is written.
     out = torch.full((3 if activate else shares, 70, 41), 7.0, device=DEVICE, dtype=dtype if activate else None)
     guard = torch.cat([out.flatten(), torch.full((64,), 5.0, device=DEVICE, dtype=out.dtype)])
     batched.multiply[(-(-70 // rows), -(-41 // columns), shares)](
-        parts.to(DEVICE), split.to(DEVICE), bias.to(DEVICE), guard, 70, ACTIVATE=activate, PARTS=3, OF=of, IN=200, OUT=41,
-        ROWS=rows, COLUMNS=columns, SHARE=share, BLOCK_IN=block,
+        parts.to(DEVICE), split.to(DEVICE), bias.to(DEVICE), guard, 70,
+        SIZES=constants(ProductSizes(200, 41, 3, of, rows, columns, share, block)), ACTIVATE=activate,
     )  # fmt: skip
     wanted = x.double() @ weight.T
     if activate:
@@ -163,7 +170,7 @@ def test_which_parts_are_multiplied(of):
     x, weight = (torch.randint(-4, 5, size, device=DEVICE).to(dtype) for size in ((3, 16, 32), (of, 16, 32)))
     out = torch.zeros(1, 16, 16, device=DEVICE)
     batched.multiply[(1, 1, 1)](
-        x, weight, weight, out, 16, ACTIVATE=False, PARTS=3, OF=of, IN=32, OUT=16, ROWS=16, COLUMNS=16, SHARE=32, BLOCK_IN=16
+        x, weight, weight, out, 16, SIZES=constants(ProductSizes(32, 16, 3, of, 16, 16, 32, 16)), ACTIVATE=False
     )
     pairs = [(part, other) for part in range(3) for other in range(of) if part + other < 3]
     wanted = sum(x[part].double() @ weight[other].double().T for part, other in pairs)
@@ -198,7 +205,7 @@ def test_parts_are_as_good_as_float32(precision, parts):
         half = precision in ("bfloat16", "float16")
         compare(made, "batched", 5, 30, given=30, tolerance=0.01 if half else 1e-4, every=1)
     streams = BatchedStreams(made.to(DEVICE), 2, 40)
-    weight = streams.weights["inner_weight"]
+    weight = streams.weights.blocks.inner.weight
     assert weight.shape[1] == parts
     assert torch.equal(weight.double().sum(1)[1], streams.model.blocks[1].ff.inner.weight.double())
 
@@ -232,8 +239,8 @@ def test_presets_in_half_precision_on_a_gpu(name, maker, batch):
 @pytest.mark.parametrize(("maker", "batch"), [("resident", 1), ("resident", 3), ("resident", 8), ("batched", 1)])
 @pytest.mark.parametrize("prompt", [1_000, 5_000, 12_150])
 def test_far_into_a_text_on_a_gpu(maker, batch, prompt):
-    """Where there are lookers, or eight warps (for eight streams), where there are more keys than are loaded beforehand, and
-    at the end of the context."""
+    """Where there are attention programs, or eight warps (for eight streams), where there are more keys than are loaded
+    beforehand, and at the end of the context."""
     compare(lively("enwik8"), maker, prompt, 138, batch=batch, length=12_288)
 
 
@@ -249,7 +256,8 @@ def test_far_into_a_text_in_half_precision_on_a_gpu(maker, batch):
 def test_heads_that_take_turns_on_a_gpu():
     """Of five streams' heads, each of a group of four programs has some."""
     made = model(width=320, heads=20, layers=2, context=300, pattern="dense()")
-    assert resident._partition(made.config, 5, 128)[:2] == (4, 1)
+    partition, splits, _ = resident._partition(made.config, 5, 128)
+    assert (partition.group, splits) == (4, 1)
     compare(made, "resident", 250, 20, batch=5)
 
 
@@ -275,18 +283,18 @@ def test_the_same_bits_a_hundred_times():
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
-def test_the_same_bits_with_programs_that_only_look():
+def test_the_same_bits_with_attention_programs():
     """Within one block of 128, so that what is made again does not overwrite what it looks at."""
     made = lively("enwik8", "bfloat16").to(DEVICE)
     known, state = torch.zeros(1, dtype=torch.int32, device=DEVICE), random_state(1, torch.arange(1, device=DEVICE))
     streams = ResidentStreams(made, 1, 12_288)
     each = streams.tables.most_between(12_050, 12_069) // streams.splits
-    assert resident._attention_settings(made.config, streams.workers, streams.warps, each)["LOOKERS"]
+    assert resident._key_split(made.config, streams.workers, streams.warps, streams.splits, each).has_attention_programs
     streams.prefill(some_bytes(1, 12_050).to(torch.uint8).to(DEVICE))
-    chosen, found = streams.chosen.clone(), set()
+    last_bytes, found = streams.last_bytes.clone(), set()
     for _ in range(100):
         streams.position = 12_050
-        streams.chosen.copy_(chosen)
+        streams.last_bytes.copy_(last_bytes)
         made_bytes = streams.extend(20, known, state, SamplingParams()).cpu()
         found.add(streams.logits.cpu().numpy().tobytes() + made_bytes.numpy().tobytes())
     assert len(found) == 1
@@ -294,35 +302,52 @@ def test_the_same_bits_with_programs_that_only_look():
 
 def test_how_programs_share_the_work():
     """enwik8: 8 heads of 64, W = 512, F = 2048."""
-    group, splits, rows, held = resident._partition(preset("enwik8"), 1, 128)
-    assert (group, splits, held) == (16, 16, 16 * 512)
-    wanted = {"QKV_ROWS": 16, "PROJECT_ROWS": 32, "INNER_ROWS": 16, "WIDTH_ROWS": 4, "LOGIT_ROWS": 2}
-    assert rows == wanted
-    # Eight streams: two programs look at a head of each, and project it.
-    assert resident._partition(preset("enwik8"), 8, 128)[:2] == (16, 2)
+    partition, splits, held = resident._partition(preset("enwik8"), 1, 128)
+    assert partition == Partition(
+        1, 128, 16, 8, 1, 1, qkv_rows=16, project_rows=32, inner_rows=16, outer_rows=4, logit_rows=2
+    )
+    assert (splits, held) == (16, 16 * 512)
+    # Eight streams: two programs attend to a head of each, and project it.
+    partition, splits, _ = resident._partition(preset("enwik8"), 8, 128)
+    assert (partition.group, splits, partition.part_turns) == (16, 2, 1)
     # Three heads: a group of the largest power of two, and each head has one.
-    assert resident._partition(config(width=12, heads=3), 1, 8)[:2] == (2, 2)
+    partition, splits, _ = resident._partition(config(width=12, heads=3), 1, 8)
+    assert (partition.group, splits, partition.groups, partition.head_turns) == (2, 2, 4, 1)
 
 
-def test_how_programs_look():
+def test_how_programs_share_keys():
     """enwik8: a chunk is 16 keys of 256 bytes and values of 128, for four warps."""
     enwik8 = preset("enwik8")
 
-    def looks(each, workers=128, warps=4, config=enwik8):
-        shape = resident._attention_settings(config, workers, warps, each)
-        return shape["CHUNKS"], shape["CHUNK"], shape["LOOKERS"], shape["REST"]
+    def key_split(each, workers=128, warps=4, config=enwik8):
+        split = resident._key_split(config, workers, warps, 16, each)
+        return split.chunks, split.chunk, split.has_attention_programs, split.has_remaining
 
-    assert looks(7) == (1, 16, False, False)
-    assert looks(64) == (4, 16, False, False)
-    assert looks(65) == (7, 16, True, False)
-    assert looks(194) == (13, 16, True, False)
-    assert looks(256) == (16, 16, True, False)
-    assert looks(257) == (16, 16, True, True)
+    assert key_split(7) == (1, 16, False, False)
+    assert key_split(64) == (4, 16, False, False)
+    assert key_split(65) == (7, 16, True, False)
+    assert key_split(194) == (13, 16, True, False)
+    assert key_split(256) == (16, 16, True, False)
+    assert key_split(257) == (16, 16, True, True)
     # Eight warps for large matrices: chunks are of 32, and there is no room for others.
-    assert looks(194, warps=8) == (7, 32, False, False)
-    assert looks(194, workers=1) == (13, 16, False, False)
+    assert key_split(194, warps=8) == (7, 32, False, False)
+    assert key_split(194, workers=1) == (13, 16, False, False)
     # Values of 256 bytes: not more than a program can have.
-    assert looks(194, config=preset("cifar10")) == (10, 16, True, True)
+    assert key_split(194, config=preset("cifar10")) == (10, 16, True, True)
+
+
+def test_kernels_compile_for_an_h200():
+    """The interpreter accepts more than the compiler does. With few parameters, as `arguments.py` groups them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sampling.ahead_of_time"], cwd=Path(__file__).parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    parameters = json.loads(done.stdout)
+    assert parameters.keys() == {
+        "make_bytes", "list_seen", "begin_step", "multiply", "add_and_normalize", "attend_cached", "merge_parts", "end_step"
+    }  # fmt: skip
+    assert max(parameters.values()) <= 15
 
 
 def test_who_makes_the_bytes():

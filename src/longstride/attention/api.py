@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from longstride.attention.blocked import attend_blocked
-from longstride.attention.precision import DTYPES, cast_as_autocast_would, without_autocast
+from longstride.attention.precision import DTYPES, autocast_is_enabled, cast_as_autocast_would, without_autocast
 from longstride.attention.reference import attend_reference
 from longstride.common.checks import suggest
 from longstride.patterns import Pattern
@@ -77,11 +77,16 @@ def attend(
       may reach gradients, at other positions of the same head and batch entry. The same holds for "reference" under
       torch.compile and torch.func, and for NaN or infinity in an incoming gradient.
     """
-    q, k, v = _validate_tensors(q, k, v)
+    _validate_tensors(q, k, v)
+    if autocast_is_enabled(q.device):
+        q, k, v = cast_as_autocast_would(q, k, v)
+        with without_autocast(q.device):
+            return attend(q, k, v, pattern, scale=scale, impl=impl)
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
     heads = _patterns_per_head(pattern, q.shape[1])
-    implementation = IMPLEMENTATIONS[choose(impl, q.device).impl]
-    with without_autocast(q.device):
-        return implementation(q, k, v, heads, _validate_scale(scale, q.shape[-1]))
+    implementation = IMPLEMENTATIONS[_implementation_name(impl, q.device.type)]
+    return implementation(q, k, v, heads, _validate_scale(scale, q.shape[3]))
 
 
 class Choice(NamedTuple):
@@ -108,6 +113,12 @@ def choose(impl: str, device: torch.device) -> Choice:
     return Choice(impl, "asked for by name")
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _implementation_name(impl: str, device_type: str) -> str:
+    """As `choose`. torch.compile calls this once instead of tracing it, which would add a guard for each name it reads."""
+    return choose(impl, torch.device(device_type)).impl
+
+
 def _missing_for_triton(on_gpu: bool) -> str | None:
     if not HAS_TRITON:
         return "Triton, which is not installed: pip install triton"
@@ -116,7 +127,7 @@ def _missing_for_triton(on_gpu: bool) -> str | None:
     return None
 
 
-def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise ValueError(f"attend: {name} must be a tensor, got {type(x).__name__}")
@@ -124,18 +135,17 @@ def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
             raise ValueError(f"attend: {name} must be [batch, heads, n, d], got {x.dim()} dimensions: {_shape(x)}")
         if x.dtype not in DTYPES:
             raise ValueError(f"attend: {name} has dtype {x.dtype}; it must be float64, float32, bfloat16 or float16")
-        if 0 in x.shape[1:]:
-            raise ValueError(f"attend: {name} has shape {_shape(x)}; heads, n and d must be at least 1 (batch may be 0)")
+    batch, heads, n, d_qk = q.shape
+    d_v = v.shape[3]
     if q.shape != k.shape:
         raise ValueError(f"attend: q and k must have the same shape, got q {_shape(q)} and k {_shape(k)}")
-    if q.shape[:3] != v.shape[:3]:
+    if v.shape != (batch, heads, n, d_v):
         raise ValueError(f"attend: v must have q's batch, heads and n, got q {_shape(q)} and v {_shape(v)}")
+    if not (heads and n and d_qk and d_v):
+        name, x = ("v", v) if heads and n and d_qk else ("q", q)
+        raise ValueError(f"attend: {name} has shape {_shape(x)}; heads, n and d must be at least 1 (batch may be 0)")
     if not q.device == k.device == v.device:
         raise ValueError(f"attend: q, k and v must be on one device, got q {q.device}, k {k.device} and v {v.device}")
-    q, k, v = cast_as_autocast_would(q, k, v)
-    if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
-    return q, k, v
 
 
 def _patterns_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list[Pattern]:

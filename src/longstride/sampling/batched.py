@@ -8,22 +8,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longstride.attention.kernels.cached_attention import SoftmaxState, constants
 from longstride.model import SparseTransformer
-from longstride.sampling.kernel_streams import PRODUCTS, KernelStreams, next_power_of_2
+from longstride.sampling.kernel_streams import KernelStreams, next_power_of_2
+from longstride.sampling.kernels.arguments import (
+    AttentionSizes,
+    BlockCache,
+    BlockWeights,
+    Choice,
+    Norm,
+    ProductSizes,
+    Streams,
+)
 from longstride.sampling.kernels.batched import (
     add_and_normalize,
+    attend_cached,
     begin_step,
     end_step,
-    join_parts,
-    keep_and_look,
+    merge_parts,
     multiply,
 )
 from longstride.sampling.kernels.common import BYTES
 from longstride.sampling.sampler import SamplingParams
 
-PARTS = 3
+TERMS = 3
 """bfloat16 terms whose sum has the 24 bits of a float32; weights in half precision need fewer."""
-WEIGHT_PARTS = {"bfloat16": 1, "float16": 2}
+WEIGHT_TERMS = {"bfloat16": 1, "float16": 2}
 TILE, STAGES, ATTENTION_WARPS = 16, 4, 2
 """Attention: keys per tile, tiles in flight, and warps per program."""
 PROGRAMS = 512
@@ -43,35 +53,36 @@ class BatchedStreams(KernelStreams):
 
     def __init__(self, model: SparseTransformer, batch: int, length: int) -> None:
         config = model.config
-        super().__init__(model, batch, length, torch.float32)
         # Triton's interpreter is silently wrong for bfloat16.
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        for name in PRODUCTS:
-            self.weights[name] = in_parts(self.weights[name], WEIGHT_PARTS.get(config.precision, PARTS), self.dtype)
+        self.dtype = torch.bfloat16 if next(model.parameters()).device.type == "cuda" else torch.float32
+        weight_terms = WEIGHT_TERMS.get(config.precision, TERMS)
+        super().__init__(model, batch, length, lambda weight: in_terms(weight, weight_terms, self.dtype))
         heads = batch * config.heads
         # A split has at least one tile of keys, or nothing to do.
         self.splits = min(next_power_of_2(-(-PROGRAMS // heads)), next_power_of_2(-(-self.tables.most // TILE)))
-        lists = len(self.tables.heads)
-        integers = {"prompt_lengths": batch, "position": 1, "top_k": 1, "counts": lists, "own": lists}
-        integers["seen"] = lists * self.tables.most
-        self.integers = {name: torch.zeros(size, dtype=torch.int32, device=self.device) for name, size in integers.items()}
-        self.state = torch.zeros(batch, dtype=torch.int64, device=self.device)
-        buffers = {"part_top": heads, "part_total": heads, "part_result": heads * self.d_v}
-        self.buffers = {name: torch.zeros(size * self.splits, device=self.device) for name, size in buffers.items()}
-        self.buffers |= {name: torch.ones(1, device=self.device) for name in ("temperature", "top_p")}
-        self.h = torch.zeros(batch, config.width, device=self.device)
-        self.x = torch.zeros(PARTS, batch, config.width, dtype=self.dtype, device=self.device)
-        self.logits = torch.zeros(batch, BYTES.value, device=self.device)
+        self.visible = self.visible_slots(1)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.streams = Streams(
+            self.tokens, zeros(batch, dtype=torch.int32), zeros(batch, dtype=torch.int64), self.last_bytes
+        )  # fmt: skip
+        self.choice = Choice(zeros(1), zeros(1, dtype=torch.int32), zeros(1))
+        self.parts = SoftmaxState(*(zeros(heads, self.splits, *more) for more in ((), (), (self.d_v,))))
+        self.h = zeros(batch, config.width)
+        self.x = zeros(TERMS, batch, config.width, dtype=self.dtype)
+        self.logits = zeros(batch, BYTES.value)
         self.graphs: dict[bool, Any] = {}
 
     @torch.inference_mode()
     def extend(self, steps: int, prompt_lengths: Tensor, state: Tensor, params: SamplingParams) -> Tensor:
-        self.integers["prompt_lengths"].copy_(prompt_lengths)
-        self.state.copy_(state)
-        self.integers["position"].fill_(self.position)
-        self.integers["top_k"].fill_(params.top_k or BYTES.value)
-        self.buffers["temperature"].fill_(params.temperature)
-        self.buffers["top_p"].fill_(params.top_p or 1.0)
+        self.streams.prompt_lengths.copy_(prompt_lengths)
+        self.streams.random_states.copy_(state)
+        self.visible.position.fill_(self.position)
+        self.choice.temperature.fill_(params.temperature)
+        self.choice.top_k.fill_(params.top_k or BYTES.value)
+        self.choice.top_p.fill_(params.top_p or 1.0)
         with self.device_context():
             for _ in range(steps):
                 self._replay(params.has_filter)
@@ -92,69 +103,69 @@ class BatchedStreams(KernelStreams):
 
     def _step(self, has_filter: bool) -> None:
         """Launches the kernels of one step: embedding, blocks, logits, and the choice of a byte per stream."""
-        config, tables, weights, integers, batch = self.config, self.tables, self.weights, self.integers, self.batch
-        lists = {name: integers[name] for name in ("seen", "counts", "own")}
-        by_entry = [{name: x.view(tables.cycle, -1)[entry] for name, x in lists.items()} for entry in range(tables.cycle)]
-        parts = {name: self.buffers[name] for name in ("part_top", "part_total", "part_result")}
-        self.list_seen(integers["position"], 1, lists)
-        begin_step[(batch,)](
-            self.chosen, integers["position"], weights["token_table"], weights["place_table"], weights["places"], self.h,
-            W=config.width, DIMENSIONS=len(config.positions.sizes), BLOCK_W=next_power_of_2(config.width),
-        )  # fmt: skip
-        added, bias = self.h[None], weights["outer_bias"][0]
-        for number in range(config.layers):
-            own = {name: x[number] for name, x in weights.items() if name in BLOCK_WEIGHTS}
-            self._normalize(added, bias, own["norm_1"], own["shift_1"], self.x, number > 0)
-            qkv = self._product(self.x, own["qkv_weight"])
-            keep_and_look[(batch * config.heads * self.splits,)](
-                qkv, own["qkv_bias"], self.cache.keys[number], self.cache.values[number], self.cache.slots[number],
-                **by_entry[number % tables.cycle], most=tables.most, **parts, x=self.x, batch=batch,
-                scale=self.scale, H=config.heads, D_QK=self.d_qk, D_V=self.d_v, SHARES=len(qkv), PARTS=PARTS,
-                SPLITS=self.splits, TILE=TILE, STAGES=STAGES, BLOCK_QK=self.block_qk, BLOCK_V=self.block_v,
-                num_warps=ATTENTION_WARPS,
-            )  # fmt: skip
-            if self.splits > 1:
-                join_parts[(batch * config.heads,)](
-                    **parts, x=self.x, batch=batch, H=config.heads, D_V=self.d_v, SPLITS=self.splits, PARTS=PARTS,
-                    BLOCK_V=self.block_v,
-                )  # fmt: skip
-            added = self._product(self.x, own["project_weight"])
-            self._normalize(added, own["project_bias"], own["norm_2"], own["shift_2"], self.x, True)
-            inner = self._product(self.x, own["inner_weight"], own["inner_bias"])
-            added, bias = self._product(inner, own["outer_weight"]), own["outer_bias"]
+        weights, position, batch = self.weights, self.visible.position, self.batch
+        self.list_seen(self.visible, 1)
+        begin_step[(batch,)](self.last_bytes, position, weights.embedding, self.h, NETWORK=self.network)
+        added, bias = self.h[None], weights.blocks.outer.bias[0]
+        for layer in range(self.config.layers):
+            block = _block_weights(weights.blocks, layer)
+            self._normalize(added, bias, block.norm_attention, self.x, layer > 0)
+            self._attend(layer, self._product(self.x, block.query_key_value.weight), block.query_key_value.bias)
+            added = self._product(self.x, block.project.weight)
+            self._normalize(added, block.project.bias, block.norm_ff, self.x, True)
+            inner = self._product(self.x, block.inner.weight, block.inner.bias)
+            added, bias = self._product(inner, block.outer.weight), block.outer.bias
         x = torch.empty_like(self.h)
-        self._normalize(added, bias, weights["norm_last"], weights["shift_last"], x[None], True)
-        torch.mm(x, weights["output_weight"].T, out=self.logits)
-        end_step[(batch,)](
-            self.logits, self.tokens, integers["prompt_lengths"], self.state, integers["position"], self.length,
-            self.buffers["temperature"], integers["top_k"], self.buffers["top_p"], self.chosen, FILTERED=has_filter,
-        )  # fmt: skip
-        integers["position"] += 1
+        self._normalize(added, bias, weights.norm, x[None], True)
+        torch.mm(x, weights.output.T, out=self.logits)
+        end_step[(batch,)](self.logits, self.streams, self.length, position, self.choice, FILTERED=has_filter)
+        position += 1
 
-    def _normalize(self, added: Tensor, bias: Tensor, norm: Tensor, shift: Tensor, x: Tensor, add: bool) -> None:
+    def _attend(self, layer: int, qkv: Tensor, bias: Tensor) -> None:
+        """Writes the attention of all heads of a block to self.x, and its new keys and values to the cache."""
+        cache = BlockCache(self.cache.keys[layer], self.cache.values[layer], self.cache.slots[layer])
+        lists = (self.visible.slots, self.visible.counts, self.visible.own)
+        slots, counts, own = (x.view(self.tables.cycle, -1)[layer % self.tables.cycle] for x in lists)
+        visible = self.visible._replace(slots=slots, counts=counts, own=own)
+        sizes = AttentionSizes(len(qkv), TERMS, self.splits, TILE, STAGES)
+        heads = self.batch * self.config.heads
+        attend_cached[(heads * self.splits,)](
+            qkv, bias, cache, visible, self.parts, self.x, self.batch, NETWORK=self.network, HEAD=self.head,
+            SIZES=constants(sizes), num_warps=ATTENTION_WARPS,
+        )  # fmt: skip
+        if self.splits > 1:
+            merge_parts[(heads,)](
+                self.parts, self.x, self.batch, NETWORK=self.network, HEAD=self.head, SPLITS=self.splits, TERMS=TERMS
+            )  # fmt: skip
+
+    def _normalize(self, added: Tensor, bias: Tensor, norm: Norm, x: Tensor, add: bool) -> None:
         """h += sum(added) + bias, if `add`; x = norm(h)."""
-        width = self.config.width
         add_and_normalize[(self.batch,)](
-            self.h, added, bias, norm, shift, x, self.batch, ADD=add, W=width, SHARES=len(added), PARTS=len(x),
-            BLOCK_W=next_power_of_2(width),
+            self.h, added, bias, norm, x, self.batch, ADD=add, SHARES=len(added), TERMS=len(x), NETWORK=self.network
         )  # fmt: skip
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Returns x weight^T in float32 as [shares, batch, out], to be summed over the shares of a split input; with a bias,
-        gelu(x weight^T + bias) in PARTS terms, as x is."""
-        of, size_out, size_in = weight.shape
+        gelu(x weight^T + bias) in TERMS, as x is."""
+        weight_terms, size_out, size_in = weight.shape
         activate = bias is not None
         rows, columns, share = product_tile(self.batch, size_in, size_out, whole=activate)
         shares = -(-size_in // share)
         out = torch.empty(
-            PARTS if activate else shares, self.batch, size_out, dtype=x.dtype if activate else torch.float32,
+            TERMS if activate else shares, self.batch, size_out, dtype=x.dtype if activate else torch.float32,
             device=self.device,
         )  # fmt: skip
+        sizes = ProductSizes(size_in, size_out, TERMS, weight_terms, rows, columns, share, BLOCK_IN)
         multiply[(-(-self.batch // rows), -(-size_out // columns), shares)](
-            x, weight, bias if activate else weight, out, self.batch, ACTIVATE=activate, PARTS=PARTS, OF=of,
-            IN=size_in, OUT=size_out, ROWS=rows, COLUMNS=columns, SHARE=share, BLOCK_IN=BLOCK_IN,
+            x, weight, bias if activate else weight, out, self.batch, SIZES=constants(sizes), ACTIVATE=activate
         )  # fmt: skip
         return out
+
+
+def _block_weights(blocks: BlockWeights, layer: int) -> BlockWeights:
+    """Returns the weights of one block, from those of all blocks stacked."""
+    groups: Any = blocks
+    return BlockWeights(*(type(group)(*(x[layer] for x in group)) for group in groups))
 
 
 def product_tile(batch: int, size_in: int, size_out: int, whole: bool) -> tuple[int, int, int]:
@@ -173,16 +184,10 @@ def product_tile(batch: int, size_in: int, size_out: int, whole: bool) -> tuple[
     return rows, columns, -(-size_in // (shares * BLOCK_IN)) * BLOCK_IN
 
 
-def in_parts(x: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
-    """Splits x, [layers, ...], into `parts` terms of a smaller dtype whose sum approximates x: [layers, parts, ...]."""
+def in_terms(x: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Splits x, [layers, ...], into terms of a smaller dtype whose sum approximates x: [layers, count, ...]."""
     terms = [x.to(dtype)]
-    for _ in range(parts - 1):
+    for _ in range(count - 1):
         x = x - terms[-1]
         terms.append(x.to(dtype))
     return torch.stack(terms, 1)
-
-
-BLOCK_WEIGHTS = {
-    "norm_1", "shift_1", "qkv_weight", "qkv_bias", "project_weight", "project_bias", "norm_2", "shift_2", "inner_weight",
-    "inner_bias", "outer_weight", "outer_bias",
-}  # fmt: skip

@@ -1,20 +1,30 @@
 """Base class of streams that Triton kernels extend: weights and head tables in the kernels' layout, and the cache."""
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from math import e, log2, sqrt
+from itertools import accumulate
+from math import e, log2, prod, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from longstride.attention.kernels.cached import list_seen, table
+from longstride.attention.kernels.cached_attention import HeadSizes, constants
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.cache import Cache
 from longstride.sampling.decoder import in_float32, make_cache, prefill
+from longstride.sampling.kernels.arguments import (
+    BlockWeights,
+    Embedding,
+    Linear,
+    NetworkSizes,
+    Norm,
+    VisibleSlots,
+    Weights,
+)
 from longstride.sampling.kernels.common import START
 
-PRODUCTS = ("qkv_weight", "project_weight", "inner_weight", "outer_weight")
-"""Weight matrices of a block."""
 LIST_BLOCK = 256
 """Keys of a leaf that one program of `list_seen` writes."""
 
@@ -22,21 +32,24 @@ LIST_BLOCK = 256
 class KernelStreams:
     """Sequences that grow together, all at the same position, on one device."""
 
-    def __init__(self, model: SparseTransformer, batch: int, length: int, dtype: torch.dtype, readers: int = 1) -> None:
-        """dtype: of the weight matrices. readers: programs that read the last byte, each from its own copy."""
+    def __init__(
+        self, model: SparseTransformer, batch: int, length: int, convert: Callable[[Tensor], Tensor], readers: int = 1
+    ) -> None:
+        """convert: makes stacked weight matrices [layers, out, in] what the kernels multiply by. readers: programs that read
+        the last byte, each from its own copy."""
         config = model.config
         self.config, self.batch, self.length = config, batch, length
         self.device = next(model.parameters()).device
         self.model = in_float32(model)
         self.cache = make_cache(model, batch, length)
-        self.weights = KernelWeights(self.model, dtype, self.device).tensors
+        self.weights = stack_weights(self.model, convert)
         self.tables = HeadTables(self.cache, self.device)
         self.d_qk, self.d_v = config.qk_width // config.heads, config.width // config.heads
-        self.block_qk, self.block_v = head_blocks(config)
-        self.scale = log2(e) / sqrt(self.d_qk)
+        self.head = constants(HeadSizes(self.d_qk, self.d_v, *head_blocks(config), scale=log2(e) / sqrt(self.d_qk)))
+        self.network = constants(network_sizes(config, self.tables.cycle))
         self.position = 0
         self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.device)
-        self.chosen = torch.full((readers, batch), START.value, dtype=torch.int32, device=self.device)
+        self.last_bytes = torch.full((readers, batch), START.value, dtype=torch.int32, device=self.device)
 
     def prefill(self, tokens: Tensor) -> None:
         """Computes keys and values of the first n positions, tokens [batch, n]; n may be 0."""
@@ -44,15 +57,24 @@ class KernelStreams:
         if n:
             prefill(self.model, self.cache, tokens)
             self.tokens[:, :n] = tokens
-            self.chosen[:] = tokens[:, -1]
+            self.last_bytes[:] = tokens[:, -1]
         self.position = n
 
-    def list_seen(self, first: Tensor, positions: int, lists: dict[str, Tensor]) -> None:
-        """Fills `lists` for `positions` positions from `first` on: visible slots (seen), their counts, and the own slot."""
+    def visible_slots(self, positions: int) -> VisibleSlots:
+        """Returns room for the visible slots of some positions."""
+        rows, most = positions * len(self.tables.heads), self.tables.most
+
+        def zeros(size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=self.device)
+
+        return VisibleSlots(zeros(1), slots=zeros(rows * most), counts=zeros(rows), own=zeros(rows), capacity=most)
+
+    def list_seen(self, visible: VisibleSlots, positions: int) -> None:
+        """Lists the visible slots of `positions` positions, from visible.position on."""
         tables = self.tables
         list_seen[(positions * len(tables.heads), -(-tables.most // LIST_BLOCK))](
-            tables.table, first, **lists, most=tables.most, HEADS=len(tables.heads), LEAVES=tables.leaves,
-            BLOCK_SIZE=LIST_BLOCK,
+            tables.table, visible.position, visible.slots, visible.counts, visible.own, visible.capacity,
+            HEADS=len(tables.heads), LEAVES=tables.leaves, BLOCK_SIZE=LIST_BLOCK,
         )  # fmt: skip
 
     def device_context(self) -> AbstractContextManager[object]:
@@ -60,42 +82,47 @@ class KernelStreams:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
-class KernelWeights:
-    """A model's weights under the names of the kernels' arguments; those of all blocks are stacked, [layers, ...]."""
+def stack_weights(model: SparseTransformer, convert: Callable[[Tensor], Tensor]) -> Weights:
+    """Returns a model's weights for the kernels: those of all blocks stacked, their matrices converted."""
+    blocks: Any = model.blocks
+    embedding: Any = model.embedding
 
-    def __init__(self, model: SparseTransformer, dtype: torch.dtype, device: torch.device) -> None:
-        stacks: dict[str, list[Tensor]] = {}
-        block: Any
-        for block in model.blocks:
-            attention, ff = block.attention, block.ff
-            for name, x in {
-                "norm_1": block.norm_attention.weight, "shift_1": block.norm_attention.bias,
-                "qkv_weight": attention.query_key_value.weight, "qkv_bias": attention.query_key_value.bias,
-                "project_weight": attention.project.weight, "project_bias": attention.project.bias,
-                "norm_2": block.norm_ff.weight, "shift_2": block.norm_ff.bias,
-                "inner_weight": ff.inner.weight, "inner_bias": ff.inner.bias,
-                "outer_weight": ff.outer.weight, "outer_bias": ff.outer.bias,
-            }.items():  # fmt: skip
-                stacks.setdefault(name, []).append(x.detach())
-        self.tensors = {name: torch.stack(parts) for name, parts in stacks.items()}
-        for name in PRODUCTS:
-            self.tensors[name] = self.tensors[name].to(dtype)  # Exact: `in_float32` has rounded them to this precision.
-        embedding: Any = model.embedding
-        tables = [embedding.position[name].weight.detach() for name in embedding.positions.names]
-        self.tensors |= {
-            "norm_last": model.norm.weight.detach(), "shift_last": model.norm.bias.detach(),
-            "output_weight": model.output.weight.detach(),
-            "token_table": torch.cat([embedding.token.weight.detach(), embedding.start.detach()[None]]),
-            "place_table": torch.cat(tables),
-        }  # fmt: skip
-        places, first, stride = [], 0, 1
-        for size in embedding.positions.sizes:
-            places.append([first, 0, size])
-            first += size
-        for place in reversed(places):
-            place[1] = stride
-            stride *= place[2]
-        self.tensors["places"] = torch.tensor(places, dtype=torch.int32, device=device)
+    def stack(parameters: list[Tensor]) -> Tensor:
+        return torch.stack([parameter.detach() for parameter in parameters])
+
+    def linear(layers: list[Any]) -> Linear:
+        return Linear(convert(stack([layer.weight for layer in layers])), stack([layer.bias for layer in layers]))
+
+    def norm(layers: list[Any]) -> Norm:
+        return Norm(stack([layer.weight for layer in layers]), stack([layer.bias for layer in layers]))
+
+    tables = [embedding.position[name].weight.detach() for name in embedding.positions.names]
+    return Weights(
+        Embedding(
+            tokens=torch.cat([embedding.token.weight.detach(), embedding.start.detach()[None]]),
+            positions=torch.cat(tables),
+            coordinates=_coordinates(embedding.positions.sizes).to(tables[0].device),
+        ),
+        BlockWeights(
+            norm([block.norm_attention for block in blocks]),
+            linear([block.attention.query_key_value for block in blocks]),
+            linear([block.attention.project for block in blocks]),
+            norm([block.norm_ff for block in blocks]),
+            linear([block.ff.inner for block in blocks]),
+            linear([block.ff.outer for block in blocks]),
+        ),
+        Norm(model.norm.weight.detach(), model.norm.bias.detach()),
+        model.output.weight.detach(),
+    )
+
+
+def _coordinates(sizes: Sequence[int]) -> Tensor:
+    """Returns `Embedding.coordinates` for position tables of these sizes; the last coordinate steps fastest."""
+    rows, stride = [], prod(sizes)
+    for first, size in zip(accumulate(sizes, initial=0), sizes):
+        stride //= size
+        rows.append([first, stride, size])
+    return torch.tensor(rows, dtype=torch.int32)
 
 
 class HeadTables:
@@ -109,14 +136,20 @@ class HeadTables:
         self.most = max(head.most for head in self.heads)
         self.table = table(self.heads, self.leaves).to(device)
         starts = torch.tensor([0, *cache.slots[:-1]]).cumsum(0) * (cache.keys[0].shape[0] * config.heads)
-        self.tensors = {
-            "starts": starts.to(device),
-            "slot_counts": torch.tensor(cache.slots, dtype=torch.int32, device=device),
-        }
+        self.starts = starts.to(device)
+        self.slots = torch.tensor(cache.slots, dtype=torch.int32, device=device)
 
     def most_between(self, first: int, last: int) -> int:
         """Returns the most keys that a query from position `first` to `last` sees."""
         return max(head.most_between(first, last) for head in self.heads)
+
+
+def network_sizes(config: ModelConfig, cycle: int) -> NetworkSizes:
+    return NetworkSizes(
+        layers=config.layers, width=config.width, ff_width=config.ff_width, heads=config.heads,
+        qkv_width=2 * config.qk_width + config.width, coordinates=len(config.positions.sizes), cycle=cycle,
+        block_width=next_power_of_2(config.width), block_ff=next_power_of_2(config.ff_width),
+    )  # fmt: skip
 
 
 def head_blocks(config: ModelConfig) -> tuple[int, int]:

@@ -7,33 +7,41 @@ import json
 import sys
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from longstride.attention.kernels.arguments import Dims, Matrix, RowShape, Sizes, Tables, Tiling, compiled
 from longstride.attention.kernels.backward import backward_dkv, backward_dq
 from longstride.attention.kernels.forward import forward
 
 KERNELS = {"forward": forward, "dq": backward_dq, "dkv": backward_dkv}
-POINTERS = {"log_sum_exp": "*fp32", "mean": "*fp32", "jobs": "*i32", "exclusions": "*i32"}
-POINTERS |= dict.fromkeys(("q", "k", "v", "output", "gradient", "dq", "dk", "dv"), "*data")
-DATA = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DATA = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
+ALIGNED = [["tt.divisibility", 16]]
 
 
 def shared_memory(arch, kernel, summary, width, dtype, rows, columns, warps, stages):
-    constants = {
-        "D_QK": width, "D_V": width, "WIDTH_QK": width, "WIDTH_V": width, "WIDE": False, "ROWS": rows, "COLUMNS": columns,
-        "SUMMARY": summary, "CELLS": summary, "EVEN": True, "GROUPED": False, "SHORT": not summary, "EXCLUDE": 0,
-        "LATER": False, "PRECISION": "ieee" if dtype == "float32" else "tf32",
+    row = compiled(RowShape, d=width, width=width, wide=False)
+    tiling = compiled(
+        Tiling, rows=rows, columns=columns, summary=summary, even=True, grouped=False, short=not summary, exclude=0
+    )  # fmt: skip
+    precision = "ieee" if dtype == "float32" else "tf32"
+    dims = Dims(tl.constexpr(row), tl.constexpr(row), tl.constexpr(precision))
+    constants = {"DIMS": dims, "TILES": tiling, "CELLS": summary, "ACCUMULATE": False}
+    types = {
+        "lse": "*fp32", "delta": "*fp32", "tables": Tables("*i32", "*i32"), "sizes": Sizes(*["i32"] * 5),
+        "scale": "fp32", "slope_scale": "fp32",
     }  # fmt: skip
     signature, values, aligned = {}, {}, {}
     for index, name in enumerate(KERNELS[kernel].arg_names):
         if name in constants:
             signature[name], values[index,] = "constexpr", constants[name]
             continue
-        pointer = POINTERS.get(name)
-        signature[name] = pointer.replace("data", DATA[dtype]) if pointer else "fp32" if "scale" in name else "i32"
-        if pointer or name.endswith(("_batch", "_head", "_row")):
-            aligned[index,] = [["tt.divisibility", 16]]
+        signature[name] = types.get(name, Matrix(DATA[dtype], "i32", "i32", "i32"))
+        if isinstance(signature[name], Matrix | Tables):
+            aligned |= {(index, field): ALIGNED for field in range(len(signature[name]))}
+        elif "scale" not in name and name != "sizes":
+            aligned[index,] = ALIGNED
     source = ASTSource(KERNELS[kernel], signature, values, aligned)
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options).metadata.shared

@@ -3,6 +3,7 @@
 import ctypes
 import struct
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -176,3 +177,23 @@ def test_without_nvidias_driver_a_capture_is_left_alone(monkeypatch):
     monkeypatch.setattr(driver, "cuda", missing)
     with driver.relaxed_capture():
         pass
+
+
+class Matrix(NamedTuple):
+    data: Any
+    row: int
+
+
+def test_a_launch_finds_tensors_in_named_tuples():
+    """Through Triton it passes the same NamedTuples, with the tensors of the run."""
+    q, k, table = torch.zeros(3, 4).unbind()
+    given = []
+    kernel = {(1,): lambda *arguments, **constants: given.extend([*arguments, constants])}
+    constants = {"DIMS": Matrix(8, 16)}
+    bound = Launch(kernel, 1, (Matrix(k, 7), Matrix(Matrix(q, 1), 2), Matrix(table, 3)), constants).bound([q, k])
+    assert bound.arguments == (Matrix(Place(1), 7), Matrix(Matrix(Place(0), 1), 2), Matrix(table, 3))
+    other = torch.ones(2, 4)
+    bound.through_triton(list(other))
+    assert [type(x) for x in given] == [Matrix, Matrix, Matrix, dict]
+    assert [given[0].data.data_ptr(), given[1].data.data.data_ptr()] == [other[1].data_ptr(), other[0].data_ptr()]
+    assert (given[2].data is table, given[3]) == (True, constants)

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from longstride import attend
 from longstride.attention.kernels import launch
 from longstride.attention.kernels.launch import _plans, forget_plans
-from longstride.attention.kernels.settings import Gpu, gpu, lane_tiles
+from longstride.attention.kernels.settings import Gpu, gpu, lane_setting
 from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary, fixed, grid, strided, union
 from tests.attention.cases import cases, tensors
 from tests.attention.error_rule import assert_within_the_rule, results
@@ -77,9 +77,9 @@ def test_with_the_settings_that_ship(pattern, dtype):
 
 @pytest.mark.parametrize("pattern", [Column(20), Local(3) | Column(20), [Column(30), Block(4)]], ids=repr)
 def test_short_lanes_share_a_tile(pattern):
-    setting = lane_tiles(False, False, 16, 16, HALF, 8, gpu(torch.device(DEVICE)))
+    setting = lane_setting("lane_forward", False, 16, 16, HALF, 8, gpu(torch.device(DEVICE)))
     assert setting is not None
-    assert setting.together > 1
+    assert setting.rows > 8
     assert_within_the_rule("triton", *on_device(1, 2, 150, 16, 16, dtype=HALF), pattern)
 
 
@@ -132,7 +132,7 @@ def test_heads_that_lie_far_apart(pattern):
 
 def test_a_gpu_with_little_shared_memory_computes_windows():
     data = on_device(1, 2, 70, 16, 16, dtype=torch.float16)
-    with patched(gpu=lambda device: Gpu("a small GPU", (8, 9), 99 * 2**10), _lanes=None):
+    with patched(gpu=lambda device: Gpu("a small GPU", 99 * 2**10), _launch_lanes=None):
         assert_within_the_rule("triton", *data, Block(32))
 
 

@@ -1,7 +1,7 @@
 """The backend for every GPU that Triton supports, and for its interpreter: kernels in plain Triton, for any pattern.
 
 Forward, a pass is one launch. Backward, it is one launch if a tile holds whole lanes. Otherwise it is one for dq, and one or
-two for dk and dv: the second is for summary cells, which later lanes see too. `backward_mean` runs once, before these.
+two for dk and dv: the second is for summary cells, which later lanes see too. `backward_delta` runs once, before these.
 """
 
 from functools import lru_cache
@@ -10,171 +10,169 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.backward import backward_dkv, backward_dq, backward_mean
+from longstride.attention.kernels.arguments import (
+    Dims,
+    LaneTiling,
+    Sizes,
+    Tables,
+    Tiling,
+    compiled,
+    dims,
+    matrix,
+    row_shape,
+    row_sizes,
+)
+from longstride.attention.kernels.backward import backward_delta, backward_dkv, backward_dq
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.forward import forward as forward_kernel
 from longstride.attention.kernels.jobs import Pass
 from longstride.attention.kernels.lanes import lane_backward, lane_forward
 from longstride.attention.kernels.launch import Launch, constant
-from longstride.attention.kernels.settings import LaneTiles, TileSetting, gpu, lane_tiles, padded, processors, tile_setting
+from longstride.attention.kernels.saved import Setting
+from longstride.attention.kernels.settings import gpu, lane_setting, padded, processors, tile_setting
 
-MEAN_ROWS = 64
-"""Rows per program of `backward_mean`."""
+DELTA_ROWS = 64
+"""Rows per program of `backward_delta`."""
 FEW = 4
 """A window of at most this many tiles takes one loop, with a mask on each tile. Longer ones also have a loop without."""
 
 
 def forward(call: Forward, one: Pass, accumulate: bool) -> list[Launch]:
-    q, k, v, output, _ = call.tensors
-    tensors = *call.tensors, *_tables(one, q.device)
-    strides = *_strides(q), *_strides(k), *_strides(v), *_strides(output)
-    shape = q.shape[1], q.shape[2], len(one.jobs)
-    flags = {"WIDE": _wide(q, k, v, output), "LATER": accumulate}
-    whole = _whole_lanes(q, v, one, backward=False, accumulate=accumulate)
+    q, k, v, output, lse = call.tensors
+    arguments = *map(matrix, (q, k, v, output)), lse, _tables(one, q.device), call.scale
+    whole = _whole_lanes(call, one, "lane_forward", accumulate)
     if whole:
-        flags["SAME"] = _same_rows(q, k, v, output)
-        return [_lanes(lane_forward, whole, one, q, v, (*tensors, *strides, *shape), (call.scale,), flags)]
-    sizes = _sizes(q, v, one, "forward", one.summary)
-    tiles = one.tiles(sizes.rows)
-    constants = {**_constants(q, v, one, sizes, False), "SUMMARY": one.summary, **flags, **_options(sizes)}
-    programs = len(q) * len(one.jobs) * tiles
-    return [Launch(forward_kernel, programs, (*tensors, *strides, *shape, tiles, call.scale), constants)]
+        return [_launch_lanes(lane_forward, call, one, whole, arguments, accumulate)]
+    setting = _setting(call, one, "forward", one.summary)
+    return [_launch(forward_kernel, call, one, setting, one.tiles(setting.rows), arguments, ACCUMULATE=accumulate)]
 
 
 def backward(call: Backward, one: Pass, accumulate: bool) -> list[Launch]:
     q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
-    inputs, tables = (q, k, v, d_output), _tables(one, q.device)
-    strides = *_strides(q), *_strides(k), *_strides(v), *_strides(d_output)
-    shape = q.shape[1], q.shape[2], len(one.jobs)
-    flags = {"WIDE": _wide(*inputs, output, dq, dk, dv), "LATER": accumulate}
-    whole = _whole_lanes(q, v, one, backward=True, accumulate=accumulate)
+    inputs: tuple[Any, ...] = tuple(map(matrix, (q, k, v, d_output)))
+    rest = _tables(one, q.device), *call.scales
+    whole = _whole_lanes(call, one, "lane_backward", accumulate)
     if whole:
-        flags["SAME"] = _same_rows(*inputs, output, dq, dk, dv)
-        arguments = (
-            *inputs, output, lse, dq, dk, dv, *tables, *strides, *_strides(output), *_strides(dq), *_strides(dk),
-            *_strides(dv), *shape,
-        )  # fmt: skip
-        return [_lanes(lane_backward, whole, one, q, v, arguments, call.scales, flags)]
+        arguments = *inputs, matrix(output), lse, *map(matrix, (dq, dk, dv)), *rest
+        return [_launch_lanes(lane_backward, call, one, whole, arguments, accumulate)]
     launches = []
-    if "mean" not in call.workspace.named:
-        call.workspace.named["mean"] = call.workspace.new(*lse.shape)
-        launches.append(_mean(d_output, output, call.workspace.named["mean"]))
-    by_query = lse, call.workspace.named["mean"]
+    if "delta" not in call.workspace.named:
+        call.workspace.named["delta"] = call.workspace.new(*lse.shape)
+        launches.append(_delta(d_output, output, call.workspace.named["delta"]))
+    inputs = *inputs, lse, call.workspace.named["delta"]
     if call.need_q:
-        sizes = _sizes(q, v, one, "dq", one.summary)
-        tiles = one.tiles(sizes.rows)
-        dq_arguments = *inputs, *by_query, dq, *tables, *strides, *_strides(dq), *shape, tiles, *call.scales
-        constants = {**_constants(q, v, one, sizes, False), "SUMMARY": one.summary, **flags, **_options(sizes)}
-        launches.append(Launch(backward_dq, len(q) * len(one.jobs) * tiles, dq_arguments, constants))
+        setting = _setting(call, one, "dq", one.summary)
+        arguments = *inputs, matrix(dq), *rest
+        launches.append(_launch(backward_dq, call, one, setting, one.tiles(setting.rows), arguments, ACCUMULATE=accumulate))
     if call.need_kv:
+        arguments = *inputs, matrix(dk), matrix(dv), *rest
         for cells in (False, True) if one.summary else (False,):
-            sizes = _sizes(q, v, one, "dkv", cells)
-            tiles = one.cell_tiles(sizes.columns) if cells else one.tiles(sizes.columns)
-            dkv_arguments = (
-                *inputs, *by_query, dk, dv, *tables, *strides, *_strides(dk), *_strides(dv), *shape, tiles, *call.scales,
-            )  # fmt: skip
-            flags["LATER"] = accumulate or cells
-            constants = {**_constants(q, v, one, sizes, cells), "CELLS": cells, **flags, **_options(sizes)}
-            launches.append(Launch(backward_dkv, len(q) * len(one.jobs) * tiles, dkv_arguments, constants))
+            setting = _setting(call, one, "dkv", cells)
+            tiles = (one.cell_tiles if cells else one.tiles)(setting.columns)
+            flags = {"CELLS": cells, "ACCUMULATE": accumulate or cells}
+            launches.append(_launch(backward_dkv, call, one, setting, tiles, arguments, **flags))
     return launches
 
 
-def _lanes(
+def _launch(
     kernel: Any,
-    sizes: LaneTiles,
+    call: Forward | Backward,
     one: Pass,
-    q: Tensor,
-    v: Tensor,
+    setting: Setting,
+    tiles: int,
     arguments: tuple[Any, ...],
-    scales: tuple[float, ...],
-    flags: dict[str, bool],
+    **flags: bool,
 ) -> Launch:
-    tiles = one.lane_tiles(sizes.together)
-    total = len(q) * len(one.jobs) * tiles
-    constants = {
-        **_dimensions(q, v),
-        "ROWS": sizes.rows,
-        "TOGETHER": sizes.together,
-        "SHARED": one.shared,
-        "GROUPED": one.grouped,
-        "EXCLUDE": one.most_exclusions,
-        "STAGES": sizes.stages,
-        **flags,
-        **_options(sizes),
-    }
-    programs = min(total, processors(q.device) * sizes.per_processor)
-    return Launch(kernel, programs, (*arguments, tiles, total, *scales), constants)
+    rows, columns = setting.rows, setting.columns
+    window = max(rows, columns) + max(min(job.far, job.limit - 1) for job in one.jobs)
+    tiling = compiled(
+        Tiling,
+        rows=rows,
+        columns=columns,
+        summary=one.summary,
+        even=all(job.cells and columns % job.cells == 0 for job in one.jobs),
+        grouped=one.grouped,
+        short=one.most_exclusions > 0 or (not flags.get("CELLS") and window <= FEW * min(rows, columns)),
+        exclude=one.most_exclusions,
+    )
+    constants = {"DIMS": _dims(call), "TILES": tiling, **flags, **_options(setting)}
+    sizes = _sizes(call, one, tiles)
+    return Launch(kernel, sizes.total, (*arguments, sizes), constants)
 
 
-def _mean(d_output: Tensor, output: Tensor, mean: Tensor) -> Launch:
-    size, heads, n, d_v = output.shape
-    tiles = -(-n // MEAN_ROWS)
-    constants = {
-        "D_V": d_v,
-        "WIDTH_V": padded(d_v),
-        "WIDE": _wide(d_output, output),
-        "ROWS": MEAN_ROWS,
-        "num_warps": 4,
-        "num_stages": 1,
-    }
-    arguments = d_output, output, mean, *_strides(d_output), *_strides(output), heads, n, tiles
-    return Launch(backward_mean, size * heads * tiles, arguments, constants)
+def _launch_lanes(
+    kernel: Any,
+    call: Forward | Backward,
+    one: Pass,
+    setting: Setting,
+    arguments: tuple[Any, ...],
+    accumulate: bool,
+) -> Launch:
+    together = setting.rows // padded(one.longest, least=1)
+    tiling = compiled(
+        LaneTiling,
+        rows=setting.rows,
+        together=together,
+        shared=one.shared,
+        same=len({x.stride(2) for x in _matrices(call)}) == 1,
+        grouped=one.grouped,
+        exclude=one.most_exclusions,
+        stages=setting.stages,
+    )
+    constants = {"DIMS": _dims(call), "TILES": tiling, "ACCUMULATE": accumulate, **_options(setting)}
+    sizes = _sizes(call, one, one.lane_tiles(together))
+    programs = min(sizes.total, processors(call.q.device) * setting.per_processor)
+    return Launch(kernel, programs, (*arguments, sizes), constants)
 
 
-def _options(sizes: TileSetting | LaneTiles) -> dict[str, int]:
-    return {"num_warps": sizes.warps, "num_stages": sizes.stages}
+def _delta(d_output: Tensor, output: Tensor, delta: Tensor) -> Launch:
+    sizes = row_sizes(output, DELTA_ROWS)
+    row = row_shape(output, _wide(d_output, output))
+    constants = {"ROW": row, "ROWS": DELTA_ROWS, "num_warps": 4, "num_stages": 1}
+    return Launch(backward_delta, sizes.total, (matrix(d_output), matrix(output), delta, sizes), constants)
+
+
+def _sizes(call: Forward | Backward, one: Pass, tiles: int) -> Sizes:
+    batch, heads, n, _ = call.q.shape
+    return Sizes(heads, n, len(one.jobs), tiles, batch * len(one.jobs) * tiles)
+
+
+def _options(setting: Setting) -> dict[str, int]:
+    return {"num_warps": setting.warps, "num_stages": setting.stages}
 
 
 @lru_cache(maxsize=256)
-def _tables(one: Pass, device: torch.device) -> tuple[Tensor, Tensor]:
+def _tables(one: Pass, device: torch.device) -> Tables:
     jobs, exclusions = one.rows()
-    return constant(jobs, device), constant(exclusions, device)
+    return Tables(constant(jobs, device), constant(exclusions, device))
 
 
-def _sizes(q: Tensor, v: Tensor, one: Pass, kernel: str, summary: bool) -> TileSetting:
-    return tile_setting(kernel, summary, max(padded(q.shape[3]), padded(v.shape[3])), q.dtype, one.longest, gpu(q.device))
+def _widths(call: Forward | Backward) -> tuple[int, int]:
+    return padded(call.q.shape[3]), padded(call.v.shape[3])
 
 
-def _whole_lanes(q: Tensor, v: Tensor, one: Pass, backward: bool, accumulate: bool) -> LaneTiles | None:
+def _setting(call: Forward | Backward, one: Pass, kernel: str, summary: bool) -> Setting:
+    return tile_setting(kernel, summary, max(_widths(call)), call.q.dtype, one.longest, gpu(call.q.device))
+
+
+def _whole_lanes(call: Forward | Backward, one: Pass, kernel: str, accumulate: bool) -> Setting | None:
     """Returns the settings for tiles that hold whole lanes; None if this pass needs other tiles."""
     if one.summary:
         return None
-    return lane_tiles(backward, accumulate, padded(q.shape[3]), padded(v.shape[3]), q.dtype, one.longest, gpu(q.device))
+    return lane_setting(kernel, accumulate, *_widths(call), call.q.dtype, one.longest, gpu(call.q.device))
 
 
-def _dimensions(q: Tensor, v: Tensor) -> dict[str, Any]:
-    return {
-        "D_QK": q.shape[3],
-        "D_V": v.shape[3],
-        "WIDTH_QK": padded(q.shape[3]),
-        "WIDTH_V": padded(v.shape[3]),
-        # Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen.
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-    }
+def _dims(call: Forward | Backward) -> Dims:
+    wide = _wide(*_matrices(call))
+    # Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen.
+    precision = "ieee" if call.q.dtype == torch.float32 else "tf32"
+    return dims(call.q, call.v, wide, precision)
 
 
-def _constants(q: Tensor, v: Tensor, one: Pass, sizes: TileSetting, cells: bool) -> dict[str, Any]:
-    window = max(sizes.rows, sizes.columns) + max(min(job.far, job.limit - 1) for job in one.jobs)
-    return {
-        **_dimensions(q, v),
-        "ROWS": sizes.rows,
-        "COLUMNS": sizes.columns,
-        "EVEN": all(job.cells and sizes.columns % job.cells == 0 for job in one.jobs),
-        "GROUPED": one.grouped,
-        "SHORT": one.most_exclusions > 0 or (not cells and window <= FEW * min(sizes.rows, sizes.columns)),
-        "EXCLUDE": one.most_exclusions,
-    }
-
-
-def _strides(x: Tensor) -> tuple[int, int, int]:
-    return x.stride(0), x.stride(1), x.stride(2)
+def _matrices(call: Forward | Backward) -> list[Tensor]:
+    return [x for x in call.tensors if x.dim() == 4]
 
 
 def _wide(*tensors: Tensor) -> bool:
     """Whether an offset inside a head may not fit into 32 bits."""
     return any(x.shape[2] * x.stride(2) >= 2**31 for x in tensors)
-
-
-def _same_rows(*tensors: Tensor) -> bool:
-    """Whether all tensors have the same row stride, so that they can share offsets."""
-    return len({x.stride(2) for x in tensors}) == 1

@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `arguments` may hold tensors, boxes and numbers; `constants` are compiled in."""
+    """One kernel launch. `arguments` are tensors, boxes, numbers and NamedTuples of these; `constants` are compiled in."""
 
     kernel: Any
     programs: int
@@ -53,6 +53,8 @@ class Launch:
         def place(argument: Any) -> Any:
             if isinstance(argument, Box):
                 return argument._replace(tensor=places[id(argument.tensor)])
+            if isinstance(argument, tuple):
+                return type(argument)(*map(place, argument))
             return places.get(id(argument), argument) if isinstance(argument, Tensor) else argument
 
         return Launch(self.kernel, self.programs, tuple(map(place, self.arguments)), self.constants)
@@ -63,7 +65,9 @@ class Launch:
         def fill(argument: Any) -> Any:
             if isinstance(argument, Place):
                 return tensors[argument.number]
-            return _descriptor(argument, tensors[argument.tensor.number]) if isinstance(argument, Box) else argument
+            if isinstance(argument, Box):
+                return _descriptor(argument, tensors[argument.tensor.number])
+            return type(argument)(*map(fill, argument)) if isinstance(argument, tuple) else argument
 
         return self.kernel[(self.programs,)](*map(fill, self.arguments), **self.constants)
 
@@ -121,6 +125,8 @@ class Plan:
         """Launches by the CUDA driver, from the second run on; None while Triton launches."""
 
     def run(self, tensors: Sequence[Tensor]) -> None:
+        if self.on_gpu and torch._C._cuda_isCurrentStreamCapturing():
+            _captured.add(self)
         if self.workspace is not None:
             tensors = [*tensors, *self.workspace.allocate()]
         if self.on_gpu and torch._C._cuda_getDevice() != self.index:
@@ -167,6 +173,8 @@ def constant(values: Any, device: torch.device) -> Tensor:
 
 
 _plans: dict[Hashable, Plan] = {}
+_captured: set[Plan] = set()
+"""Plans that were run inside a capture, kept for ever: a CUDA graph reads their tables each time it is replayed."""
 
 
 def plan_for(key: Hashable, make: Callable[[], Plan]) -> Plan:

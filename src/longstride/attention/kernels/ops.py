@@ -35,9 +35,8 @@ ALIGNMENT = 15
 
 def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
     """softmax(q k^T * scale) v over the pairs of each head's pattern, in Triton."""
-    _check(q, v)
     patterns = notation.write(heads)
-    if _needs_dispatcher(q, k, v):
+    if torch.compiler.is_compiling() or _needs_dispatcher(q, k, v):
         return torch.ops.longstride.triton_forward.default(q, k, v, patterns, scale)[0]  # type: ignore[no-any-return]
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _Attend.apply(q, k, v, patterns, scale)  # type: ignore[no-any-return, no-untyped-call]
@@ -45,14 +44,15 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sca
 
 
 def _needs_dispatcher(*tensors: Tensor) -> bool:
-    """Whether PyTorch's dispatcher must see the call: for a compiler, a transform, a mode, a tensor subclass, a profiler.
+    """Whether PyTorch's dispatcher must see the call: for a transform, a mode, a tensor subclass, a profiler.
 
     Otherwise the operator's Python functions are called directly, which takes half the time.
     """
+    for x in tensors:
+        if type(x) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(x):
+            return True
     return (
-        torch.compiler.is_compiling()
-        or any(type(x) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors)
-        or torch._C._len_torch_dispatch_stack() > 0
+        torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
@@ -131,8 +131,8 @@ def triton_backward(
         q, scale = -q, -scale
     inputs = _readable(q), _readable(k), _readable(v), _readable(d_output), output
     tensors = *inputs, lse, dq, dk, dv
-    given = q, k, v, d_output, output, lse
-    aligned = not any(x.data_ptr() & ALIGNMENT for x in given)
+    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | d_output.data_ptr() | output.data_ptr() | lse.data_ptr()
+    aligned = not addresses & ALIGNMENT
 
     def make() -> Plan:
         with capture_safe(q.is_cuda):
@@ -166,7 +166,11 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
-    return _result_like(v), v.new_empty(v.shape[:-1], dtype=torch.float32)
+    _check(q, v)
+    batch, heads, n, _ = v.shape
+    # empty_strided takes half the time of new_empty.
+    lse = torch.empty_strided((batch, heads, n), (heads * n, n, 1), dtype=torch.float32, device=v.device)
+    return _result_like(v), lse
 
 
 def _backward_like(
@@ -185,10 +189,12 @@ def _backward_like(
 
 
 def _result_like(x: Tensor) -> Tensor:
-    """Returns an empty tensor like x, in x's order of dimensions in memory: [batch, n, heads, d] for projections."""
-    if x.stride(1) < x.stride(2):
-        return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
-    return x.new_empty(x.shape)
+    """Returns an empty tensor like x, in x's order of dimensions in memory, such as [batch, n, heads, d] for projections.
+
+    Rows of d numbers are contiguous, also if x's are not.
+    """
+    result = torch.empty_like(x)
+    return result if result.stride(3) == 1 else x.new_empty(x.shape)
 
 
 define_ops("triton", triton_forward, _forward_like, triton_backward, _backward_like)

@@ -7,8 +7,13 @@ between the head's dimension and the power of two above it.
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
+
+from longstride.attention.kernels.arguments import Matrix
+from longstride.attention.kernels.jobs import Job
 
 JOB_FIELDS = tl.constexpr(11)
 EXCLUSION_FIELDS = tl.constexpr(6)
@@ -16,37 +21,52 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 """Below every finite score: where a running maximum begins, so that it is finite, and a score of -inf has weight 0."""
 
 
+class Tile(NamedTuple):
+    """The tile of a program: positions start + (first + 0, 1, 2, ...) * step of a lane."""
+
+    batch: Any
+    index: Any
+    """Of the job."""
+    lane: Any
+    start: Any
+    first: Any
+    length: Any
+    """Of the lane."""
+
+
 @triton.jit
 def read_job(jobs, index):
-    """The fields of a job, in the order of `Job`. The head is 64 bits, since a stride times it may be."""
+    """The head is 64 bits, since a stride times it may be."""
     row = jobs + index * JOB_FIELDS
-    head = tl.load(row).to(tl.int64)
-    lanes = tl.load(row + 1)
-    lane_shift = tl.load(row + 2)
-    step = tl.load(row + 3)
-    limit = tl.load(row + 4)
-    near = tl.load(row + 5)
-    far = tl.load(row + 6)
-    own = tl.load(row + 7)
-    block = tl.load(row + 8)
-    cells = tl.load(row + 9)
-    first_cell = tl.load(row + 10)
-    return head, lanes, lane_shift, step, limit, near, far, own, block, cells, first_cell
+    return Job(
+        tl.load(row).to(tl.int64), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4), tl.load(row + 5),
+        tl.load(row + 6), tl.load(row + 7), tl.load(row + 8), tl.load(row + 9), tl.load(row + 10),
+    )  # fmt: skip
 
 
 @triton.jit
-def locate(tile, lanes, limit, SIZE: tl.constexpr):
-    """The lane of a tile and its first index there; past the end of the lane if there is no such tile.
+def read_tile(tables, sizes, SIZE: tl.constexpr):
+    """The job of a program, and its tile of SIZE positions; that begins past the lane's end if there is no such tile.
 
     Neighbouring programs have neighbouring lanes, which lie side by side in memory, and the tiles with most work come first.
     """
-    along = (limit + SIZE - 1) // SIZE - 1 - tile // lanes
-    return lanes - 1 - tile % lanes, tl.where(along < 0, limit, along * SIZE)
+    program = tl.program_id(0)
+    index = program // sizes.tiles % sizes.jobs
+    batch = (program // sizes.tiles // sizes.jobs).to(tl.int64)
+    job = read_job(tables.jobs, index)
+    tile = program % sizes.tiles
+    along = (job.limit + SIZE - 1) // SIZE - 1 - tile // job.lanes
+    lane = job.lanes - 1 - tile % job.lanes
+    first = tl.where(along < 0, job.limit, along * SIZE)
+    start = lane * job.lane_shift
+    length = tl.minimum(job.limit, (sizes.n - 1 - start) // job.step + 1)
+    return job, Tile(batch, index, lane, start, first, length)
 
 
 @triton.jit
-def lane_length(lane, lane_shift, step, limit, n):
-    return tl.minimum(limit, (n - 1 - lane * lane_shift) // step + 1)
+def head_of(matrix, batch, head):
+    """The same matrix, with its data from this head on."""
+    return Matrix(matrix.data + (batch * matrix.batch + head * matrix.head), matrix.batch, matrix.head, matrix.row)
 
 
 @triton.jit
@@ -63,48 +83,36 @@ def cell_index(position, cells, block, first_cell):
 
 
 @triton.jit
-def cell_tile(start, offset, cells, block, first_cell, EVEN: tl.constexpr):
+def cell_tile(start, offset, job, EVEN: tl.constexpr):
     """The positions of the summary cells start + offset: one number for the whole tile, and what each cell adds to it.
 
     EVEN: `cells` divides every start. What each cell adds is then the same for all tiles, and computed once.
     """
     base = start * 0
     if EVEN:
-        base = start // cells * block
+        base = start // job.cells * job.block
     else:
         offset = start + offset
-    return base, cell_position(offset, cells, block, first_cell)
+    return base, cell_position(offset, job.cells, job.block, job.first_cell)
 
 
 @triton.jit
-def window_sees(row, key, near, far, own, block, cells, first_cell, GROUPED: tl.constexpr):
+def window_sees(row, key, job, GROUPED: tl.constexpr):
     """Which pairs of a lane count; row and key are indices in the lane that broadcast."""
     distance = row - key
-    seen = (distance >= near) & (distance <= far)
+    seen = (distance >= job.near) & (distance <= job.far)
     if GROUPED:
-        inside = key % block
-        in_own_block = (row // block == key // block) & (own != 0)
-        is_cell = (inside >= first_cell) & (inside < first_cell + cells)
+        inside = key % job.block
+        in_own_block = (row // job.block == key // job.block) & (job.own != 0)
+        is_cell = (inside >= job.first_cell) & (inside < job.first_cell + job.cells)
         seen = seen & (in_own_block | is_cell)
     return seen
 
 
 @triton.jit
-def unmasked_keys(
-    first, first_row, near, far, own, block, limit, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
-    """[inner, outer): all rows of a tile of queries see all of a tile of keys that starts there, from key `first` on."""
-    inner = first + tl.cdiv(tl.maximum(0, first_row + ROWS - 1 - far - first), COLUMNS) * COLUMNS
-    outer = inner + tl.maximum(0, first_row - near + 1 - inner) // COLUMNS * COLUMNS
-    if (own == 0) | (block < limit):
-        outer = inner
-    return inner, outer
-
-
-@triton.jit
-def without_keys(log_sum_exp):
-    """Log-sum-exps for backward: inf instead of -inf, so that a row without keys, or with scores of -inf alone, weighs 0."""
-    return tl.where(log_sum_exp == float("-inf"), float("inf"), log_sum_exp)
+def without_keys(lse):
+    """The lse for backward: inf instead of -inf, so that a row without keys, or with scores of -inf alone, weighs 0."""
+    return tl.where(lse == float("-inf"), float("inf"), lse)
 
 
 @triton.jit
@@ -122,37 +130,37 @@ def excluded(query, key, exclusions, index, COUNT: tl.constexpr):
 
 
 @triton.jit
-def load_rows(
-    matrix, base, offset, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr
-):  # fmt: skip
-    """[rows, WIDTH] of a matrix with DIM columns, at positions base + offset, and 0 where there is nothing.
+def row_addresses(matrix, base, offset, ROW: tl.constexpr):
+    """Addresses [rows, width] at positions base + offset of a head.
 
-    The base is one number, so that in a loop where only it moves the addresses cost one addition each. WIDE: the offsets
-    inside a head do not fit into 32 bits; addresses are 64 bits in any case.
+    The base is one number, so that in a loop where only it moves the addresses cost one addition each.
     """
-    column = tl.arange(0, WIDTH)
-    if WIDE:
+    column = tl.arange(0, ROW.width)
+    if ROW.wide:
         offset = offset.to(tl.int64)
-    address = (matrix + base.to(tl.int64) * stride) + (offset[:, None] * stride + column[None, :])
+    return (matrix.data + base.to(tl.int64) * matrix.row) + (offset[:, None] * matrix.row + column[None, :])
+
+
+@triton.jit
+def load_rows(matrix, base, offset, valid, ROW: tl.constexpr, MASKED: tl.constexpr):
+    """[rows, width] at positions base + offset of a head, and 0 where there is nothing."""
+    address = row_addresses(matrix, base, offset, ROW)
+    inside = (tl.arange(0, ROW.width) < ROW.d)[None, :]
     if MASKED:
-        if DIM < WIDTH:
-            return tl.load(address, mask=valid[:, None] & (column < DIM)[None, :], other=0.0)
+        if ROW.d < ROW.width:
+            return tl.load(address, mask=valid[:, None] & inside, other=0.0)
         else:
             return tl.load(address, mask=valid[:, None], other=0.0)
     else:
-        if DIM < WIDTH:
-            return tl.load(address, mask=(column < DIM)[None, :], other=0.0)
+        if ROW.d < ROW.width:
+            return tl.load(address, mask=inside, other=0.0)
         else:
             return tl.load(address)
 
 
 @triton.jit
-def store_rows(values, matrix, base, offset, stride, valid, DIM: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr):
-    column = tl.arange(0, WIDTH)
-    if WIDE:
-        offset = offset.to(tl.int64)
-    address = (matrix + base.to(tl.int64) * stride) + (offset[:, None] * stride + column[None, :])
+def store_rows(values, matrix, base, offset, valid, ROW: tl.constexpr):
     mask = valid[:, None]
-    if DIM < WIDTH:
-        mask = mask & (column < DIM)[None, :]
-    tl.store(address, values.to(matrix.dtype.element_ty), mask=mask)
+    if ROW.d < ROW.width:
+        mask = mask & (tl.arange(0, ROW.width) < ROW.d)[None, :]
+    tl.store(row_addresses(matrix, base, offset, ROW), values.to(matrix.data.dtype.element_ty), mask=mask)

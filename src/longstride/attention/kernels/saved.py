@@ -1,106 +1,116 @@
-"""The user's own settings: a JSON file that `longstride bench tune` writes, and whose settings replace the shipped ones.
+"""Kernel settings as records, and the JSON file with a user's own, which `longstride bench tune` writes.
 
-It is the file that the environment variable LONGSTRIDE_SETTINGS names (empty: none at all), or else
-longstride/kernels.json in $XDG_CONFIG_HOME or ~/.config, if that exists. It is read once, when a kernel is first launched:
+LONGSTRIDE_SETTINGS names the file (empty: none); left out, it is longstride/kernels.json in $XDG_CONFIG_HOME or ~/.config:
 
-    {"NVIDIA H200": [{"kernel": "dq", "summary": true, "width": 64, "dtype": "bfloat16", "rows": 64, ...}, ...]}
+    {"NVIDIA H200": {"dq summary d64 bfloat16": {"rows": 64, "columns": 64, "warps": 4, "stages": 3, "per_processor": 0}}}
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from longstride.attention.kernels.launches import Key, Setting, as_row, from_row
+import torch
+
 from longstride.common.atomic import atomic_path
-from longstride.common.files import read_text
+from longstride.common.checks import short_repr
+from longstride.common.files import read_json
 
 VARIABLE = "LONGSTRIDE_SETTINGS"
-LONGEST_REASON = 300
+SIDES = (16, 32, 64, 128, 256)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-ByGpu = dict[str, dict[Key, Setting]]
+
+class Key(NamedTuple):
+    """The kernel, and the facts that decide which setting it gets."""
+
+    kernel: str
+    width: int
+    """The larger of the head dimensions, padded to a power of two."""
+    dtype: torch.dtype
+    summary: bool = False
+    """forward, dq, dkv: whether the pass has summary cells; for dkv, whether its keys are those."""
+    lane: int = 0
+    """lane_forward, lane_backward: rows of a tile, which holds one or more whole lanes."""
+    later: bool = False
+    """lane_forward, lane_backward: whether it accumulates onto the results of an earlier pass."""
+
+    def __str__(self) -> str:
+        facts = "summary " * self.summary + f"{self.lane} " * (self.lane > 0) + "later " * self.later
+        return f"{self.kernel} {facts}d{self.width} {str(self.dtype).removeprefix('torch.')}"
+
+
+class Setting(NamedTuple):
+    rows: int
+    """Queries of a tile. In a tile of whole lanes, rows and columns are the key's `lane`."""
+    columns: int
+    """Keys of a tile."""
+    warps: int
+    stages: int
+    per_processor: int = 0
+    """lane_forward, lane_backward: programs on a multiprocessor at a time. Other kernels have one program per tile."""
+
+
+_TILES = product(("forward", "dq", "dkv"), SIDES, DTYPES, (False, True))
+# Whole lanes of float32, or of wider heads, do not fit into shared memory.
+_LANES = product(("lane_forward", "lane_backward"), SIDES[:-1], DTYPES[:2], (False,), (32, 64, 128), (False, True))
+KEYS = {str(key): key for key in (Key(*facts) for facts in (*_TILES, *_LANES))}
+"""All keys, by name."""
+ByGpu = Mapping[str, Mapping[Key, Setting]]
 """Settings by the GPU's name."""
 
 
+def choices(key: Key) -> dict[str, Sequence[int]]:
+    """The allowed values of each field of the key's setting."""
+    sides = (key.lane,) if key.lane else SIDES
+    each = range(1, 17) if key.lane else range(1)
+    return {"rows": sides, "columns": sides, "warps": (1, 2, 4, 8, 16), "stages": range(1, 7), "per_processor": each}
+
+
 def place() -> Path | None:
-    """Where the file is, or would be; None if there is to be none."""
+    """The path of the file, whether it exists or not; None if the user wants none."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named else None
-    # As the XDG specification has it, a relative path there does not count.
+    # By the XDG specification, a relative path does not count.
     home = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     return (home if home.is_absolute() else Path("~/.config").expanduser()) / "longstride" / "kernels.json"
 
 
 @lru_cache(maxsize=1)
 def in_force() -> ByGpu:
-    """The settings of the file, read once in a process; `in_force.cache_clear()` has it read again."""
+    """The settings in the file, read once per process; `settings.reload` reads it again."""
     path = place()
-    if path is None:
-        return {}
-    if not path.exists():
-        if VARIABLE in os.environ:
-            raise ValueError(
-                f"settings: {VARIABLE} = {str(path)!r} is not there; correct it, unset it, "
-                "or make the file with: longstride bench tune"
-            )
-        return {}
-    return read(path)
+    return {} if path is None or (VARIABLE not in os.environ and not path.exists()) else read(path)
 
 
 def read(path: Path) -> ByGpu:
-    """The settings in a file, or an error that names the file, the place in it, the value and what would be right."""
     try:
-        gpus = json.loads(read_text(path), object_pairs_hook=_without_repetition)
-        if not isinstance(gpus, dict):
-            raise ValueError(f"it must be an object with a list of settings for each GPU, got {_kind(gpus)}")
-        return {name: _settings(name, rows) for name, rows in gpus.items()}
-    except OSError as error:
-        raise ValueError(f"settings: {str(path)!r} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"settings: in {str(path)!r}, {str(error)[:LONGEST_REASON]}; correct it, or delete the file and make a new one "
-            "with: longstride bench tune"
-        ) from None
+        return {gpu: _settings(f"{path}: {short_repr(gpu)}", rows) for gpu, rows in read_json(path).items()}
+    except (OSError, ValueError) as error:
+        fix = f"correct the file or {VARIABLE}, or delete the file and run: longstride bench tune"
+        raise ValueError(f"settings: {error}; {fix}") from None
 
 
-def write(path: Path, gpus: Mapping[str, Mapping[Key, Setting]]) -> None:
-    """Writes a file that `read` reads: a line for each setting."""
-    blocks = []
-    for name, settings in gpus.items():
-        rows = [json.dumps(as_row(key, setting)) for key, setting in settings.items()]
-        blocks.append(f"  {json.dumps(name)}: [\n    " + ",\n    ".join(rows) + "\n  ]")
+def _settings(owner: str, rows: Any) -> dict[Key, Setting]:
+    if not isinstance(rows, dict):
+        raise ValueError(f"{owner} must be an object with settings by the kernel's name, got {short_repr(rows)}")
+    for name, row in rows.items():
+        if name not in KEYS:
+            raise ValueError(f"{owner}: {short_repr(name)} is no name of a kernel such as 'dq summary d64 bfloat16'")
+        if not isinstance(row, dict) or row.keys() != set(Setting._fields):
+            raise ValueError(f"{owner}: {name} must be an object with {', '.join(Setting._fields)}, got {short_repr(row)}")
+        for field, allowed in choices(KEYS[name]).items():
+            if type(row[field]) is not int or row[field] not in allowed:
+                values = ", ".join(map(str, allowed))
+                raise ValueError(f"{owner}: {name}: {field} must be one of {values}, got {short_repr(row[field])}")
+    return {KEYS[name]: Setting(**row) for name, row in rows.items()}
+
+
+def write(path: Path, settings: ByGpu) -> None:
+    rows = {gpu: {str(key): setting._asdict() for key, setting in by_key.items()} for gpu, by_key in settings.items()}
     with atomic_path(path) as temporary:
-        temporary.write_text("{\n" + ",\n".join(blocks) + "\n}\n", encoding="utf-8")
-
-
-def _settings(name: str, rows: Any) -> dict[Key, Setting]:
-    if not isinstance(rows, list):
-        raise ValueError(f"{name!r} must be a list of settings, got {_kind(rows)}")
-    found: dict[Key, Setting] = {}
-    for index, row in enumerate(rows):
-        where = f"{name!r}[{index}]"
-        if not isinstance(row, dict):
-            raise ValueError(f"{where} must be an object, got {_kind(row)}")
-        try:
-            key, setting = from_row(row)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        if key in found:
-            raise ValueError(f"{where} is for what an entry before it is for")
-        found[key] = setting
-    return found
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Of two entries with one name Python would silently take the second."""
-    for index, (name, _) in enumerate(pairs):
-        if name in (other for other, _ in pairs[:index]):
-            raise ValueError(f"{name!r} is there twice")
-    return dict(pairs)
-
-
-def _kind(value: object) -> str:
-    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
+        temporary.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

@@ -1,166 +1,112 @@
-"""How large tiles are and how many warps work on one: chosen by what is computed, never by trying it out in a user's call.
+"""Tile sizes, warps and stages of the plain Triton kernels. Nothing is tuned during a call.
 
-The user's file (`saved.py`) comes first, then what is shipped for the GPU's architecture. The shipped numbers were found by
-`docs/log.md`'s measurements on the GPU that it names; other architectures get the same ones, with tiles that fit into their
-shared memory. `longstride bench tune` finds better ones for the GPU at hand.
+A launch takes the setting of the user's file (`saved.py`) or else the shipped one. The shipped ones were measured on an H200
+(docs/log.md); GPUs with less shared memory get smaller tiles. `longstride bench tune` searches better ones for a GPU.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from longstride.attention.kernels.launch import forget_plans
-from longstride.attention.kernels.launches import Key, LaneKey, LaneSetting, Setting, TileKey, TileSetting
-from longstride.attention.kernels.saved import in_force
+from longstride.attention.kernels.saved import Key, Setting, in_force
 from longstride.patterns.geometry import LANE
-
-__all__ = [
-    "Gpu",
-    "LaneTiles",
-    "TileSetting",
-    "gpu",
-    "lane_tiles",
-    "tile_setting",
-    "padded",
-    "processors",
-    "reload",
-    "shipped",
-    "shipped_lanes",
-    "trial",
-]
 
 LEAST = 16
 """The smallest side that a matrix instruction takes."""
 LANE_MEMORY = 220 * 2**10
-"""The shared memory that whole lanes count on. GPUs with less of it compute them as windows."""
+"""Shared memory that tiles of whole lanes need. GPUs with less of it use the other kernels."""
 
 
 class Gpu(NamedTuple):
     name: str
-    capability: tuple[int, int]
     shared_memory: int
-    """The most that a program can have, in bytes."""
-
-
-def padded(d: int) -> int:
-    """The power of two that a row of d numbers is padded to."""
-    return max(LEAST, 1 << (d - 1).bit_length())
-
-
-INTERPRETER = Gpu("Triton's interpreter", (9, 0), LANE_MEMORY)
-"""Without a GPU the kernels are tried out as they are where their settings were found."""
+    """Of one program at most, in bytes."""
 
 
 @lru_cache(maxsize=16)
 def gpu(device: torch.device) -> Gpu:
     if device.type != "cuda":
-        return INTERPRETER
-    from triton.runtime import driver  # Here, as this file is also read where Triton is not installed.
+        return Gpu("Triton's interpreter", LANE_MEMORY)
+    from triton.runtime import driver  # Imported here because Triton is optional.
 
-    index = torch.cuda.current_device() if device.index is None else device.index
-    properties = torch.cuda.get_device_properties(index)
-    memory = int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
-    return Gpu(properties.name, (properties.major, properties.minor), memory)
+    memory = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
+    return Gpu(torch.cuda.get_device_name(device), int(memory))
 
 
 @lru_cache(maxsize=16)
 def processors(device: torch.device) -> int:
-    """Multiprocessors; without a GPU a few, so that programs have more than one turn."""
+    """Multiprocessors; without a GPU a few, so that a program has more than one turn."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def tile_setting(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: int, on: Gpu) -> TileSetting:
-    """Settings for a kernel, where `width` is the larger of the head dimensions and `longest` the longest lane."""
-    key = TileKey(kernel, summary, width, dtype)
-    found = _chosen(key, on, shipped(key, on))
-    assert isinstance(found, TileSetting)
-    # A lane that is shorter than a tile would leave the rest of it idle.
-    most = max(LEAST, 1 << (longest - 1).bit_length())
-    if kernel == "forward" or kernel == "dq":
-        return found._replace(rows=min(found.rows, most), columns=found.columns if summary else min(found.columns, most))
-    return found if summary else found._replace(rows=min(found.rows, most), columns=min(found.columns, most))
+def padded(size: int, least: int = LEAST) -> int:
+    """The smallest power of two that is at least `size` and `least`."""
+    return max(least, 1 << (size - 1).bit_length())
 
 
-class LaneTiles(NamedTuple):
-    """Settings for lanes that fit into a tile whole."""
-
-    rows: int
-    together: int
-    """Lanes of a tile."""
-    warps: int
-    stages: int
-    per_processor: int
-    """Programs that a multiprocessor holds at a time."""
+def tile_setting(kernel: str, summary: bool, width: int, dtype: torch.dtype, longest: int, on: Gpu) -> Setting:
+    """The setting of forward, dq or dkv. `longest`: of the lanes; tiles are not longer, except where they cross lanes."""
+    setting = _choose(Key(kernel, width, dtype, summary), on)
+    assert setting is not None
+    rows = setting.rows if summary and kernel == "dkv" else min(setting.rows, padded(longest))
+    columns = setting.columns if summary else min(setting.columns, padded(longest))
+    return setting._replace(rows=rows, columns=columns)
 
 
-def lane_tiles(
-    backward: bool, later: bool, width_qk: int, width_v: int, dtype: torch.dtype, longest: int, on: Gpu
-) -> LaneTiles | None:
-    """The same for whole lanes, or None where the tiles of `stages` lanes would not fit into shared memory."""
-    length = 1 << (longest - 1).bit_length()
-    if length > LANE:
-        return None
-    rows = max(LANE // 4, length)
-    key = LaneKey("lane_backward" if backward else "lane_forward", rows, later, max(width_qk, width_v), dtype)
-    found = _chosen(key, on, shipped_lanes(key, width_qk, on))
-    assert not isinstance(found, TileSetting)
-    return None if found is None else LaneTiles(rows, rows // length, *found)
+def lane_setting(
+    kernel: str, later: bool, width_qk: int, width_v: int, dtype: torch.dtype, longest: int, on: Gpu
+) -> Setting | None:
+    """The setting of lane_forward or lane_backward; None if they are not used for lanes of this length."""
+    key = Key(kernel, max(width_qk, width_v), dtype, lane=padded(longest, LANE // 4), later=later)
+    return _choose(key, on, width_qk)
 
 
-@dataclass
-class Trial:
-    settings: Mapping[Key, Setting | None]
-    used: set[Key] = field(default_factory=set)
-
-
-_trial: Trial | None = None
+_trial: tuple[Mapping[Key, Setting | None], set[Key]] | None = None
 
 
 @contextmanager
 def trial(settings: Mapping[Key, Setting | None]) -> Iterator[set[Key]]:
-    """Launches with these settings, and with the shipped ones for all else; the user's file does not count.
-
-    None for whole lanes: they are computed as windows. Yields the keys that have been launched since.
-    It holds for the whole process, as PyTorch computes gradients in threads of its own.
-    """
+    """Context that launches kernels with these settings (None: the lane kernel is not used), and with the shipped ones for
+    other keys, in all threads: PyTorch computes gradients in others. Yields the set of keys that are looked up."""
     global _trial
-    before, _trial = _trial, Trial(settings)
+    before, used = _trial, set[Key]()
+    _trial = settings, used
     forget_plans()
     try:
-        yield _trial.used
+        yield used
     finally:
         _trial = before
         forget_plans()
 
 
 def reload() -> None:
-    """Has the user's file read again, and plans made anew."""
+    """Reads the user's file again at the next launch."""
     in_force.cache_clear()
     forget_plans()
 
 
-def _chosen(key: Key, on: Gpu, otherwise: Setting | None) -> Setting | None:
-    """What a trial, or else the user's file, has for the key."""
-    if _trial is not None:
-        _trial.used.add(key)
-        return _trial.settings.get(key, otherwise)
-    return in_force().get(on.name, {}).get(key, otherwise)
+def _choose(key: Key, on: Gpu, width_qk: int | None = None) -> Setting | None:
+    settings, used = _trial or (in_force().get(on.name, {}), set())
+    used.add(key)
+    return settings[key] if key in settings else shipped(key, on, width_qk)
 
 
-def shipped(key: TileKey, on: Gpu) -> TileSetting:
-    found = SHIPPED.get(on.capability, _hopper)(key)
-    while _shared_memory(key, found) > on.shared_memory and max(found.rows, found.columns) > LEAST:
-        longer = "rows" if found.rows >= found.columns else "columns"
-        found = found._replace(**{longer: getattr(found, longer) // 2})
-    return found
+def shipped(key: Key, on: Gpu, width_qk: int | None = None) -> Setting | None:
+    """The shipped setting; None if this lane kernel is not used. `width_qk`: of queries and keys, if less than key.width."""
+    if key.lane:
+        return _shipped_lanes(key, on, width_qk or key.width)
+    setting = _measured(key)
+    while _shared_memory(key, setting) > on.shared_memory and max(setting[:2]) > LEAST:
+        longer = "rows" if setting.rows >= setting.columns else "columns"
+        setting = setting._replace(**{longer: getattr(setting, longer) // 2})
+    return setting
 
 
-def shipped_lanes(key: LaneKey, width_qk: int, on: Gpu) -> LaneSetting | None:
-    """None where whole lanes are not computed as such. `width_qk` is d_qk's, `key.width` the larger one."""
+def _shipped_lanes(key: Key, on: Gpu, width_qk: int) -> Setting | None:
     backward = key.kernel == "lane_backward"
     most = LANE if key.width <= 64 or (not backward and width_qk <= 64) else LANE // 2
     if on.shared_memory < LANE_MEMORY or key.lane > most or key.dtype == torch.float32 or key.width > 128:
@@ -170,35 +116,27 @@ def shipped_lanes(key: LaneKey, width_qk: int, on: Gpu) -> LaneSetting | None:
         stages -= 1
     warps = 8 if key.lane == LANE or (key.lane == LANE // 2 and key.width > 64) else 4
     per_processor = {LANE: 1, LANE // 2: 2}.get(key.lane, 2 if backward else 3)
-    return LaneSetting(warps, stages, per_processor)
+    return Setting(key.lane, key.lane, warps, stages, per_processor)
 
 
-def _shared_memory(key: TileKey, tile: TileSetting) -> int:
-    """Bytes that a kernel takes at most, before Hopper: what Triton reports when it compiles the shipped tiles for 8.9.
+def _shared_memory(key: Key, tile: Setting) -> int:
+    """Bytes of shared memory that a kernel takes before Hopper, at most: as Triton reports for the shipped tiles on 8.9.
 
-    A tile that stays is held once (forward: queries; dq: queries and slopes; dkv: keys and values), two that are passed
-    over as often as they are loaded ahead, and the weights go from one product to the next.
+    The tiles that stay are held once (forward: q; dq: q and d_output; dkv: k and v), the two that the loop loads once per
+    stage in flight, and the weights between two products.
     """
-    stays, passes = (tile.columns, tile.rows) if key.kernel == "dkv" else (tile.rows, tile.columns)
+    stays, passes = (tile.columns, tile.rows) if key.kernel == "dkv" else tile[:2]
     held = stays * (1 if key.kernel == "forward" else 2) + passes * 2 * max(1, tile.stages - 1)
     return (held * key.width + tile.rows * tile.columns) * key.dtype.itemsize
 
 
-def _hopper(key: TileKey) -> TileSetting:
-    if key.dtype == torch.float32:  # No matrix units: small tiles, or the sums do not fit into registers.
-        return TileSetting(32, 32, 4, 1) if key.width <= 64 else TileSetting(16, 16, 4, 1)
+def _measured(key: Key) -> Setting:
+    if key.dtype == torch.float32:  # No matrix units: with larger tiles the sums do not fit into registers.
+        return Setting(32, 32, 4, 1) if key.width <= 64 else Setting(16, 16, 4, 1)
     if key.width > 64:
-        return TileSetting(64, 64, 4, 2) if key.width <= 128 else TileSetting(64, 32, 8, 2)
-    return HOPPER_UP_TO_64[key.kernel, key.summary]
-
-
-HOPPER_UP_TO_64 = {
-    ("forward", False): TileSetting(64, 64, 4, 2),
-    ("forward", True): TileSetting(128, 64, 4, 3),
-    ("dq", False): TileSetting(64, 64, 4, 1),
-    ("dq", True): TileSetting(64, 64, 4, 3),
-    ("dkv", False): TileSetting(32, 64, 4, 1),
-    ("dkv", True): TileSetting(128, 64, 4, 2),
-}
-SHIPPED = {(9, 0): _hopper}
-"""What was measured, by compute capability. Where nothing was, the measured ones are where to begin."""
+        return Setting(64, 64, 4, 2) if key.width <= 128 else Setting(64, 32, 8, 2)
+    return {
+        "forward": (Setting(64, 64, 4, 2), Setting(128, 64, 4, 3)),
+        "dq": (Setting(64, 64, 4, 1), Setting(64, 64, 4, 3)),
+        "dkv": (Setting(32, 64, 4, 1), Setting(128, 64, 4, 2)),
+    }[key.kernel][key.summary]

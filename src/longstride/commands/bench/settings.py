@@ -93,15 +93,9 @@ class TuneBenchmark:
         "lane_backward",
     )
     """Kernels to tune; left out, all."""
-    widths: tuple[int, ...] = (32, 64, 128)
-    """Head dimensions, as powers of two from 16 to 256; others are padded to the next one."""
+    widths: tuple[Literal[16, 32, 64, 128, 256], ...] = (32, 64, 128)
+    """Head dimensions; others are padded to the next one."""
     dtypes: tuple[Literal["bfloat16", "float16", "float32"], ...] = ("bfloat16",)
     """Dtypes of queries, keys and values."""
     repeats: int = 9
     """Rounds, in which candidates take turns; results are medians."""
-    out: Path | None = None
-    """File for the settings; left out, the one that longstride reads (`longstride doctor` names it)."""
-    json: Path | None = None
-    """File for the measurements."""
-    force: bool = False
-    """Replace the file of --json if it exists."""

@@ -1,9 +1,9 @@
 """A step of many streams: for each block four kernels for its products, one or two for attention, and two for norms.
 
-Activations are float32. Products are of bfloat16 numbers, which is what is fast: an input is the sum of three of them,
-x_0 + x_1 + x_2, together as precise as float32: [PARTS, B, IN]; and so is a weight, [OF, OUT, IN], where it needs more
-than one. Its result may be left as SHARES sums, each over a part of IN, so that there are enough programs; who reads it
-adds them up: [SHARES, B, OUT].
+Activations are float32. Products are of bfloat16 numbers, for speed: an input is the sum of three terms x_0 + x_1 + x_2,
+together as precise as float32: [terms, B, inputs]; and so is a weight, [weight_terms, outputs, inputs], where it needs more
+than one. To have enough programs, a product may be split over its inputs into shares, [shares, B, outputs], which the kernel
+that reads the result adds up.
 """
 
 # mypy: ignore-errors
@@ -12,172 +12,179 @@ adds them up: [SHARES, B, OUT].
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.cached import attend_listed, together
+from longstride.attention.kernels.cached_attention import HeadCache, SoftmaxState, attend_tiles, merge
+from longstride.sampling.kernels.arguments import Norm
 from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized, wide
 
 
 @triton.jit
-def write_parts(x, parts, stride, offset, inside, PARTS: tl.constexpr):
-    for part in tl.static_range(PARTS):
-        rounded = x.to(parts.dtype.element_ty)
-        tl.store(parts + part * stride + offset, rounded, inside)
+def write_terms(x, out, stride, offset, inside, TERMS: tl.constexpr):
+    """Writes x as a sum of TERMS numbers of out's dtype, `stride` apart."""
+    for term in tl.static_range(TERMS):
+        rounded = x.to(out.dtype.element_ty)
+        tl.store(out + term * stride + offset, rounded, inside)
         x -= rounded.to(tl.float32)
 
 
 @triton.jit
 def read_product(shares, bias, row, column, inside, batch, OUT: tl.constexpr, SHARES: tl.constexpr):
-    """Columns of a product's result, [SHARES, batch, OUT], with its bias."""
-    place = row * OUT + column
-    x = tl.load(shares + place, inside, 0.0)
+    """Returns columns of a product's result, [SHARES, batch, OUT], with its bias."""
+    offset = row * OUT + column
+    x = tl.load(shares + offset, inside, 0.0)
     for share in tl.static_range(1, SHARES):
-        x += tl.load(shares + share * batch * OUT + place, inside, 0.0)
+        x += tl.load(shares + share * batch * OUT + offset, inside, 0.0)
     return x + tl.load(bias + column, inside, 0.0)
 
 
 @triton.jit
-def multiply(
-    x, weight, bias, out, batch, ACTIVATE: tl.constexpr, PARTS: tl.constexpr, OF: tl.constexpr, IN: tl.constexpr,
-    OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHARE: tl.constexpr, BLOCK_IN: tl.constexpr,
-):  # fmt: skip
-    """x [PARTS, batch, IN] weight^T: the sums over each SHARE of IN; or gelu of that and a bias, in PARTS."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    first = tl.program_id(2) * SHARE
-    y = tl.zeros([ROWS, COLUMNS], tl.float32)
-    small = tl.zeros([ROWS, COLUMNS], tl.float32)  # Of the smaller parts, whose last bits a larger sum would round off.
-    for start in range(0, SHARE, BLOCK_IN):
-        across = first + start + tl.arange(0, BLOCK_IN)
-        there = (across < IN)[:, None] & (column < OUT)[None, :]
+def multiply(x, weight, bias, out, batch, SIZES: tl.constexpr, ACTIVATE: tl.constexpr):
+    """out = x weight^T, in shares; with ACTIVATE, gelu(x weight^T + bias) in terms. SIZES: `ProductSizes`."""
+    IN: tl.constexpr = SIZES.inputs
+    OUT: tl.constexpr = SIZES.outputs
+    row = tl.program_id(0) * SIZES.rows + tl.arange(0, SIZES.rows)
+    column = tl.program_id(1) * SIZES.columns + tl.arange(0, SIZES.columns)
+    first = tl.program_id(2) * SIZES.share
+    y = tl.zeros([SIZES.rows, SIZES.columns], tl.float32)
+    small = tl.zeros([SIZES.rows, SIZES.columns], tl.float32)  # Of the smaller terms, so that y does not round them off.
+    for start in range(0, SIZES.share, SIZES.block_in):
+        input = first + start + tl.arange(0, SIZES.block_in)
+        inside = (input < IN)[:, None] & (column < OUT)[None, :]
         matrices = ()
-        for of in tl.static_range(OF):
-            matrices = matrices + (tl.load(weight + of * OUT * IN + column[None, :] * IN + across[:, None], there, 0.0),)
-        inside = (row < batch)[:, None] & (across < IN)[None, :]
-        for part in tl.static_range(PARTS):
-            rows = tl.load(x + part * batch * IN + row[:, None] * IN + across[None, :], inside, 0.0)
-            # Each part is about 2^-8 of the one before: the products that are left out are less than float32 rounds off.
-            for of in tl.static_range(OF):
-                if part + of == 0:
-                    y = tl.dot(rows, matrices[of], y, input_precision="ieee")
-                elif part + of < PARTS:
-                    small = tl.dot(rows, matrices[of], small, input_precision="ieee")
+        for weight_term in tl.static_range(SIZES.weight_terms):
+            address = weight + weight_term * OUT * IN + column[None, :] * IN + input[:, None]
+            matrices = matrices + (tl.load(address, inside, 0.0),)
+        inside = (row < batch)[:, None] & (input < IN)[None, :]
+        for term in tl.static_range(SIZES.terms):
+            rows = tl.load(x + term * batch * IN + row[:, None] * IN + input[None, :], inside, 0.0)
+            # Each term is about 2^-8 of the one before: the products left out are below the rounding error of float32.
+            for weight_term in tl.static_range(SIZES.weight_terms):
+                if term + weight_term == 0:
+                    y = tl.dot(rows, matrices[weight_term], y, input_precision="ieee")
+                elif term + weight_term < SIZES.terms:
+                    small = tl.dot(rows, matrices[weight_term], small, input_precision="ieee")
     y += small
     inside = (row < batch)[:, None] & (column < OUT)[None, :]
-    place = row[:, None] * OUT + column[None, :]
+    offset = row[:, None] * OUT + column[None, :]
     if ACTIVATE:
         y += tl.load(bias + column, column < OUT, 0.0)[None, :]
-        write_parts(y * tl.sigmoid(y * SLOPE), out, batch * OUT, place, inside, PARTS)
+        write_terms(y * tl.sigmoid(y * SLOPE), out, batch * OUT, offset, inside, SIZES.terms)
     else:
-        tl.store(out + tl.program_id(2) * batch * OUT + place, y, inside)
+        tl.store(out + tl.program_id(2) * batch * OUT + offset, y, inside)
 
 
 @triton.jit
-def begin_step(
-    chosen, position, token_table, place_table, places, h, W: tl.constexpr, DIMENSIONS: tl.constexpr, BLOCK_W: tl.constexpr
-):  # fmt: skip
-    """H_0 of each stream."""
+def begin_step(last_bytes, position, embedding, h, NETWORK: tl.constexpr):
+    """Writes each stream's embedding to h."""
+    W: tl.constexpr = NETWORK.width
     stream = tl.program_id(0)
-    across = tl.arange(0, BLOCK_W)
-    before = tl.load(chosen + stream)
-    x = embedded(
-        across, across < W, tl.load(position), before, token_table, place_table, places, W, DIMENSIONS
-    )  # fmt: skip
-    tl.store(h + stream * W + across, x, across < W)
+    column = tl.arange(0, NETWORK.block_width)
+    byte = tl.load(last_bytes + stream)
+    x = embedded(column, column < W, tl.load(position), byte, embedding, NETWORK)
+    tl.store(h + stream * W + column, x, column < W)
 
 
 @triton.jit
 def add_and_normalize(
-    h, added, bias, norm, shift, x, batch, ADD: tl.constexpr, W: tl.constexpr, SHARES: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
+    h, added, bias, norm, x, batch, ADD: tl.constexpr, SHARES: tl.constexpr, TERMS: tl.constexpr, NETWORK: tl.constexpr
 ):  # fmt: skip
-    """h += a product's result and its bias, unless there is none yet; x = norm(h)."""
+    """h += added + bias, if ADD, where `added` is a product's result; then x = norm(h) in TERMS."""
+    W: tl.constexpr = NETWORK.width
     stream = tl.program_id(0)
-    across = tl.arange(0, BLOCK_W)
-    inside = across < W
-    row = tl.load(h + stream * W + across, inside, 0.0)
-    scale, moved = tl.load(norm + across, inside, 0.0), tl.load(shift + across, inside, 0.0)
+    column = tl.arange(0, NETWORK.block_width)
+    inside = column < W
+    row = tl.load(h + stream * W + column, inside, 0.0)
+    norm = Norm(tl.load(norm.scale + column, inside, 0.0), tl.load(norm.shift + column, inside, 0.0))
     if ADD:
-        row += read_product(added, bias, stream, across, inside, batch, W, SHARES)
-        tl.store(h + stream * W + across, row, inside)
-    result = normalized(row, tl.sum(tl.where(across == 0, row, 0.0), 0), inside, scale, moved, W)
-    write_parts(result, x, batch * W, stream * W + across, inside, PARTS)
+        row += read_product(added, bias, stream, column, inside, batch, W, SHARES)
+        tl.store(h + stream * W + column, row, inside)
+    result = normalized(row, tl.sum(tl.where(column == 0, row, 0.0), 0), inside, norm, W)
+    write_terms(result, x, batch * W, stream * W + column, inside, TERMS)
 
 
 @triton.jit
-def keep_and_look(
-    qkv, bias, keys, values, slots, seen, counts, own, most, part_top, part_total, part_result, x, batch, scale,
-    H: tl.constexpr, D_QK: tl.constexpr, D_V: tl.constexpr, SHARES: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
-    TILE: tl.constexpr, STAGES: tl.constexpr, BLOCK_QK: tl.constexpr, BLOCK_V: tl.constexpr,
+def attend_cached(
+    qkv, bias, cache, visible, parts, x, batch, NETWORK: tl.constexpr, HEAD: tl.constexpr, SIZES: tl.constexpr
 ):  # fmt: skip
-    """The newest key and value go to their slot; what a head has seen in x, or what each part of its keys gives."""
+    """Attention of one head of a stream, or of a split of its keys; the newest key and value go to the cache.
+
+    qkv, bias: the result of a product. cache: `BlockCache`; visible: `VisibleSlots` of the block's heads. SIZES:
+    `AttentionSizes`. Without splits, x gets the result in terms; with splits, `parts` gets the `SoftmaxState` of each.
+    """
+    D_QK: tl.constexpr = HEAD.d_qk
+    D_V: tl.constexpr = HEAD.d_v
+    H: tl.constexpr = NETWORK.heads
     QK: tl.constexpr = H * D_QK
-    OUT: tl.constexpr = 2 * QK + H * D_V
-    HALF: tl.constexpr = BLOCK_QK // 2
+    OUT: tl.constexpr = NETWORK.qkv_width
+    HALF: tl.constexpr = HEAD.block_qk // 2
     item = tl.program_id(0)
-    split = item % SPLITS
-    head = item // SPLITS  # Of all streams' heads.
-    listed, count = seen + wide(head % H) * most, tl.load(counts + head % H)
-    newest = tl.where(split == 0, tl.load(own + head % H), -1)
-    key_base = keys + wide(head) * slots * D_QK
-    value_base = values + wide(head) * slots * D_V
-    across, along = tl.arange(0, HALF), tl.arange(0, BLOCK_V)
-    stream, first = head // H, head % H * D_QK
+    split = item % SIZES.splits
+    stream_head = item // SIZES.splits
+    stream, head = stream_head // H, stream_head % H
+    slots, count = visible.slots + wide(head) * visible.capacity, tl.load(visible.counts + head)
+    own_slot = tl.where(split == 0, tl.load(visible.own + head), -1)
+    keys = cache.k + wide(stream_head) * cache.slots * D_QK
+    values = cache.v + wide(stream_head) * cache.slots * D_V
+    qk_column, v_column = tl.arange(0, HALF), tl.arange(0, HEAD.block_v)
     query, key = (), ()
     for half in tl.static_range(2):
-        column = half * HALF + across
+        column = half * HALF + qk_column
         inside = column < D_QK
-        query = query + (read_product(qkv, bias, stream, first + column, inside, batch, OUT, SHARES) * scale,)
-        key = key + (read_product(qkv, bias, stream, QK + first + column, inside, batch, OUT, SHARES),)
-    value = read_product(qkv, bias, stream, 2 * QK + head % H * D_V + along, along < D_V, batch, OUT, SHARES)
-    rounded = tl.where(newest >= 0, value, 0.0).to(values.dtype.element_ty)  # Or else it is not to count, even if infinite.
-    top, total, result = attend_listed(
-        query, listed, count, key_base, value_base, split * TILE, SPLITS * TILE, TILE, STAGES, D_QK, D_V, BLOCK_QK, BLOCK_V
+        first = head * D_QK + column
+        query = query + (read_product(qkv, bias, stream, first, inside, batch, OUT, SIZES.shares) * HEAD.scale,)
+        key = key + (read_product(qkv, bias, stream, QK + first, inside, batch, OUT, SIZES.shares),)
+    first = 2 * QK + head * D_V + v_column
+    value = read_product(qkv, bias, stream, first, v_column < D_V, batch, OUT, SIZES.shares)
+    # A value that the query does not see must not count, even if it is infinite.
+    rounded = tl.where(own_slot >= 0, value, 0.0).to(cache.v.dtype.element_ty)
+    state = attend_tiles(
+        query, HeadCache(keys, values), slots, count, split * SIZES.tile, SIZES.splits * SIZES.tile, SIZES.tile,
+        SIZES.stages, HEAD,
     )  # fmt: skip
     score = tl.sum(query[0] * key[0] + query[1] * key[1], 0)
-    if newest >= 0:
+    if own_slot >= 0:
         for half in tl.static_range(2):
-            column = half * HALF + across
-            tl.store(key_base + wide(newest) * D_QK + column, key[half], column < D_QK)
-        tl.store(value_base + wide(newest) * D_V + along, rounded, along < D_V)
-    score = tl.where(newest >= 0, score, float("-inf"))
-    top, total, result = together(top, total, result, score, 1.0, rounded.to(tl.float32))
-    if SPLITS == 1:
-        result /= tl.where(total > 0, total, 1.0)
-        write_parts(result, x, batch * H * D_V, head * D_V + along, along < D_V, PARTS)
+            column = half * HALF + qk_column
+            tl.store(keys + wide(own_slot) * D_QK + column, key[half], column < D_QK)
+        tl.store(values + wide(own_slot) * D_V + v_column, rounded, v_column < D_V)
+    score = tl.where(own_slot >= 0, score, float("-inf"))
+    state = merge(state, SoftmaxState(score, 1.0, rounded.to(tl.float32)))
+    if SIZES.splits == 1:
+        result = state.accumulator / tl.where(state.total > 0, state.total, 1.0)
+        write_terms(result, x, batch * H * D_V, stream_head * D_V + v_column, v_column < D_V, SIZES.terms)
     else:
-        tl.store(part_top + item, top)
-        tl.store(part_total + item, total)
-        tl.store(part_result + item * D_V + along, result, along < D_V)
+        tl.store(parts.maximum + item, state.maximum)
+        tl.store(parts.total + item, state.total)
+        tl.store(parts.accumulator + item * D_V + v_column, state.accumulator, v_column < D_V)
 
 
 @triton.jit
-def join_parts(
-    part_top, part_total, part_result, x, batch, H: tl.constexpr, D_V: tl.constexpr, SPLITS: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_V: tl.constexpr,
+def merge_parts(
+    parts, x, batch, NETWORK: tl.constexpr, HEAD: tl.constexpr, SPLITS: tl.constexpr, TERMS: tl.constexpr
 ):  # fmt: skip
-    """What a head of a stream has seen, for the projection."""
-    head = tl.program_id(0)
-    split, along = tl.arange(0, SPLITS), tl.arange(0, BLOCK_V)
-    item = head * SPLITS + split
-    top = tl.load(part_top + item)
-    highest = tl.max(top, 0)
-    share = tl.exp2(top - tl.where(highest == float("-inf"), 0.0, highest))
-    whole = tl.sum(tl.load(part_total + item) * share, 0)
-    result = tl.load(part_result + item[:, None] * D_V + along[None, :], (item >= 0)[:, None] & (along < D_V)[None, :], 0.0)
-    seen = tl.sum(result * share[:, None], 0) / tl.where(whole > 0, whole, 1.0)
-    write_parts(seen, x, batch * H * D_V, head * D_V + along, along < D_V, PARTS)
+    """Writes the attention of one head of a stream to x, in TERMS, from the parts of its splits."""
+    D_V: tl.constexpr = HEAD.d_v
+    stream_head = tl.program_id(0)
+    split, column = tl.arange(0, SPLITS), tl.arange(0, HEAD.block_v)
+    item = stream_head * SPLITS + split
+    maximum = tl.load(parts.maximum + item)
+    largest = tl.max(maximum, 0)
+    rescale = tl.exp2(maximum - tl.where(largest == float("-inf"), 0.0, largest))
+    total = tl.sum(tl.load(parts.total + item) * rescale, 0)
+    inside = (item >= 0)[:, None] & (column < D_V)[None, :]
+    accumulator = tl.load(parts.accumulator + item[:, None] * D_V + column[None, :], inside, 0.0)
+    result = tl.sum(accumulator * rescale[:, None], 0) / tl.where(total > 0, total, 1.0)
+    write_terms(result, x, batch * NETWORK.heads * D_V, stream_head * D_V + column, column < D_V, TERMS)
 
 
 @triton.jit
-def end_step(
-    logits, tokens, known, state, position, length, temperature, top_k, top_p, chosen, FILTERED: tl.constexpr
-):  # fmt: skip
-    """Each stream's byte, unless it is given."""
+def end_step(logits, streams, length, position, choice, FILTERED: tl.constexpr):
+    """Chooses each stream's byte, unless it belongs to the prompt. streams: `Streams` of this length; choice: `Choice`."""
     stream = tl.program_id(0)
-    here = tl.load(position)
-    warmth, most, mass = tl.load(temperature), tl.load(top_k), tl.load(top_p)
+    at = tl.load(position)
+    temperature, top_k, top_p = tl.load(choice.temperature), tl.load(choice.top_k), tl.load(choice.top_p)
     logit = tl.load(logits + stream * BYTES + tl.arange(0, BYTES))
-    byte = choose(logit, tl.load(state + stream), here, warmth, most, mass, FILTERED)
-    place = tokens + wide(stream) * length + here
-    byte = tl.where(here < tl.load(known + stream), tl.load(place).to(tl.int32), byte)
-    tl.store(chosen + stream, byte)
-    tl.store(place, byte.to(tl.uint8))
+    byte = choose(logit, tl.load(streams.random_states + stream), at, temperature, top_k, top_p, FILTERED)
+    token = streams.tokens + wide(stream) * length + at
+    byte = tl.where(at < tl.load(streams.prompt_lengths + stream), tl.load(token).to(tl.int32), byte)
+    tl.store(streams.last_bytes + stream, byte)
+    tl.store(token, byte.to(tl.uint8))

@@ -1,4 +1,4 @@
-"""What both ways to make bytes share: embedding, norm, the choice of a byte, and addresses."""
+"""Functions that the resident and the batched kernels share: embedding, layer norm, the choice of a byte, addresses."""
 
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
@@ -20,9 +20,9 @@ UNIT = tl.constexpr(2.0**-RANDOM_BITS)
 
 
 @triton.jit
-def wide(number):
-    """64 bits, as an address needs."""
-    return tl.full([], 0, tl.int64) + number
+def wide(index):
+    """Returns an integer as int64, for offsets that may exceed 32 bits."""
+    return tl.full([], 0, tl.int64) + index
 
 
 @triton.jit
@@ -31,25 +31,31 @@ def add_both(a_1, a_2, b_1, b_2):
 
 
 @triton.jit
-def normalized(x, near, inside, scale, shift, W: tl.constexpr):
-    """Layer normalization of the W numbers of x that are `inside`; zeros for others. Mean and deviation come from one pass
-    over the distances from `near`, a number not far from the mean: of the squares of x themselves too little would be
-    left."""
+def normalized(x, near, inside, norm, W: tl.constexpr):
+    """Returns the layer norm of the W elements of x that are `inside`, zeros for the others. norm: loaded `Norm`.
+
+    Mean and variance come from one pass over the distances from `near`, a number not far from the mean: the squares of x
+    itself would cancel.
+    """
     distance = tl.where(inside, x - near, 0.0)
     sum_1, sum_2 = tl.reduce((distance, distance * distance), 0, add_both)
     mean = sum_1 / W
     inverse = 1 / tl.sqrt(tl.maximum(sum_2 / W - mean * mean, 0.0) + EPSILON)
-    return tl.where(inside, (distance - mean) * inverse * scale + shift, 0.0)
+    return tl.where(inside, (distance - mean) * inverse * norm.scale + norm.shift, 0.0)
 
 
 @triton.jit
-def embedded(column, inside, position, before, token_table, place_table, places, W: tl.constexpr, DIMENSIONS: tl.constexpr):
-    """Columns of H_0 at a position, after the byte before it."""
-    x = tl.load(token_table + before * W + column, inside, 0.0)
-    for dimension in tl.static_range(DIMENSIONS):
-        first = tl.load(places + dimension * 3)
-        index = position // tl.load(places + dimension * 3 + 1) % tl.load(places + dimension * 3 + 2)
-        x += tl.load(place_table + wide(first + index) * W + column, inside, 0.0)
+def embedded(column, inside, position, byte, embedding, NETWORK: tl.constexpr):
+    """Returns columns of the embedding (`Embedding`) at a position that follows `byte`."""
+    W: tl.constexpr = NETWORK.width
+    x = tl.load(embedding.tokens + byte * W + column, inside, 0.0)
+    for coordinate in tl.static_range(NETWORK.coordinates):
+        first, stride, size = (
+            tl.load(embedding.coordinates + coordinate * 3),
+            tl.load(embedding.coordinates + coordinate * 3 + 1),
+            tl.load(embedding.coordinates + coordinate * 3 + 2),
+        )
+        x += tl.load(embedding.positions + wide(first + position // stride % size) * W + column, inside, 0.0)
     return x
 
 
@@ -63,13 +69,13 @@ def mixed(x):
 
 @triton.jit
 def choose(logit, state, position, temperature, top_k, top_p, FILTERED: tl.constexpr):
-    """The byte, as `choose.py` has it, from logits [BYTES]: `state` is that of seed and sample."""
+    """Returns the next byte for logits [BYTES], the same as `sampler.py` chooses. state: the stream's random state."""
     byte = tl.arange(0, BYTES)
     logit = logit.to(tl.float64) / temperature
     likely = tl.exp(logit - tl.max(logit, 0))
     likely = likely / tl.sum(likely, 0)
     if FILTERED:
-        # Who comes before whom: [those before, each byte].
+        # [a, b]: whether byte a is likelier than b, or as likely and smaller.
         ahead = (likely[:, None] > likely[None, :]) | (
             (likely[:, None] == likely[None, :]) & (byte[:, None] < byte[None, :])
         )

@@ -1,7 +1,7 @@
-"""Programs of one kernel that meet: what one has written before it arrives, those find that have waited for it.
+"""Synchronization of the programs of one kernel: who waits for a counter sees what the others wrote before they arrived.
 
-There must be room for all of them on the GPU at once. In Triton's interpreter, where they run one after the other, there is
-one, and it has always arrived when it waits.
+All programs must be resident on the GPU at once. Triton's interpreter runs programs one after the other; there, a kernel has
+one program, which has always arrived when it waits.
 """
 
 # mypy: ignore-errors
@@ -13,19 +13,19 @@ import triton.language as tl
 
 @triton.jit
 def arrive(counter):
-    """What this program has written is there for those that wait for it."""
+    """Publishes what this program has written to those that wait for the counter, and adds 1 to it."""
     tl.debug_barrier()
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
 
 
 @triton.jit
 def wait(counter, target):
-    """Until so many have arrived."""
+    """Waits until there were `target` arrivals."""
     while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < target:
         pass
 
 
 @triton.jit
-def fresh(place, mask):
-    """What another program has written, past this one's own cache."""
-    return tl.load(place, mask, 0.0, cache_modifier=".cg")
+def fresh(address, mask):
+    """Loads what another program has written: from the L2 cache, as this program's L1 may have older content."""
+    return tl.load(address, mask, 0.0, cache_modifier=".cg")

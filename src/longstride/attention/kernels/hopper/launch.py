@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from longstride.attention.kernels.arguments import matrix, row_shape, row_sizes
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
@@ -163,14 +164,13 @@ def _aligned(count: int) -> int:
 
 def _fill_numbers(call: Backward, numbers: Tensor, step: int) -> Launch:
     """Lane by lane, if the step is more than 1: a box reads numbers that lie side by side."""
-    size, heads, n, d_v = call.output.shape
-    tiles = -(-n // NUMBER_ROWS)
+    sizes = row_sizes(call.output, NUMBER_ROWS)
     arguments = (
-        call.d_output, call.output, call.lse, numbers, *call.d_output.stride()[:3], *call.output.stride()[:3], heads, n,
-        numbers.shape[2], tiles, step, _aligned(-(-n // step)),
+        matrix(call.d_output), matrix(call.output), call.lse, numbers, sizes, numbers.shape[2], step,
+        _aligned(-(-call.output.shape[2] // step)),
     )  # fmt: skip
-    constants = {"D_V": d_v, "WIDTH_V": padded(d_v), "ROWS": NUMBER_ROWS}
-    return Launch(backward_numbers, size * heads * tiles, arguments, constants)
+    constants = {"ROW": row_shape(call.output, True), "ROWS": NUMBER_ROWS}
+    return Launch(backward_numbers, sizes.total, arguments, constants)
 
 
 def _geometry(job: Job) -> tuple[int, int, int, int]:

@@ -1,0 +1,122 @@
+"""The arguments of the kernels in plain Triton: what belongs together is one NamedTuple.
+
+`Matrix`, `Tables` and `Sizes` are passed field by field, as if each were an argument. `Dims`, `Tiling` and `LaneTiling` are
+compiled in: one constexpr, whose fields are constexprs too, which `compiled` makes of plain values.
+"""
+
+from typing import Any, NamedTuple, TypeVar
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longstride.attention.kernels.settings import padded
+
+Constants = TypeVar("Constants", bound=tuple[Any, ...])
+
+
+class Matrix(NamedTuple):
+    """A tensor [batch, heads, n, d] and its strides; the last one is 1."""
+
+    data: Any
+    batch: Any
+    head: Any
+    row: Any
+
+
+class Tables(NamedTuple):
+    """Int32 tensors, [jobs, fields] and [jobs, exclusions, fields]."""
+
+    jobs: Any
+    exclusions: Any
+
+
+class Sizes(NamedTuple):
+    heads: Any
+    n: Any
+    jobs: Any
+    tiles: Any
+    """Of a job."""
+    total: Any
+    """Tiles of all jobs and the whole batch."""
+
+
+class RowShape(NamedTuple):
+    """The rows of a matrix."""
+
+    d: Any
+    width: Any
+    """The power of two that d is padded to."""
+    wide: Any
+    """Whether offsets inside a head need 64 bits."""
+
+
+class Dims(NamedTuple):
+    """The head dimensions."""
+
+    qk: Any
+    v: Any
+    precision: Any
+    """Of products of float32."""
+
+
+class Tiling(NamedTuple):
+    """How a kernel passes over queries and keys."""
+
+    rows: Any
+    """Queries of a tile."""
+    columns: Any
+    """Keys of a tile."""
+    summary: Any
+    """Whether summary cells of earlier lanes are keys, too."""
+    even: Any
+    """Whether every job's number of cells divides `columns`."""
+    grouped: Any
+    """Whether in some job a query does not see its lane's whole past."""
+    short: Any
+    """Whether windows have so few tiles that all are masked, in one loop."""
+    exclude: Any
+    """Exclusions of a job, at most."""
+
+
+class LaneTiling(NamedTuple):
+    """How whole lanes lie in tiles."""
+
+    rows: Any
+    together: Any
+    """Lanes of a tile."""
+    shared: Any
+    """Whether all heads have the same job."""
+    same: Any
+    """Whether all tensors have the same stride from row to row. One set of offsets then serves them all."""
+    grouped: Any
+    exclude: Any
+    """As in `Tiling`."""
+    stages: Any
+
+
+def compiled(kind: type[Constants], **values: Any) -> Constants:
+    """A NamedTuple of constants, from the value of each field."""
+    return kind(**{name: tl.constexpr(value) for name, value in values.items()})
+
+
+def matrix(x: Tensor) -> Matrix:
+    return Matrix(x, x.stride(0), x.stride(1), x.stride(2))
+
+
+def row_shape(x: Tensor, wide: bool) -> RowShape:
+    return compiled(RowShape, d=x.shape[3], width=padded(x.shape[3]), wide=wide)
+
+
+def dims(q: Tensor, v: Tensor, wide: bool, precision: str) -> Dims:
+    shapes = row_shape(q, wide), row_shape(v, wide)
+    if not triton.knobs.runtime.interpret:  # The interpreter has no attributes of constexprs.
+        shapes = tl.constexpr(shapes[0]), tl.constexpr(shapes[1])
+    return Dims(*shapes, tl.constexpr(precision))
+
+
+def row_sizes(x: Tensor, rows: int) -> Sizes:
+    """For tiles of so many rows, and no jobs but the heads."""
+    batch, heads, n, _ = x.shape
+    tiles = -(-n // rows)
+    return Sizes(heads, n, heads, tiles, batch * heads * tiles)

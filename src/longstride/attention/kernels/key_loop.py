@@ -1,0 +1,109 @@
+"""The loop over the keys of a tile of queries, which forward and backward_dq share.
+
+First come the summary cells of earlier lanes, then the window in the queries' own lane. A kernel gives the function that
+adds a tile of keys, those from `start` on, to its sums:
+
+    ADD(sums, queries, every, start, last, scale, DIMS, TILES, CELLS, MASKED) -> sums
+"""
+
+# mypy: ignore-errors
+# Triton compiles this file: its arguments have Triton's types, not Python's.
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from longstride.attention.kernels.primitives import cell_tile, excluded, window_sees
+
+
+class Keys(NamedTuple):
+    """All keys of a head, and the tile of queries that sees some of them."""
+
+    k: Any
+    v: Any
+    job: Any
+    tile: Any
+    exclusions: Any
+
+
+class KeyTile(NamedTuple):
+    """A tile of keys: positions base + place. The base is one number."""
+
+    key: Any
+    """In the lane, or among the summary cells."""
+    valid: Any
+    base: Any
+    place: Any
+
+
+@triton.jit
+def place_keys(every, start, last, TILES: tl.constexpr, CELLS: tl.constexpr):
+    """The tile of keys from `start` on; those from `last` on are not there. CELLS: they are summary cells."""
+    offset = tl.arange(0, TILES.columns)
+    key = start + offset
+    if CELLS:
+        base, place = cell_tile(start, offset, every.job, TILES.even)
+    else:
+        base = every.tile.start + start * every.job.step
+        place = offset * every.job.step
+    return KeyTile(key, key < last, base, place)
+
+
+@triton.jit
+def sees(every, at, TILES: tl.constexpr, CELLS: tl.constexpr):
+    """Which pairs of the queries and a tile of keys count."""
+    job, tile = every.job, every.tile
+    row = tile.first + tl.arange(0, TILES.rows)
+    if CELLS:
+        seen = at.valid[None, :]
+        key = at.base + at.place
+    else:
+        seen = window_sees(row[:, None], at.key[None, :], job, TILES.grouped) & at.valid[None, :]
+        key = tile.start + at.key * job.step
+    if TILES.exclude > 0:
+        query = tile.start + row * job.step
+        seen = seen & ~excluded(query[:, None], key[None, :], every.exclusions, tile.index, TILES.exclude)
+    return seen
+
+
+@triton.jit
+def over_tiles(
+    sums, queries, every, first, end, last, scale,
+    DIMS: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, MASKED: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """The keys [first, end) in tiles."""
+    for start in tl.range(first, end, TILES.columns):
+        sums = ADD(sums, queries, every, start, last, scale, DIMS, TILES, CELLS, MASKED)
+    return sums
+
+
+@triton.jit
+def over_keys(sums, queries, every, scale, DIMS: tl.constexpr, TILES: tl.constexpr, ADD: tl.constexpr):
+    job, tile = every.job, every.tile
+    if TILES.summary:
+        before = tile.lane * (job.lane_shift // job.block) * job.cells
+        whole = before // TILES.columns * TILES.columns
+        if TILES.exclude > 0:
+            whole = 0
+        else:
+            sums = over_tiles(sums, queries, every, 0, whole, before, scale, DIMS, TILES, True, False, ADD)
+        sums = over_tiles(sums, queries, every, whole, before, before, scale, DIMS, TILES, True, True, ADD)
+
+    # The keys are [first, end). Where there are few tiles, one loop that loads ahead is faster than three that do not.
+    first = tl.maximum(0, tile.first - job.far)
+    end = tl.minimum(tile.length, tile.first + TILES.rows - job.near)
+    if TILES.short:
+        sums = over_tiles(sums, queries, every, first, end, end, scale, DIMS, TILES, False, True, ADD)
+    else:
+        # All rows see all of a tile of keys that starts in [inner, outer): it needs no mask.
+        inner = first + tl.cdiv(tl.maximum(0, tile.first + TILES.rows - 1 - job.far - first), TILES.columns) * TILES.columns
+        outer = inner + tl.maximum(0, tile.first - job.near + 1 - inner) // TILES.columns * TILES.columns
+        if (job.own == 0) | (job.block < job.limit):
+            outer = inner
+        sums = over_tiles(
+            sums, queries, every, first, tl.minimum(inner, end), end, scale, DIMS, TILES, False, True, ADD
+        )  # fmt: skip
+        sums = over_tiles(sums, queries, every, inner, outer, end, scale, DIMS, TILES, False, False, ADD)
+        sums = over_tiles(sums, queries, every, outer, end, end, scale, DIMS, TILES, False, True, ADD)
+    return sums
