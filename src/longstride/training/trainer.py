@@ -50,7 +50,7 @@ class Trainer:
         self.plain_because = ranks.run_on_all(lambda: capture.choose(config, self.device, ranks))
         """Why steps are not captured; None if they are."""
         self.averaging = ranks.run_on_all(lambda: averaging_dtype(config.averaging, config.model.precision, self.device))
-        self.run = ranks.run_on_all(lambda: Run.resumed(config) if resume else Run.new(config))
+        self.run = ranks.run_on_all(lambda: (Run.resumed if resume else Run.new)(config, preset))
         try:
             self._begin(resume, say)
         except BaseException:
@@ -113,7 +113,7 @@ class Trainer:
 
     def _open_data(self, resume: Resume) -> None:
         config, context, item = self.config, self.config.model.context, self.store.item_bytes
-        check_training_data(self.store, config, self.preset)
+        check_training_data(self.store, config, "" if resume else self.preset)
         if resume:
             self.run.check_data(self.store)
         self.training = Sequences(self.store.split("train"), context, item, f"{config.data} (train)")
@@ -126,13 +126,30 @@ class Trainer:
         if step >= 0:
             state = self.checkpoints.load(step, self.model, self.optimizers, self.average)
             self.ranks.run_on_all(lambda: self._restore_state(state, step))
-            # The process may have been killed between the first checkpoint and its weights file, which has the same weights.
-            unwritten = self.run_state.best_step == step and not (self.run.folder / WEIGHTS).exists()
-            if self.ranks.any(self.ranks.is_main and unwritten):
-                with self._with_average_weights():
-                    self._write_best(self._weights())
+            self._restore_best(step)
         self.ranks.run_on_first(lambda: self.run.prepare_resume(step, may_begin_anew, say))
         self.ranks.run_on_first(lambda: self.checkpoints.set_aside(step))
+
+    def _restore_best(self, step: int) -> None:
+        """Writes the file of the best weights again if it cannot be read and they are those of this step.
+
+        The process may have been killed between the first checkpoint and that file.
+        """
+        best = self.run_state.best_step
+        problem = self.ranks.run_on_first(self.run.weights_problem) if best is not None else None
+        if not self.ranks.any(problem is not None):
+            return
+        if best == step:
+            with self._with_average_weights():
+                self._write_best(self._weights())
+            return
+        self.ranks.run_on_first(lambda: self._refuse_lost_best(str(problem)))
+
+    def _refuse_lost_best(self, problem: str) -> None:
+        path, copy = self.run.folder / WEIGHTS, self.run.checkpoints / f"step-{self.run_state.best_step}" / WEIGHTS
+        has_copy = copy.is_file() and not self.config.ema  # A checkpoint has the weights, not their average, in that file.
+        fix = f"copy {copy} there" if has_copy else "bring it back from a copy, or give another --out for a new run"
+        raise ValueError(f"train: {path}, the best weights of the run, cannot be read: {problem}; {fix}")
 
     def _load_initial_weights(self, say: Say) -> None:
         initial = self.ranks.run_on_all(lambda: InitialWeights(self.config.init_from, self.config.model))
