@@ -61,3 +61,7 @@ def test_runs_in_an_environment_of_its_own(wheel, tmp_path):
         [home / "bin" / "longstride", "doctor"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert "agrees with the oracle here" in doctor.stdout
+    listed = subprocess.run(
+        [home / "bin" / "longstride", "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "longstride data prepare      Turn files into a store" in listed.stdout

@@ -47,7 +47,8 @@ def test_from_bytes_to_bits(tmp_path):
 
 
 def test_a_second_run_has_its_own_folder_and_the_same_data(tmp_path):
-    demo(tmp_path, 1)
+    _, text = demo(tmp_path, 1)
+    assert "88,000 bytes of Wikipedia, 1 step." in text
     written = (tmp_path / "wikipedia/train.bin").stat().st_mtime_ns
     _, text = demo(tmp_path, 2)
     assert f"The run is {tmp_path / 'run-2'}" in text

@@ -64,6 +64,9 @@ def test_what_is_none_of_them_is_named(tmp_path):
         find_config("enwik9")
     with pytest.raises(ValueError, match=r"is no run and no saved model: it has no config\.json"):
         find_config(str(tmp_path))
+    (tmp_path / "book.txt").touch()
+    with pytest.raises(ValueError, match=r"^doctor: .*book\.txt is no run and no saved model: it is a file"):
+        find_config(str(tmp_path / "book.txt"))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         find_config(str(tmp_path))

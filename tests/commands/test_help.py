@@ -38,7 +38,7 @@ def test_lines_are_joined_and_empty_defaults_left_out():
         ("--most INT", "The most. (default: 3)"),
     ]
     assert (model.title, model.about) == ("model options", "The network.")
-    assert model.entries == [("--force, --no-force", "Replace it.")]
+    assert model.entries == [("--force, --no-force", "Replace it. (default: no)")]
 
 
 def test_the_whole_text():
@@ -59,17 +59,18 @@ def test_the_whole_text():
         "",
         "model options:",
         "  The network.",
-        "  --force, --no-force     Replace it.",
+        "  --force, --no-force     Replace it. (default: no)",
     ]
 
 
 def test_a_narrow_terminal_has_descriptions_below_the_flags():
-    assert format_help(TYRO, 30).splitlines()[-7:] == [
+    assert format_help(TYRO, 30).splitlines()[-8:] == [
         "  --most INT",
         "      The most. (default: 3)",
         "",
         "model options:",
         "  The network.",
         "  --force, --no-force",
-        "      Replace it.",
+        "      Replace it. (default:",
+        "      no)",
     ]

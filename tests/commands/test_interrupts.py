@@ -13,7 +13,7 @@ pytest.importorskip("tyro")
 
 from longstride.commands import interrupts
 from longstride.commands.exits import exit_with_message
-from longstride.commands.main import VERBS
+from longstride.commands.verbs import find_verbs
 
 SITE = """if True:
     import os, signal, sys
@@ -52,7 +52,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", find_verbs())
 def test_every_verb_is_quiet_on_ctrl_c_while_it_starts(tmp_path, verb):
     words = f"{verb} {WORDS.get(verb, '')}"
     assert interrupted(tmp_path, AS_MODULE, words, "tyro") == (130, "", "longstride: interrupted\n")

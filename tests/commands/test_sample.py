@@ -374,6 +374,7 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
     ("words", "says"),
     [
         ("--temperature 0", "sample: temperature must be at least 0.001, got 0.0; top_k = 1 takes the most likely byte"),
+        ("--temperature -1", "sample: temperature must be at least 0.001, got -1.0\n"),
         ("--temperature nan", "sample: temperature must be a finite number, got nan"),
         ("--top-k 0", "sample: top_k must be at least 1, got 0"),
         ("--top-k 257", "sample: top_k must be at most 256, as there are no more bytes, got 257"),

@@ -34,6 +34,27 @@ def test_images_of_another_size(capsys, tmp_path, digits):
     assert f"next begins from the weights of {out}" in capsys.readouterr().err
 
 
+def test_a_run_is_resumed_with_its_own_preset(capsys, tmp_path, digits):
+    out = tmp_path / "run"
+    main(["train", "image-small", "--data", digits, "--out", str(out), "--steps", "1", *SMALL])
+    config = (out / "config.json").read_text()
+    assert json.loads((out / "run.json").read_text())["preset"] == "image-small"
+    capsys.readouterr()
+    for preset in ("image-small-dense", "enwik8"):
+        for resume in (["--resume"], ["--resume", "auto"]):
+            with pytest.raises(SystemExit) as ended:
+                main(["train", preset, "--out", str(out), *resume, "--steps", "2"])
+            assert ended.value.code == 2
+            says = f"train: {out} began with the preset 'image-small', and '{preset}' is given; give the same, or another"
+            assert says in capsys.readouterr().err
+    assert (out / "config.json").read_text() == config
+    # Runs of earlier versions do not say which preset they began with.
+    known = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({"version": 1, "id": known["id"]}))
+    main(["train", "enwik8", "--out", str(out), "--resume"])
+    assert f"{out}: step 1, all steps are done" in capsys.readouterr().out
+
+
 def test_a_field_that_is_given_stays(capsys, tmp_path, digits):
     words = ["train", "image-small", "--data", digits, "--out", str(tmp_path / "run"), "--steps", "1", *SMALL]
     main([*words, "--model.pattern", "dense()"])

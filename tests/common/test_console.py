@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from longstride.common.console import Progress, format_count, format_duration
+from longstride.common.console import Progress, format_count, format_duration, with_noun
 
 
 def console(terminal=False, width=200):
@@ -24,6 +24,10 @@ def test_count(x, text):
 )
 def test_duration(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_a_count_has_its_noun_in_the_right_number():
+    assert [with_noun(count, "step") for count in (0, 1, 2, 5000)] == ["0 steps", "1 step", "2 steps", "5,000 steps"]
 
 
 def test_bytes_are_a_live_line_on_a_terminal_and_lines_elsewhere():

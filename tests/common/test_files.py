@@ -1,7 +1,9 @@
 import os
+import shutil
 
 import pytest
 
+from longstride.common import files
 from longstride.common.files import (
     CONTAINERS,
     LEVELS,
@@ -11,6 +13,7 @@ from longstride.common.files import (
     parse_object,
     read_json,
     read_text,
+    walk,
 )
 
 NESTED = {
@@ -19,6 +22,27 @@ NESTED = {
     "whole, and deeper than the limit": '{"a":' * (LEVELS + 1) + "1" + "}" * (LEVELS + 1),
     "as deep as Python reads": '{"a":' + "[" * 900 + "]" * 900 + "}",
 }
+
+
+def test_folders_that_vanish_while_walking_are_skipped(tmp_path):
+    (tmp_path / "stays").mkdir()
+    (tmp_path / "goes" / "inner").mkdir(parents=True)
+    (tmp_path / "becomes-a-file").mkdir()
+    seen = []
+    for path in walk(tmp_path):
+        seen.append(path.name)
+        if len(seen) == 3:  # Their insides come later.
+            shutil.rmtree(tmp_path / "goes")
+            (tmp_path / "becomes-a-file").rmdir()
+            (tmp_path / "becomes-a-file").touch()
+    assert sorted(seen) == ["becomes-a-file", "goes", "stays"]
+    with pytest.raises(FileNotFoundError):
+        list(walk(tmp_path / "nowhere"))
+
+
+def test_files_that_a_run_removes_meanwhile_are_no_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_entries", lambda folder: iter([folder / "gone"]))
+    check_run_folder("eval", tmp_path)
 
 
 def test_an_object_is_read(tmp_path):

@@ -29,7 +29,7 @@ class Symbols(DataKind):
     can_join = True
     default_length = 12
     letters_per_byte = 1
-    legend = "♠♥♦♣: suits."
+    signs = (("♠", "a spade"), ("♥", "a heart"), ("♦", "a diamond"), ("♣", "a club"))
 
     @classmethod
     def plan(cls, source, limit=None, join=False, others=()):
@@ -101,6 +101,7 @@ def test_a_new_kind_is_one_class_and_one_line(tmp_path, symbols, monkeypatch):
     monkeypatch.setattr(attention, "write_figure", lambda figure, path: figures.append(figure))
     attention.plot_attention(run, out=tmp_path / "attention.png")
     texts = "\n".join(text.get_text() for text in figures[0].texts)
-    assert Symbols.legend in texts
+    assert "♠: a spade. ♥: a heart." in texts
+    assert "♦: " not in texts
     assert "It is ♠" in texts or "It is ♥" in texts  # Squares modulo 4 are 0 or 1.
     assert plot_run([run]).is_file()

@@ -1,5 +1,6 @@
 import gzip
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -116,6 +117,39 @@ def test_bad_sources_are_named(tmp_path, name, make, message):
     with pytest.raises(ValueError, match=message):
         open_data(tmp_path / name, tmp_path / "cache")
     assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "cache"] == before
+
+
+@pytest.mark.parametrize("missing", ["b.txt", None], ids=["with a name", "without a name"])
+def test_errors_of_the_system_name_the_source_and_the_file(tmp_path, monkeypatch, missing):
+    """As for files of /proc, some of which vanish or cannot be read."""
+    folder = write_files(tmp_path / "in", {"a.txt": b"text", "b.txt": b"text"})
+
+    def read(paths, cache, progress):
+        raise OSError(5, "Input/output error", None if missing is None else str(folder / missing))
+
+    monkeypatch.setattr(module, "cached_sha256", read)
+    file = f": {folder / missing}" if missing else ""
+    with pytest.raises(ValueError, match=re.escape(f"{folder} cannot be read: Input/output error{file}") + "$"):
+        open_data(folder, tmp_path / "cache")
+
+
+def test_a_file_that_cannot_be_hashed_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"text")
+    monkeypatch.setattr(hashes.hashlib, "sha256", Broken)
+    with pytest.raises(OSError, match=r"Input/output error: '.*a\.txt'"):
+        hashes._hash([path], progress=False)
+
+
+class Broken:
+    def update(self, piece):
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fdinfo"), reason="needs Linux")
+def test_a_folder_whose_files_vanish_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"^/proc/self cannot be read: .*: /proc/self/"):
+        open_data("/proc/self", tmp_path / "cache")
 
 
 def test_the_target_is_looked_at_first(tmp_path, monkeypatch):

@@ -7,10 +7,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from longstride.model import PRESETS, SparseTransformer, layers, preset, transformer
+from longstride.model.dropout import draw_mask
 from longstride.model.layers import Norm
 from longstride.patterns import Dilated
 from tests.attention.error_rule import Ran
 from tests.model.small import config, model, some_bytes
+
+
+def dropped(x, dropout, seed):
+    mask = torch.empty(x.shape, dtype=torch.bool).bernoulli_(1 - dropout, generator=torch.Generator().manual_seed(seed))
+    return x * mask / (1 - dropout)
 
 
 def written_out(made, tokens, dtype, dropout=0.0):
@@ -19,6 +25,7 @@ def written_out(made, tokens, dtype, dropout=0.0):
     linear = {name[:-7]: (x, weights.get(f"{name[:-7]}.bias")) for name, x in weights.items() if name.endswith(".weight")}
     width = made.config.width
     h = made.embedding(tokens).to(dtype)
+    seeds = torch.randint(2**63 - 1, (len(made.blocks), 2)).tolist()
     for index, block in enumerate(made.blocks):
         here = f"blocks.{index}."
         x = F.layer_norm(h, (width,), *linear[f"{here}norm_attention"], 1e-5)
@@ -27,10 +34,10 @@ def written_out(made, tokens, dtype, dropout=0.0):
         mask = torch.stack([pattern.mask(tokens.shape[1]) for pattern in block.attention.patterns])
         scores = (q @ k.transpose(-1, -2) / sqrt(q.shape[-1])).masked_fill(~mask, -torch.inf)
         mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-        a = F.dropout(F.linear(mixed, *linear[f"{here}attention.project"]), dropout)
+        a = dropped(F.linear(mixed, *linear[f"{here}attention.project"]), dropout, seeds[index][0])
         x = F.layer_norm(h + a, (width,), *linear[f"{here}norm_ff"], 1e-5)
         inner = F.linear(x, *linear[f"{here}ff.inner"])
-        b = F.dropout(F.linear(inner * torch.sigmoid(1.702 * inner), *linear[f"{here}ff.outer"]), dropout)
+        b = dropped(F.linear(inner * torch.sigmoid(1.702 * inner), *linear[f"{here}ff.outer"]), dropout, seeds[index][1])
         h = h + (a + b)
     return F.linear(F.layer_norm(h, (width,), *linear["norm"], 1e-5), weights["output.weight"])
 
@@ -130,7 +137,7 @@ def test_the_feed_forward_network_in_parts(dropout, monkeypatch):
     inner, outer = layers.Linear(8, 32).double(), layers.Linear(32, 8).double()
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     inputs = x, *inner.parameters(), *outer.parameters()
-    mask, scale = layers.draw_mask(x, dropout), 1 / (1 - dropout)
+    mask, scale = draw_mask(x, dropout, torch.tensor(3)), 1 / (1 - dropout)
     assert len(layers._parts(x, 32)) == 2
     plain = layers.drop(outer(layers.gelu(inner(x))), mask, scale)
     again = layers.recomputed_feed_forward(x, inner, outer, mask, scale)

@@ -10,14 +10,27 @@ pytest.importorskip("matplotlib")
 
 from PIL import Image
 
+from longstride.data.store import write_store
 from longstride.data.text import Text
 from longstride.model import SparseTransformer
 from longstride.model.inspection import inspect_attention
 from longstride.pictures import attention
 from longstride.pictures.attention import evenly_spaced, plot_attention
 from longstride.pictures.attention_example import open_example
-from longstride.pictures.attention_panels import SEEN, UNSEEN, has_glyph, image_panel, largest_weights, matrix_panel, to_rgb
+from longstride.pictures.attention_panels import (
+    MATRIX_LEGEND,
+    SEEN,
+    UNSEEN,
+    has_glyph,
+    image_panel,
+    largest_weights,
+    matrix_legend,
+    matrix_panel,
+    to_rgb,
+)
+from longstride.training import train
 from tests.pictures.small import saved, store
+from tests.training.small import config
 
 CPU = torch.device("cpu")
 
@@ -164,6 +177,50 @@ def test_matrix_panels_say_what_is_seen_and_what_is_ahead():
     assert np.allclose(panel[1, 0], np.array(to_rgb(SEEN)) * 0.75 + 0.25)
     assert not panel[1, 2].any()
     assert not panel[2].any()
+
+
+def test_the_legend_explains_the_colours_that_are_shown():
+    blue, dark_blue, black = MATRIX_LEGEND
+    all_seen, some_seen = np.ones(6, bool), np.arange(6) > 2
+    even, sharp = np.full(6, 1 / 6, np.float32), np.array([0, 0, 0, 0.9, 0.1, 0], np.float32)
+    assert matrix_legend(even, all_seen, context=6, columns=3) == []
+    assert matrix_legend(even, all_seen, context=9, columns=3) == [black]
+    assert matrix_legend(sharp, all_seen, context=6, columns=3) == [blue]
+    assert matrix_legend(sharp, some_seen, context=9, columns=3) == [blue, dark_blue, black]
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """The texts of the figures that were drawn."""
+    drawn = []
+    monkeypatch.setattr(
+        attention, "write_figure", lambda figure, path: drawn.append([text.get_text() for text in figure.texts])
+    )
+    return drawn
+
+
+def test_the_legend_explains_the_signs_that_are_shown(tmp_path, texts):
+    folder, _ = saved(tmp_path, "text", context=32, pattern="heads(dense(), dense())")
+    for number, text in enumerate(("plain ASCII", "lines\nof text\n", "one caf\u00e9\t")):
+        repeated = np.frombuffer(text.encode() * 20, np.uint8)
+        data = write_store(tmp_path / f"data-{number}", "text", {"train": repeated, "valid": repeated})
+        plot_attention(folder, [31], data=data.folder, out=tmp_path / f"look-{number}.png")
+    legends = [" ".join(drawn[-1].split()) for drawn in texts]
+    assert [legend.partition("predicts.")[2] for legend in legends] == [
+        "", " \u21b5: a line end.", " \u203f: a further byte of a letter. \u2192: a tab.",
+    ]  # fmt: skip
+    assert not any("Black" in legend or "Dark blue" in legend for legend in legends)
+
+
+def test_the_title_names_the_run_and_its_checkpoint(tmp_path, texts):
+    train(config(tmp_path, steps=2, save_every=1))
+    run = tmp_path / "run"
+    for folder in (run, run / "checkpoints" / "step-1"):
+        plot_attention(folder, [40], item=1, out=tmp_path / "look.png")
+    assert [drawn[0] for drawn in texts] == [
+        f"{name}: attention weights for the prediction of byte 40" for name in ("run", "run, step-1")
+    ]
+    assert texts[0][1].startswith("data, valid window 1.  It is ")
 
 
 def test_long_matrices_keep_their_thin_lines():

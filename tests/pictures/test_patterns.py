@@ -73,6 +73,33 @@ def test_draws_what_the_heads_see(tmp_path, drawn):
             assert np.allclose(matrix[i, j], expected)
 
 
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("strided(6)", ["Local(6)", "Column(6)", "both heads"]),
+        ("dense()", ["Dense()"]),
+        (
+            "block(6), summary(6, 2), local(1)",
+            ["Block(6)", "Summary(6, 2)", "Local(1)", "several heads: their colours mixed"],
+        ),
+    ],
+)
+def test_the_legend_has_the_colour_of_keys_that_several_heads_see(tmp_path, monkeypatch, text, labels):
+    legends = []
+    original = longstride.pictures.patterns.Axes.legend
+    monkeypatch.setattr(
+        longstride.pictures.patterns.Axes,
+        "legend",
+        lambda axes, handles, **options: legends.append(handles) or original(axes, handles=handles, **options),
+    )
+    plot_patterns([Scheme("heads", parse(text))], tmp_path / "figure.png")
+    (entries,) = legends
+    assert [entry.get_label() for entry in entries] == labels
+    if labels[-1] == "both heads":
+        first, second, both = (np.array(entry.get_facecolor()) for entry in entries)
+        assert np.allclose(both, (first + second) / 2)
+
+
 def test_a_large_matrix_keeps_its_thin_lines(tmp_path, drawn):
     plot_patterns(schemes("column(50)"), tmp_path / "figure.png", height=50, width=50)
     _, matrix = drawn

@@ -9,7 +9,9 @@ from PIL import Image
 
 from longstride.data.audio import to_wav
 from longstride.data.images import sheet
+from longstride.pictures import run as page
 from longstride.pictures.run import duration_text, plot_run, printable, read_settings, read_wav, summarize
+from longstride.training import curve
 from longstride.training.curve import draw_bits
 from longstride.training.run import Run
 from tests.training.small import config
@@ -99,6 +101,18 @@ def test_everything_that_there_is_stands_on_it(samples, tmp_path, words):
     assert ("held out $^$ \u00b7" in text) == (samples is text_samples)
     assert ("<image" in text) == (samples is image_samples)
     assert (">seconds<" in text) == (samples is sound_samples)
+
+
+def test_a_quantity_has_one_colour_in_all_pictures(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(curve, "write_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(page, "write_figure", lambda figure, path: drawn.append(figure))
+    folder = run(tmp_path / "run", seed=7)
+    plot_run([folder])
+    curve.plot_curve(folder)
+    colours = [{axes.get_ylabel(): [line.get_color() for line in axes.lines] for axes in figure.axes} for figure in drawn]
+    assert colours[0].items() >= colours[1].items()
+    assert colours[1]["learning rate"] != colours[1]["bits per byte"][1:]
 
 
 def test_what_is_missing_is_left_out(tmp_path, words):

@@ -46,7 +46,7 @@ def test_top_p_is_of_what_top_k_leaves():
     [
         ({"temperature": 0.0}, "temperature must be at least 0.001, got 0.0; top_k = 1 takes"),
         ({"temperature": 1e-310}, "temperature must be at least 0.001, got 1e-310"),
-        ({"temperature": -1.0}, "temperature must be at least 0.001, got -1.0"),
+        ({"temperature": -1.0}, "temperature must be at least 0.001, got -1.0$"),
         ({"temperature": float("nan")}, "temperature must be a finite number, got nan"),
         ({"temperature": float("inf")}, "temperature must be a finite number, got inf"),
         ({"temperature": "1"}, "temperature must be a finite number, got '1'"),

@@ -41,3 +41,9 @@ def weights(run):
 def same(one, two):
     assert one.keys() == two.keys()
     return all(torch.equal(one[name], two[name]) for name in one)
+
+
+def step(trainer, tokens):
+    """Takes a step, waits for it and returns its metrics."""
+    trainer.take_step(tokens)
+    return trainer.finish_steps()

@@ -177,6 +177,37 @@ def test_weights_come_after_a_checkpoint(ema, tmp_path, monkeypatch):
     assert (run / "model.safetensors").read_bytes() == (tmp_path / "whole/run/model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("content", [b"", b"nonsense", None], ids=["empty", "nonsense", "missing"])
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_the_best_weights_of_the_last_step_are_written_again(ema, content, tmp_path):
+    made = config(tmp_path, ema=ema)
+    assert train(made).best_step == 12
+    path = tmp_path / "run/model.safetensors"
+    before = path.read_bytes()
+    path.unlink() if content is None else path.write_bytes(content)
+    assert train(made, resume=True).step == 12
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_the_best_weights_of_an_earlier_step_are_missed(ema, tmp_path, monkeypatch):
+    bits = iter([3.0, 4.0, 5.0])
+    monkeypatch.setattr(trainer, "validate", lambda *given: next(bits))
+    made, run = config(tmp_path, validate_every=4, save_every=4, ema=ema), tmp_path / "run"
+    assert train(made).best_step == 4
+    path, copy = run / "model.safetensors", run / "checkpoints/step-4/model.safetensors"
+    path.write_bytes(b"")
+    before = content(run)
+    fix = "bring it back from a copy, or give another --out" if ema else f"copy {copy} there"
+    for resume in MODES:
+        with pytest.raises(ValueError, match=rf"^train: {path}, the best weights of the run, cannot be read: .*; {fix}"):
+            train(made, resume)
+    assert content(run) == before
+    if not ema:
+        shutil.copy(copy, path)
+        assert train(made, resume=True).step == 12
+
+
 def power_cut(*given):
     raise OSError("power cut")
 

@@ -77,6 +77,7 @@ OTHER = {
     "parallel": "fsdp",
     "averaging": "float32",
     "compile": True,
+    "capture": "off",
 }
 
 

@@ -14,7 +14,7 @@ from longstride.model import SparseTransformer
 from longstride.training import train, train_preset, trainer
 from longstride.training.manifest import write_manifest
 from longstride.training.run import read_metrics
-from tests.training.small import TEXT, config, same, store, weights
+from tests.training.small import TEXT, config, same, step, store, weights
 
 
 def unigram_bits(data):
@@ -126,9 +126,9 @@ def test_an_interruption_saves_and_goes_on(tmp_path, monkeypatch):
 
 def test_dropout_is_another_one_at_every_step_and_seed(tmp_path):
     drawn = []
-    for seed, step in ((0, 0), (0, 1), (1, 0), (0, 0)):
+    for seed, number in ((0, 0), (0, 1), (1, 0), (0, 0)):
         made = trainer.Trainer(config(tmp_path / str(len(drawn)), seed=seed), False)
-        made.step = step
+        made.step = number
         made.take_step(torch.from_numpy(made.training.batch(0, 0, 4)))
         drawn.append(torch.rand(8))
     assert torch.equal(drawn[0], drawn[3])
@@ -152,8 +152,8 @@ def test_the_average_is_what_is_kept(tmp_path):
     states = [load_file(run / f"checkpoints/step-{step}/model.safetensors") for step in (1, 2, 3, 4)]
     torch.manual_seed(made.seed)
     average = dict(SparseTransformer(made.model).state_dict())
-    for step, state in enumerate(states):
-        kept = min(0.5, (1 + step) / (10 + step))
+    for number, state in enumerate(states):
+        kept = min(0.5, (1 + number) / (10 + number))
         average = {name: kept * x + (1 - kept) * state[name] for name, x in average.items()}
     saved = load_file(run / "model.safetensors")
     for name, x in average.items():
@@ -171,7 +171,7 @@ def test_what_is_not_finite_stops_before_the_weights_change(precision, tmp_path,
     monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) * float("nan"))
     starts = ", ".join(map(str, made.training.starts(0, 1, 4)))
     with pytest.raises(FloatingPointError, match=f"step 2 has a loss of nan.* from {starts} on"):
-        made.take_step(tokens)
+        step(made, tokens)
     assert same(before, made.model.state_dict())
 
 
@@ -181,18 +181,18 @@ def test_what_is_not_finite_stops_before_the_weights_change(precision, tmp_path,
 def test_an_overflow_skips_the_step_and_halves_the_scale(device, tmp_path, monkeypatch):
     loss = SparseTransformer.loss
     made = trainer.Trainer(config(tmp_path, model={"precision": "float16"}, device=device), False)
-    made.updates.scaler.set_growth_interval(2)
+    made.updates.loss_scale.growth_interval = 2
     tokens = torch.from_numpy(made.training.batch(0, 0, 4)).to(device)
-    assert made.take_step(tokens)["skipped"] == 0
+    assert step(made, tokens)["skipped"] == 0
     first = made.updates.scale
     before = {name: x.clone() for name, x in made.model.state_dict().items()}
     monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) * float("inf"))
-    assert made.take_step(tokens)["skipped"] == 1
+    assert step(made, tokens)["skipped"] == 1
     assert made.updates.scale == first / 2
     assert same(before, made.model.state_dict())
     monkeypatch.undo()
     for _ in range(2):
-        assert made.take_step(tokens)["skipped"] == 0
+        assert step(made, tokens)["skipped"] == 0
     assert made.updates.scale == first
 
 
@@ -202,7 +202,7 @@ def test_an_overflow_of_the_loss_alone_halves_the_scale_too(tmp_path, monkeypatc
     tokens = torch.from_numpy(made.training.batch(0, 0, 4)).to(made.device)
     scale = made.updates.scale
     monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) + float("inf"))
-    assert [made.take_step(tokens)["skipped"] for _ in range(2)] == [1, 1]
+    assert [step(made, tokens)["skipped"] for _ in range(2)] == [1, 1]
     assert made.updates.scale == scale / 4
 
 
@@ -213,11 +213,11 @@ def test_an_overflow_in_one_optimizer_changes_nothing_in_the_other(tmp_path):
     before = {name: x.clone() for name, x in made.model.state_dict().items()}
     hook = made.model.blocks[0].ff.inner.weight.register_hook(lambda slopes: slopes * float("inf"))
     scale = made.updates.scale
-    assert made.take_step(tokens)["skipped"] == 1
+    assert step(made, tokens)["skipped"] == 1
     assert made.updates.scale == scale / 2
     assert same(before, made.model.state_dict())
     hook.remove()
-    assert made.take_step(tokens)["skipped"] == 0
+    assert step(made, tokens)["skipped"] == 0
     assert all(x.isfinite().all() for x in made.model.state_dict().values())
 
 
@@ -235,7 +235,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(tmp_path, monkeypatch):
     before = {name: x.clone() for name, x in made.model.state_dict().items()}
     monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) + float("inf"))
     with pytest.raises(FloatingPointError, match="has a loss of inf"):
-        made.take_step(torch.from_numpy(made.training.batch(0, 0, 4)))
+        step(made, torch.from_numpy(made.training.batch(0, 0, 4)))
     assert same(before, made.model.state_dict())
 
 

@@ -55,7 +55,8 @@ def trained_in_float32(folder, plans):
 def step(trainer):
     ranks, made = trainer.ranks, trainer.config
     tokens = trainer.training.batch(made.seed, trainer.step, made.batch, ranks.rank, ranks.count)
-    return trainer.take_step(torch.from_numpy(tokens))
+    trainer.take_step(torch.from_numpy(tokens))
+    return trainer.finish_steps()
 
 
 def state(trainer):
@@ -128,7 +129,7 @@ def overflowed(folder, plans, shard):
             for one in plans:
                 found.append([])
                 with closing(Trainer(plan(folder, **one, model={"precision": "float16"}), False, ranks)) as trainer:
-                    trainer.updates.scaler.set_growth_interval(2)
+                    trainer.updates.loss_scale.growth_interval = 2
                     while len(found[-1]) < SHAKEN + 3:
                         skipped = step(trainer)["skipped"]
                         found[-1].append((skipped, trainer.updates.scale, state(trainer)))

@@ -79,7 +79,7 @@ class Slots:
             if leaf.summary:
                 keys = leaf.summary.cell_position(number).expand(len(queries), -1)
             else:
-                keys = query - number * leaf.step
+                keys = query - number * leaf.index_stride
             valid = number < lengths
             for earlier in self.pattern.leaves[:index]:
                 valid = valid & ~earlier.sees(query, keys)
@@ -97,7 +97,7 @@ def _window_size(leaf: Geometry) -> int:
     if leaf.summary:
         return 0
     if leaf.far < max(1, leaf.limit - 1):
-        return leaf.far * leaf.step + 1
+        return leaf.far * leaf.index_stride + 1
     return leaf.block  # A query sees its lane back to the start, or to the start of its block.
 
 
@@ -112,4 +112,4 @@ def _key_count(leaf: Geometry, query: int) -> int:
     """Returns how many keys of a leaf a query sees."""
     if leaf.summary:
         return leaf.summary.cells_before(query + 1)
-    return min(query % leaf.block // leaf.step, leaf.far) + 1
+    return min(query % leaf.block // leaf.index_stride, leaf.far) + 1

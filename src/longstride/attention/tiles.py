@@ -78,7 +78,7 @@ class Arrangement:
     def in_lanes(self, x: Tensor) -> Tensor:
         """[batch, n, d] as the view [batch, lanes, length, d]."""
         lanes, row = self.lanes, x.stride(1)
-        strides = (x.stride(0), lanes.lane_step * row, lanes.index_step * row, x.stride(2))
+        strides = (x.stride(0), lanes.lane_stride * row, lanes.index_stride * row, x.stride(2))
         shape = (x.shape[0], lanes.lanes, lanes.length, x.shape[2])
         return x.as_strided(shape, strides, x.storage_offset() + lanes.first * row)
 
@@ -170,9 +170,9 @@ def _make_tiles(arrangement: Arrangement, alike: list[Rectangle]) -> Tiles:
     queries = range(lanes.position(0, first.query), lanes.position(0, first.query + first.rows - 1) + 1)
     last_key = first.key + first.columns - 1
     keys = range(arrangement.key_position(0, first.key), arrangement.key_position(0, last_key) + 1)
-    shifts = [lanes.lane_step] * (lanes.lanes > 1) + [query_shift * lanes.index_step] * (len(alike) > 1)
+    shifts = [lanes.lane_stride] * (lanes.lanes > 1) + [query_shift * lanes.index_stride] * (len(alike) > 1)
     uniform = all(leaf.repeats(shift) for leaf in earlier for shift in shifts)
-    partial = keys[-1] > queries[0] or queries[-1] - keys[0] > arrangement.geometry.far * lanes.index_step
+    partial = keys[-1] > queries[0] or queries[-1] - keys[0] > arrangement.geometry.far * lanes.index_stride
     masked = partial or not uniform or any(leaf.touches(queries, keys) for leaf in earlier)
     fresh = first.first and not earlier
     return Tiles(

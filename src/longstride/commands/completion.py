@@ -5,15 +5,14 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import reduce
-from importlib import import_module
 from importlib.metadata import version
 from operator import or_
 from typing import Annotated, Any
 
 import tyro
 
-from longstride.commands.main import VERBS
 from longstride.commands.parser import number_registry, with_unwrapped_help
+from longstride.commands.verbs import find_verbs, in_order
 from longstride.commands.verbs.train import Flags, make_verb
 from longstride.model.presets import PRESETS
 from longstride.training.presets import train_preset
@@ -68,12 +67,9 @@ def completion_script(shell: str) -> str:
 def _verb_tree() -> dict[str, Any]:
     """The functions of all verbs by name; those of a group, such as plot, in a dict of their own."""
     tree: dict[str, Any] = {"help": {}}
-    for name, verb in VERBS.items():
+    for name, verb in in_order(find_verbs()).items():
         first, *second = name.split()
-        if verb.takes_words:
-            function: Any = {preset: _train(preset) for preset in PRESETS}
-        else:
-            function = getattr(import_module(f"longstride.commands.verbs.{verb.module}"), verb.function)
+        function: Any = {preset: _train(preset) for preset in PRESETS} if verb.takes_words else verb.main
         if second:
             tree.setdefault(first, {})[second[0]] = function
         else:

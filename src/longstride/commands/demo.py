@@ -9,6 +9,7 @@ from rich.table import Table
 
 from longstride.commands.ending import describe_ending, exit_if_interrupted
 from longstride.common.checks import whole_number
+from longstride.common.console import with_noun
 from longstride.data import samples
 from longstride.data.store import Store, open_store, write_store
 from longstride.evaluation import bits_per_byte
@@ -27,9 +28,9 @@ def demo(folder: Path, steps: int, console: Console | None = None) -> float:
     console = console or Console()
     store = _store(folder / "wikipedia")
     run = _next_run_folder(folder)
-    console.print(f"Training text-small on {store.splits['train']:,} bytes of Wikipedia, {steps} steps.")
+    console.print(f"Training text-small on {store.splits['train']:,} bytes of Wikipedia, {with_noun(steps, 'step')}.")
     config = train_preset("text-small", data=str(store.folder), out=str(run), steps=steps, validate_every=steps // 4 or 1)
-    summary = train(config, console=console)
+    summary = train(config, console=console, preset="text-small")
     if not summary.done:
         for line in describe_ending("text-small", summary):
             console.print(line, soft_wrap=True, markup=False, highlight=False)

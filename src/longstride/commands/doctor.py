@@ -15,6 +15,7 @@ from rich.table import Table
 from longstride.attention import attend
 from longstride.attention.api import choose
 from longstride.attention.kernels import saved
+from longstride.common.console import with_noun
 from longstride.common.device import choose_device, describe_machine
 from longstride.model.byte_cost import cache_bytes, dense_cache_bytes, kept, keys_seen, weight_bytes
 from longstride.model.config import ModelConfig
@@ -23,6 +24,7 @@ from longstride.model.presets import DENSE, PRESETS, preset
 from longstride.model.pretrained import read_config, settings_path
 from longstride.patterns import Column, Local
 from longstride.sampling.streams import choose_implementation as choose_maker
+from longstride.training.source import find_settings
 from longstride.version import __version__
 
 OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}
@@ -60,11 +62,9 @@ def report() -> Iterator[tuple[str, str]]:
 
 def find_config(name: str) -> ModelConfig:
     """The config of a run, a saved model or a preset. A folder with a config precedes a preset of the same name."""
-    path = settings_path(Path(name))
-    if path.is_file():
-        return read_config(path)
-    if Path(name).exists() and name.removesuffix(DENSE) not in PRESETS:
-        raise ValueError(f"doctor: {name} is no run and no saved model: it has no {path.name}")
+    folder, is_preset = Path(name), name.removesuffix(DENSE) in PRESETS
+    if settings_path(folder).is_file() or (folder.exists() and not is_preset):
+        return read_config(find_settings("doctor", folder))
     try:
         return preset(name)
     except ValueError as error:
@@ -81,7 +81,7 @@ def sampling_report(name: str, config: ModelConfig) -> Iterator[tuple[str, str]]
     yield "sampling", f"{name}: {parameters:,} parameters, {weights}"
     for streams in (1, 64):
         decoder, why = choose_maker(config, streams, device)
-        yield f"{streams} stream{'s' if streams > 1 else ''}", f"{decoder}: {why}"
+        yield with_noun(streams, "stream"), f"{decoder}: {why}"
     cache, dense = cache_bytes(config), dense_cache_bytes(config)
     yield "cache", f"{_mib(cache)} a stream, {cache / dense:.1%} of the {_mib(dense)} that dense attention would keep"
     seen, all_keys = keys_seen(config, config.context - 1), config.layers * config.heads * config.context
@@ -105,11 +105,11 @@ def show_sampling(name: str, config: ModelConfig, console: Console | None = None
 
 
 def devices() -> list[torch.device]:
-    found = [torch.device("cpu")]
-    found += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    available = [torch.device("cpu")]
+    available += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
-        found.append(torch.device("mps"))
-    return found
+        available.append(torch.device("mps"))
+    return available
 
 
 def _mib(size: float) -> str:

@@ -13,6 +13,7 @@ COLUMN = 26
 NARROW = 70
 """Columns of a narrow terminal."""
 INDENT = 2
+YES_NO = {"True": "yes", "False": "no"}
 
 
 @dataclass
@@ -78,7 +79,8 @@ def box_lines(box: str) -> list[str]:
 
 def _description(flags: str, text: str) -> str:
     """Without the defaults that say nothing: the description says what happens where a flag is left out."""
-    text = re.sub(r" ?\(default: (?:None|False|'')?\)$", "", text)
+    text = re.sub(r" ?\(default: (?:None|'')?\)$", "", text)
+    text = re.sub(r"\(default: (True|False)\)$", lambda default: f"(default: {YES_NO[default[1]]})", text)
     is_required = flags[:1] not in "-[" and not text.endswith("(required)")
     return f"{text} (required)" if is_required else text
 

@@ -46,7 +46,7 @@ def sample(folder: Path, request: Request) -> list[bytes]:
     model = model.to(device)
 
     made = [bytearray(prompt) for prompt in prompts.prompts]
-    ends = [model.config.context if prompts.length is None else len(one) + prompts.length for one in prompts.prompts]
+    ends = [model.config.context if prompts.length is None else len(prompt) + prompts.length for prompt in prompts.prompts]
     stream = None if output is not None else StandardOutput()
     total = sum(ends) - sum(map(len, prompts.prompts))
     interrupted = False
@@ -58,8 +58,8 @@ def sample(folder: Path, request: Request) -> list[bytes]:
             if stream is not None:
                 stream.write(prompts.prompts[0])
             for first, new in _batches(model, prompts, request):
-                for number, some in enumerate(new, first):
-                    made[number] += some
+                for number, piece in enumerate(new, first):
+                    made[number] += piece
                 if stream is not None:
                     stream.write(new[0])
                     if not stream.open:

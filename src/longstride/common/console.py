@@ -140,3 +140,8 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def with_noun(count: int, noun: str) -> str:
+    """A count with its noun: 1 step, 2,000 steps."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

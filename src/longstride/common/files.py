@@ -35,13 +35,14 @@ def real_path(path: str | Path) -> Path:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Yields everything below a folder, without following links. ValueError if folders are nested deeper than DEEPEST, at
-    which the functions of the standard library fail."""
+    """Yields everything below a folder, without following links. Folders that vanish meanwhile are skipped. ValueError if
+    folders are nested deeper than DEEPEST, at which the functions of the standard library fail."""
     level = [folder]
     for _ in range(DEEPEST):
         inner = []
         for above in level:
-            with suppress(PermissionError), os.scandir(above) as entries:
+            vanished = () if above == folder else (FileNotFoundError, NotADirectoryError)
+            with suppress(PermissionError, *vanished), os.scandir(above) as entries:
                 for entry in entries:
                     yield above / entry.name
                     if entry.is_dir(follow_symlinks=False):
@@ -129,7 +130,10 @@ def check_run_folder(owner: str, folder: Path) -> None:
         raise ValueError(f"{owner}: {folder} is {kind}; give the folder of a run")
     if folder.is_dir():
         for path in _entries(folder):
-            mode = path.lstat().st_mode
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # Removed meanwhile, as a run in progress does with its checkpoints.
+                continue
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise ValueError(f"{owner}: {_refusal(path, f'is {_file_type(mode)}')}")
             if stat.S_ISDIR(mode) and (path.name == LOCK_NAME or path.suffix in RUN_SUFFIXES):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from longstride.common.atomic import atomic_path
+from longstride.common.atomic import add_path_to_errors, atomic_path
 from longstride.common.console import Progress
 from longstride.common.files import real_path
 
@@ -70,7 +70,7 @@ def _hash(paths: Sequence[Path], progress: bool) -> str:
     name = f"checking {paths[0].name if len(paths) == 1 else paths[0].parent}"
     with Progress(total, name=name, shown=progress and total >= LARGE, plain_lines=False) as bar:
         for path in paths:
-            with path.open("rb", buffering=0) as file:
+            with add_path_to_errors(path), path.open("rb", buffering=0) as file:
                 while piece := file.read(CHUNK):
                     digest.update(piece)
                     bar.advance(len(piece))

@@ -231,8 +231,8 @@ def _from_pictures(paths: Sequence[Path], limit: Limit) -> ImageSet:
             channels = max(channels, len(image.mode))
             sizes.setdefault((image.height, image.width), path)
         if len(sizes) > 1:
-            (first, one), (second, other) = sizes.items()
-            shapes = f"{other} is {shape_text(second)} and {one} is {shape_text(first)}"
+            (first, first_path), (second, second_path) = sizes.items()
+            shapes = f"{second_path} is {shape_text(second)} and {first_path} is {shape_text(first)}"
             raise ValueError(f"{shapes}; all images must have one size")
     mode = MODES[channels]
     height, width = next(iter(sizes))

@@ -128,22 +128,23 @@ class Images(DataKind):
 
     def _read_originals(self, owner: str, path: Path, items: Sequence[int]) -> list[bytes]:
         with name_prompt_in_errors(owner, path):
-            found = open_images(path)
-        repeat = self.item[2] if found.item[2] == 1 else 1  # A grey image becomes one with equal channels.
-        if (*found.item[:2], found.item[2] * repeat) != self.item:
+            images = open_images(path)
+        repeat = self.item[2] if images.item[2] == 1 else 1  # A grey image becomes one with equal channels.
+        if (*images.item[:2], images.item[2] * repeat) != self.item:
             raise ValueError(
-                f"{owner}: {path} is {shape_text(found.item)}, and the model makes images of {shape_text(self.item)}; "
+                f"{owner}: {path} is {shape_text(images.item)}, and the model makes images of {shape_text(self.item)}; "
                 "give such"
             )
         for item in items:
-            if not 0 <= item < found.count:
-                raise ValueError(f"{owner}: items must be 0 to {found.count - 1:,}, got {item}; {path} has {found.count:,}")
-        if not items and found.count > MOST_PROMPTS:
-            raise ValueError(f"{owner}: {path} has {found.count:,} images; say which, as in --items 0 1 2")
-        places = np.array(items or range(found.count), np.int64)
+            if not 0 <= item < images.count:
+                last, count = f"{images.count - 1:,}", f"{images.count:,}"
+                raise ValueError(f"{owner}: items must be 0 to {last}, got {item}; {path} has {count}")
+        if not items and images.count > MOST_PROMPTS:
+            raise ValueError(f"{owner}: {path} has {images.count:,} images; say which, as in --items 0 1 2")
+        places = np.array(items or range(images.count), np.int64)
         with name_prompt_in_errors(owner, path):
-            images: Bytes = found.read(places).reshape(len(places), *found.item)
-        return [image.tobytes() for image in images.repeat(repeat, -1)]
+            pixels: Bytes = images.read(places).reshape(len(places), *images.item)
+        return [image.tobytes() for image in pixels.repeat(repeat, -1)]
 
 
 def to_png(data: bytes | Bytes, item: tuple[int, ...], path: str | Path, scale: int = 1) -> None:

@@ -83,8 +83,8 @@ class DataKind:
     """Sequences that `write_examples` is given."""
     letters_per_byte: ClassVar[int] = 3
     """Width of a byte in `spell`."""
-    legend: ClassVar[str] = ""
-    """Explains signs of `spell`, below a picture."""
+    signs: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Signs of `spell` and what they stand for; a picture explains those that it shows."""
 
     # Files to bytes.
 

@@ -26,8 +26,8 @@ else:
 def kind_class(name: str) -> "type[DataKind]":
     """Returns the class of a kind."""
     module, _, attribute = KINDS[name].partition(":")
-    found: type[DataKind] = getattr(import_module(module), attribute)
-    return found
+    kind: type[DataKind] = getattr(import_module(module), attribute)
+    return kind
 
 
 def all_kinds() -> "list[type[DataKind]]":

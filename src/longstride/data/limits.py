@@ -72,7 +72,7 @@ def _data_bytes(path: Path, size: int) -> int:
     """Returns the bytes of a file outside of its holes."""
     if not hasattr(os, "SEEK_DATA"):
         return size
-    found = end = 0
+    data_bytes = end = 0
     with path.open("rb") as file:
         while end < size:
             try:
@@ -80,5 +80,5 @@ def _data_bytes(path: Path, size: int) -> int:
             except OSError:  # No more data.
                 break
             end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-            found += end - start
-    return found
+            data_bytes += end - start
+    return data_bytes

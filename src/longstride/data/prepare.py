@@ -6,7 +6,7 @@ longstride data prepare enwik8.zip prepared/enwik8
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,28 +48,42 @@ def prepare(
     when it is complete.
     """
     source, out = _check_source(source), Path(out)
-    limit = Limit(source, max_bytes)
+    with _naming_source(source):
+        limit = Limit(source, max_bytes)
     check_target(out)
     if source.is_dir() and real_path(out).is_relative_to(real_path(source)):
         raise ValueError(f"{out} lies in the source, {source}; give a folder outside of it")
-    chosen_kind = _choose_kind(source, kind)
+    with _naming_source(source):
+        chosen_kind = _choose_kind(source, kind)
     console = StandardError()
     try:
         looking = Text(f"looking at {printable(str(source))}")
-        with console.status(looking) if progress and console.is_terminal else nullcontext():
+        status = console.status(looking) if progress and console.is_terminal else nullcontext()
+        with _naming_source(source), status:
             plan = _report_unused(source, _plan(source, kind_class(chosen_kind), limit, join), chosen=kind is not None)
             _report_links(source, plan)
         with Progress(plan.total, console, name=source.name, shown=progress, plain_lines=False) as bar:
 
             def with_progress(pieces: Iterable[Bytes] | Bytes) -> Iterator[Bytes]:
-                for piece in [pieces] if isinstance(pieces, np.ndarray) else pieces:
-                    yield piece
-                    bar.advance(piece.size)
+                with _naming_source(source):
+                    for piece in [pieces] if isinstance(pieces, np.ndarray) else pieces:
+                        yield piece
+                        bar.advance(piece.size)
 
             splits = {name: with_progress(pieces) for name, pieces in plan.splits.items()}
             return write_store(out, plan.kind, splits, plan.item, plan.rate, plan.source)
     except MemoryError:
         raise ValueError(f"{source} needs more memory than is available; give it in smaller files") from None
+
+
+@contextmanager
+def _naming_source(source: Path) -> Iterator[None]:
+    """Context in which an error of the system about a file of the source is a ValueError that names both."""
+    try:
+        yield
+    except OSError as error:
+        file = f": {error.filename}" if error.filename not in (None, str(source), source) else ""
+        raise ValueError(f"{source} cannot be read: {error.strerror or error}{file}") from None
 
 
 def _plan(source: Path, kind: type[DataKind], limit: Limit, join: bool) -> Plan:
@@ -119,7 +133,8 @@ def open_data(path: str | Path, cache: str | Path | None = None, kind: str | Non
     if path.is_dir() and (path / MANIFEST).is_file():
         return open_store(path)
     cache = data_cache() if cache is None else Path(cache)
-    place = cache / f"{real_path(path).name}-{_fingerprint(path, kind, cache, progress)}"
+    with _naming_source(path):
+        place = cache / f"{real_path(path).name}-{_fingerprint(path, kind, cache, progress)}"
     if place.is_dir():
         try:
             return open_store(place)
@@ -159,8 +174,8 @@ def _guess_folder(folder: Path) -> str:
         raise ValueError(f"{folder} holds no files; {looked}")
     named = {kind: path for kind in kinds for path in reversed(paths) if data_suffix(path) in kind.suffixes}
     if len(named) > 1:
-        found = " and ".join(f"{kind.label} ({path.name})" for kind, path in named.items())
-        raise ValueError(f"{folder} holds {found}; {_ask()}")
+        contents = " and ".join(f"{kind.label} ({path.name})" for kind, path in named.items())
+        raise ValueError(f"{folder} holds {contents}; {_ask()}")
     recognized = next(iter(named), None) or next((kind for kind in kinds if kind.recognizes_folder(folder, paths)), None)
     if recognized is None:
         known = [kind for kind in kinds if kind.name != ANYTHING]

@@ -97,10 +97,10 @@ def verify_once(
         _compare(store, name, cached_sha256([store.path(name)], None if cache is None else Path(cache), progress))
 
 
-def _compare(store: Store, name: str, found: str) -> None:
-    if found != store.sha256[name]:
+def _compare(store: Store, name: str, digest: str) -> None:
+    if digest != store.sha256[name]:
         raise ValueError(
-            f"{store.path(name)} has SHA-256 {found}; {MANIFEST} says {store.sha256[name]}. Prepare the data again"
+            f"{store.path(name)} has SHA-256 {digest}; {MANIFEST} says {store.sha256[name]}. Prepare the data again"
         )
 
 

@@ -24,6 +24,8 @@ LONGEST_CHARACTER = 4
 CONTINUED = "‿"
 """Stands for the second and later bytes of a character."""
 SIGNS = {10: "↵", 9: "→"}
+UNSHOWN = "·"
+"""Stands for a byte that is no printable ASCII and in no character that the font has."""
 
 
 class Text(DataKind):
@@ -35,7 +37,7 @@ class Text(DataKind):
     is_printed = True
     default_length = 500
     letters_per_byte = 1
-    legend = f"{CONTINUED}: a further byte of a letter."
+    signs = ((CONTINUED, "a further byte of a letter"), ("↵", "a line end"), ("→", "a tab"), (UNSHOWN, "another byte"))
 
     @classmethod
     def plan(
@@ -79,7 +81,7 @@ class Text(DataKind):
 
     def spell_byte(self, byte: int) -> str:
         """Printable ASCII as itself; a sign for other bytes."""
-        return SIGNS.get(byte, chr(byte) if 32 <= byte < 127 else "·")
+        return SIGNS.get(byte, chr(byte) if 32 <= byte < 127 else UNSHOWN)
 
     def spell(self, tokens: Bytes, first: int, end: int, has_glyph: Callable[[str], bool]) -> str:
         """One letter for each byte. A character of several bytes stands at its first one, if the font has it, and CONTINUED

@@ -107,11 +107,6 @@ def _gelu_derivative(x: Tensor) -> Tensor:
     return gate + SLOPE * x * gate * (1 - gate)
 
 
-def draw_mask(x: Tensor, dropout: float) -> Tensor | None:
-    """Draws the dropout mask for a tensor like x: True where it is kept. None without dropout."""
-    return torch.empty(x.shape, dtype=torch.bool, device=x.device).bernoulli_(1 - dropout) if dropout else None
-
-
 def drop(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     return x if mask is None else x * mask * scale
 

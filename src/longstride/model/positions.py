@@ -23,10 +23,12 @@ class Positions(NamedTuple):
     sizes: tuple[int, ...]
 
     def indices(self, position: "Tensor") -> "tuple[Tensor, ...]":
-        """Returns the index in each dimension."""
-        import torch
-
-        return torch.unravel_index(position, self.sizes)
+        """Returns the index in each dimension, as torch.unravel_index, which a CUDA graph cannot capture."""
+        indices = []
+        for size in reversed(self.sizes):
+            indices.append(position % size)
+            position = position // size
+        return tuple(reversed(indices))
 
 
 @lru_cache(maxsize=256)

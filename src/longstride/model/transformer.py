@@ -20,8 +20,9 @@ from longstride.model import pretrained
 from longstride.model.attention import Attend, Attention
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.cost import check_memory
+from longstride.model.dropout import draw_mask, draw_seeds
 from longstride.model.embedding import Embedding
-from longstride.model.layers import Linear, Norm, draw_mask, drop, gelu, recomputed_feed_forward
+from longstride.model.layers import Linear, Norm, drop, gelu, recomputed_feed_forward
 from longstride.model.loss import nats
 
 SCALE = 0.125
@@ -39,8 +40,9 @@ class FeedForward(nn.Module):
         self.dropout = config.dropout
         self.recompute = config.recompute != "off"
 
-    def forward(self, x: Tensor) -> Tensor:
-        mask, scale = draw_mask(x, self.dropout if self.training else 0.0), 1 / (1 - self.dropout)
+    def forward(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        mask = None if seed is None else draw_mask(x, self.dropout, seed)
+        scale = 1 / (1 - self.dropout)
         if self.recompute and torch.is_grad_enabled():
             return recomputed_feed_forward(x, self.inner, self.outer, mask, scale)
         return drop(self.outer(gelu(self.inner(x))), mask, scale)
@@ -55,11 +57,14 @@ class ResidualBlock(nn.Module):
         self.attention = Attention(config, block)
         self.norm_ff = Norm(config.width)
         self.ff = FeedForward(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
 
-    def forward(self, h: Tensor, attend: Attend | None = None) -> Tensor:
-        a = self.dropout(self.attention(self.norm_attention(h), attend))
-        b = self.ff(self.norm_ff(h + a))
+    def forward(self, h: Tensor, attend: Attend | None = None, seeds: Tensor | None = None) -> Tensor:
+        """`seeds`: of the two dropout masks, [2]; without them nothing is dropped."""
+        a = self.attention(self.norm_attention(h), attend)
+        if seeds is not None:
+            a = drop(a, draw_mask(a, self.dropout, seeds[0]), 1 / (1 - self.dropout))
+        b = self.ff(self.norm_ff(h + a), None if seeds is None else seeds[1])
         return a + b
 
 
@@ -102,8 +107,10 @@ class SparseTransformer(nn.Module):
         self._check(tokens)
         h = self.embedding(tokens).to(getattr(torch, self.config.precision))
         recompute = self.config.recompute != "off" and torch.is_grad_enabled()
-        for block in self.blocks:
-            h = h + (self._checkpointed(block, h) if recompute else block(h))
+        dropout = self.training and self.config.dropout > 0
+        seeds = draw_seeds(len(self.blocks), h.device) if dropout else [None] * len(self.blocks)
+        for block, own_seeds in zip(self.blocks, seeds):
+            h = h + (self._checkpointed(block, h, own_seeds) if recompute else block(h, None, own_seeds))
         return h
 
     def logits(self, h: Tensor) -> Tensor:
@@ -118,12 +125,12 @@ class SparseTransformer(nn.Module):
         """Returns the mean of `nats`; divided by log(2) it is bits per byte."""
         return self.nats(tokens).mean()
 
-    def _checkpointed(self, block: nn.Module, h: Tensor) -> Any:
-        """Activation checkpointing: saves h only and recomputes the block in backward, with the same dropout."""
+    def _checkpointed(self, block: nn.Module, h: Tensor, seeds: Tensor | None) -> Any:
+        """Activation checkpointing: saves h only and recomputes the block in backward, with the same dropout masks."""
         contexts: dict[str, Any] = {}
         if self.config.recompute == "selective":
             contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
-        return checkpoint(block, h, use_reentrant=False, **contexts)
+        return checkpoint(block, h, None, seeds, use_reentrant=False, preserve_rng_state=False, **contexts)
 
     @torch.no_grad()
     def initialise(self) -> None:

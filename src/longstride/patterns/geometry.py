@@ -1,7 +1,7 @@
 """The geometry of a pattern: lanes, a window inside each lane, summary cells. Every implementation reads this record.
 
 As in section 5.5 of the paper, the sequence is divided into lanes in which a leaf's pairs are close together. Element
-`index` of a lane is position lane * lane_shift + index * step, so a lane is a strided view of the sequence, not a copy.
+`index` of a lane is position lane * lane_stride + index * index_stride, so a lane is a strided view, not a copy.
 
     Dilated   a lane for each residue class modulo the step; in it a window of `near` to `far` positions back
     Block     a lane for each block, or for several short ones; a query sees its own block up to itself
@@ -28,16 +28,16 @@ class Lanes(NamedTuple):
     """Position of the first lane's first element."""
     lanes: int
     """Number of lanes."""
-    lane_step: int
+    lane_stride: int
     """Distance between the first elements of neighbouring lanes."""
     length: int
     """Positions in a lane."""
-    index_step: int
+    index_stride: int
     """Distance between neighbours in a lane."""
 
     def position(self, lane: Any, index: Any) -> Any:
         """Returns the positions of a lane's indices in the sequence; ints or tensors."""
-        return self.first + lane * self.lane_step + index * self.index_step
+        return self.first + lane * self.lane_stride + index * self.index_stride
 
 
 def block_lanes(n: int, l: int) -> list[Lanes]:
@@ -60,9 +60,9 @@ class Geometry(NamedTuple):
 
     lanes: int
     """Number of lanes."""
-    lane_shift: int
+    lane_stride: int
     """Distance between the first positions of neighbouring lanes."""
-    step: int
+    index_stride: int
     """Distance between neighbours in a lane."""
     limit: int
     """Length of the longest lane; the last lanes may be shorter."""
@@ -92,12 +92,12 @@ class Geometry(NamedTuple):
     @property
     def by_residue(self) -> bool:
         """Whether the lanes are residue classes; otherwise they are blocks."""
-        return self.lane_shift == 1
+        return self.lane_stride == 1
 
     @property
     def lane_sets(self) -> list[Lanes]:
         """Residue classes, or single blocks, in sets of equal length: two where the last lanes are shorter."""
-        return column_lanes(self.n, self.step) if self.by_residue else block_lanes(self.n, self.block)
+        return column_lanes(self.n, self.index_stride) if self.by_residue else block_lanes(self.n, self.block)
 
 
 @lru_cache(maxsize=1024)
@@ -131,18 +131,18 @@ def _dilated(leaf: Dilated, earlier: Sequence[Leaf], n: int) -> Geometry:
             excluded.append(other)
     far = (n if leaf.reach is None else min(leaf.reach, n)) // step
     return Geometry(
-        lanes=step, lane_shift=1, step=step, limit=-(-n // step), near=near, far=far, own=1, block=n, cells=0, first_cell=0,
-        n=n, leaves=(leaf,), excluded=tuple(excluded),
+        lanes=step, lane_stride=1, index_stride=step, limit=-(-n // step), near=near, far=far, own=1, block=n, cells=0,
+        first_cell=0, n=n, leaves=(leaf,), excluded=tuple(excluded),
     )  # fmt: skip
 
 
 def _fixed(leaf: Block | Summary, summary: Summary | None, earlier: Sequence[Leaf], n: int) -> Geometry:
     """A block, a summary, or a block and the summary of its length."""
     block = min(leaf.l, n)
-    lane_shift = block * max(1, LANE // block)
+    lane_stride = block * max(1, LANE // block)
     cells, first_cell = (min(summary.c, n), min(summary.cells.start, n)) if summary else (0, 0)
     return Geometry(
-        lanes=-(-n // lane_shift), lane_shift=lane_shift, step=1, limit=min(lane_shift, n), near=0, far=n,
+        lanes=-(-n // lane_stride), lane_stride=lane_stride, index_stride=1, limit=min(lane_stride, n), near=0, far=n,
         own=int(isinstance(leaf, Block)), block=block, cells=cells, first_cell=first_cell,
         n=n, leaves=(leaf,) if summary in (None, leaf) else (leaf, summary), excluded=tuple(earlier),
     )  # fmt: skip

@@ -1,11 +1,13 @@
 """The paper's figure 2: attention weights for the prediction of one byte, a panel for each layer and head."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from longstride.common.atomic import check_output
 from longstride.common.checks import whole_number
@@ -31,10 +33,8 @@ LABEL, CAPTION, LINE = 0.75, 0.2, 0.125
 IMAGE_LEGEND = (
     "White: large attention weights, summed over channels. Black: not generated yet. Cyan: the pixel that is predicted."
 )
-MATRIX_LEGEND = (
-    "One row per stride, position 0 at the top left. White: large attention weights. Blue: visible to the head; dark blue:\n"
-    "hidden by its pattern. Black: not generated yet. Cyan: the position that predicts."
-)
+LEGEND_SIZE, LETTER = 7, 0.052
+"""Of the legend: font size, and inches that a letter takes on average."""
 
 
 def plot_attention(
@@ -88,6 +88,7 @@ def draw(example: Example, position: int, inspection: Inspection, layers: Sequen
     step = CAPTION + tall + below + GAP
     top = header_height(example, position, width) + 0.4
     bottom = top + len(layers) * step
+    panels = []
     figure = new_figure(OWNER, width, bottom + 0.5)
     draw_header(figure, example, position, inspection)
     patterns = {(layer, head): example.model.config.patterns(layer)[head] for layer in layers for head in heads}
@@ -103,15 +104,34 @@ def draw(example: Example, position: int, inspection: Inspection, layers: Sequen
         for column, head in enumerate(heads):
             box = (EDGE + LABEL + column * (wide + GAP), down, wide, tall)
             weights = inspection.weights[row, column].float().cpu().numpy()
-            _draw_panel(figure, box, example, weights, patterns[layer, head], size)
-    add_text(figure, EDGE, bottom + 0.15, _legend(example), 7, QUIET, va="top")
+            panels.append((weights, patterns[layer, head]))
+            _draw_panel(figure, box, example, *panels[-1], size)
+    shown = "".join(text.get_text() for text in figure.texts)
+    legend = textwrap.wrap(_legend(example, panels, shown), int((width - 2 * EDGE) / LETTER))
+    add_text(figure, EDGE, bottom + 0.15, "\n".join(legend), LEGEND_SIZE, QUIET, va="top")
     return figure
 
 
-def _legend(example: Example) -> str:
+def _legend(example: Example, panels: Sequence[tuple[Weights, Pattern]], shown: str) -> str:
+    """Explains the colours of the panels and the signs in the figure's text, those that it has."""
+    from longstride.pictures.attention_panels import MATRIX_LEGEND, matrix_legend
+
     if example.item:
         return IMAGE_LEGEND
-    return f"{MATRIX_LEGEND} {example.kind.legend}".rstrip()
+    notes = {
+        note
+        for weights, pattern in panels
+        for note in matrix_legend(weights, _seen(weights, pattern), len(example.tokens), example.columns)
+    }
+    colours = [note for note in MATRIX_LEGEND if note in notes]
+    signs = [f"{sign}: {meaning}." for sign, meaning in example.kind.signs if sign in shown]
+    first = "One row per stride, position 0 at the top left. White: large attention weights."
+    return " ".join([first, *colours, "Cyan: the position that predicts.", *signs])
+
+
+def _seen(weights: Weights, pattern: Pattern) -> NDArray[np.bool_]:
+    """Whether the last position sees each key."""
+    return np.asarray(pattern.sees(len(weights) - 1, np.arange(len(weights))))
 
 
 def _panel_size(example: Example, heads: int) -> tuple[float, float, float]:
@@ -132,7 +152,7 @@ def _draw_panel(
 
     left, down, wide, tall = box
     position = len(weights) - 1
-    seen = np.asarray(pattern.sees(position, np.arange(position + 1)))
+    seen = _seen(weights, pattern)
     axes = add_axes(figure, *box)
     caption = pattern.text if seen.any() else f"{pattern.text}   sees no key yet"
     if example.item:

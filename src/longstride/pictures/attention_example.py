@@ -18,7 +18,7 @@ OWNER = "plot attention"
 @dataclass(frozen=True)
 class Example:
     name: str
-    """Name of the run or the model."""
+    """Name of the run and its checkpoint, or of the model."""
     model: SparseTransformer
     data: str
     """Caption: which data the bytes come from."""
@@ -56,13 +56,14 @@ def open_example(folder: Path, data: Path | None, split: str, item: int, device:
     model = SparseTransformer.from_pretrained(source.weights, precision="float32", recompute="off").to(device)
     opened = open_source_data(OWNER, source, model.config, data)
     path, store = opened.path, opened.store
-    name = f"{path} ({split})"
-    sequences = Sequences(store.split(split), model.config.context, store.item_bytes, name)
+    split_name = f"{path} ({split})"
+    sequences = Sequences(store.split(split), model.config.context, store.item_bytes, split_name)
     count = len(sequences.data) // sequences.context
     if not 0 <= item < count:
-        piece = "an image" if store.item else f"a piece of {sequences.context:,} bytes"
-        raise ValueError(f"{OWNER}: item must be 0 to {count - 1:,}, got {item:,}; it is {piece} of {name}")
+        piece = "an image" if store.item else f"a window of {sequences.context:,} bytes"
+        raise ValueError(f"{OWNER}: item must be 0 to {count - 1:,}, got {item:,}; it is {piece} of {split_name}")
     start = item * sequences.context
     tokens = sequences.data[start : start + sequences.context].copy()
-    described = f"{path.name}, {split} {'image' if store.item else 'item'} {item:,}"
-    return Example(real_path(folder).name, model, described, store.data_kind, tokens)
+    described = f"{path.name}, {split} {'image' if store.item else 'window'} {item:,}"
+    name = real_path(source.folder).name + (f", {source.checkpoint}" if source.checkpoint else "")
+    return Example(name, model, described, store.data_kind, tokens)

@@ -20,6 +20,9 @@ Weights = npt.NDArray[np.float32]
 UNSEEN, SEEN, MARK = "#1d2a36", "#41576b", "#00cfff"
 DARKEST, DIM = 0.13, 0.4
 """Brightness range of the image behind the weights; never as black as bytes that are not generated yet."""
+MATRIX_LEGEND = ("Blue: visible to the head.", "Dark blue: hidden by its pattern.", "Black: not generated yet.")
+BLUE = 0.35
+"""A cell less white than this looks blue."""
 UNKNOWN_GREY = 0.86
 MOST_CELLS = 192
 """The most rows and columns of a panel. A larger matrix is downsampled; each cell shows the largest of its weights."""
@@ -60,15 +63,30 @@ def pixels(tokens: Bytes, item: tuple[int, ...], known: int, rest: float) -> Col
 
 def matrix_panel(weights: Weights, seen: npt.NDArray[np.bool_], context: int, columns: int) -> Colours:
     """Returns positions as a matrix with `columns` per row; keys that the pattern lets the head see are lighter."""
+    level, white = _matrix_cells(weights, seen, context, columns)
+    base = np.array([to_rgb(UNSEEN), to_rgb(SEEN), (0, 0, 0)])[level]  # -1 is the last
+    panel: Colours = base * (1 - white[..., None]) + white[..., None]
+    return panel
+
+
+def matrix_legend(weights: Weights, seen: npt.NDArray[np.bool_], context: int, columns: int) -> list[str]:
+    """Returns explanations of the colours that the matrix panel shows, besides white."""
+    level, white = _matrix_cells(weights, seen, context, columns)
+    shown = ((level == 1) & (white < BLUE), level == 0, level == -1)
+    return [text for text, cells in zip(MATRIX_LEGEND, shown) if cells.any()]
+
+
+def _matrix_cells(
+    weights: Weights, seen: npt.NDArray[np.bool_], context: int, columns: int
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float64]]:
+    """Returns the cells of a matrix panel: -1 for not generated yet, 0 for hidden from the head, 1 for seen; and how white
+    they are, from 0 to 1."""
     rows = -(-context // columns)
-    level = np.full(rows * columns, -1, np.int8)  # -1: not generated yet, 0: hidden from the head, 1: seen
+    level = np.full(rows * columns, -1, np.int8)
     level[: len(seen)] = seen
     share = np.zeros(rows * columns)
     share[: len(weights)] = brightness(weights)
-    base = np.array([to_rgb(UNSEEN), to_rgb(SEEN), (0, 0, 0)])[_downsampled(level.reshape(rows, columns))]  # -1 is the last
-    white = _downsampled(share.reshape(rows, columns))[..., None]
-    panel: Colours = base * (1 - white) + white
-    return panel
+    return _downsampled(level.reshape(rows, columns)), _downsampled(share.reshape(rows, columns))
 
 
 def _downsampled(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:

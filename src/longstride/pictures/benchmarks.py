@@ -94,7 +94,7 @@ def plot_times(rows: Sequence[Timed], path: str | Path, on_gpu: bool = False, cr
         pair[0].set_ylabel(label)
     if any(row.compiled for row in rows):
         notes.append("dotted: compiled with torch.compile")
-    if any(one.forward or one.both for one in crossings):
+    if any(crossing.forward or crossing.both for crossing in crossings):
         notes.append("ring: faster than SDPA dense from this n on")
     for axes in grid[-1]:
         axes.set_xlabel("n")
@@ -109,7 +109,7 @@ def plot_times(rows: Sequence[Timed], path: str | Path, on_gpu: bool = False, cr
 
 def _plot_kind(axes: Axes, rows: Sequence[Timed], time: str, direction: str, crossings: Sequence[Crossed]) -> None:
     """One kind of time in one direction, a line for each contender."""
-    starts = {one.name: getattr(one, direction) for one in crossings if one.time == time}
+    starts = {crossing.name: getattr(crossing, direction) for crossing in crossings if crossing.time == time}
     for number, name in enumerate(dict.fromkeys(row.name for row in rows)):
         points = {}
         for row in rows:

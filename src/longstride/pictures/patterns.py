@@ -57,11 +57,11 @@ def plot_patterns(
     figure = Figure(figsize=(3.6 * len(schemes), 7.6), layout="constrained")
     axes = figure.subplots(2, len(schemes), squeeze=False)
     for (image, matrix), scheme in zip(axes.T, schemes):
-        _draw_image(image, scheme.heads, height, width, row * width + column)
-        _draw_matrix(matrix, scheme.heads, height * width)
+        several = _draw_image(image, scheme.heads, height, width, row * width + column)
+        several |= _draw_matrix(matrix, scheme.heads, height * width)
         image.set_title(scheme.name, fontsize=12)
         matrix.legend(
-            handles=[Patch(facecolor=colour, label=repr(head)) for head, colour in zip(scheme.heads, HEADS)],
+            handles=_legend(scheme.heads, several),
             loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False, fontsize=9,
         )  # fmt: skip
     axes[0, 0].set_ylabel(f"what pixel ({row}, {column}) sees", fontsize=10)
@@ -94,7 +94,18 @@ def _check(schemes: Sequence[Scheme], path: Path, height: int, width: int, row: 
             )
 
 
-def _draw_image(axes: Axes, heads: Sequence[Pattern], height: int, width: int, query: int) -> None:
+def _legend(heads: Sequence[Pattern], several: bool) -> list[Patch]:
+    """Returns an entry for each head, and one for keys that several heads see, if there are any."""
+    entries = [Patch(facecolor=colour, label=repr(head)) for head, colour in zip(heads, HEADS)]
+    if several:
+        mean = np.mean([to_rgb(colour) for colour in HEADS[: len(heads)]], axis=0)
+        label = "both heads" if len(heads) == 2 else "several heads: their colours mixed"
+        entries.append(Patch(facecolor=tuple(mean), label=label))
+    return entries
+
+
+def _draw_image(axes: Axes, heads: Sequence[Pattern], height: int, width: int, query: int) -> bool:
+    """Draws the keys of a query. Returns whether several heads see one of them."""
     n = height * width
     seen = [np.array([pattern.sees(query, key) for key in range(n)]) for pattern in heads]
     colours = _mix(seen, future=np.arange(n) > query)
@@ -105,9 +116,11 @@ def _draw_image(axes: Axes, heads: Sequence[Pattern], height: int, width: int, q
         axes.set_yticks(np.arange(height + 1) - 0.5, minor=True)
         axes.grid(which="minor", color="#9aa5b1", linewidth=0.8 if n <= 100 else 0.3)
     axes.tick_params(which="both", length=0, labelleft=False, labelbottom=False)
+    return _overlap([np.delete(row, query) for row in seen])  # The query's own key is drawn in another colour.
 
 
-def _draw_matrix(axes: Axes, heads: Sequence[Pattern], n: int) -> None:
+def _draw_matrix(axes: Axes, heads: Sequence[Pattern], n: int) -> bool:
+    """Draws all pairs. Returns whether several heads see one of them."""
     # A pixel stands for a square of (query, key) pairs and is coloured if any of them is seen: thin lines do not vanish.
     size = -(-n // PIXELS)
     seen = [_any_in_squares(pattern, n, size) for pattern in heads]
@@ -117,6 +130,11 @@ def _draw_matrix(axes: Axes, heads: Sequence[Pattern], n: int) -> None:
     axes.set_xticks([0, n])
     axes.set_yticks([0, n])
     axes.tick_params(labelsize=8)
+    return _overlap(seen)
+
+
+def _overlap(seen: Sequence[npt.NDArray[np.bool_]]) -> bool:
+    return bool((np.sum(seen, axis=0) > 1).any())
 
 
 def _any_in_squares(pattern: Pattern, n: int, size: int) -> npt.NDArray[np.bool_]:

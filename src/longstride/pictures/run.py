@@ -26,7 +26,7 @@ from longstride.common.figures import (
 from longstride.common.files import check_run_folder, read_json, read_text, real_path
 from longstride.model.cost import parameter_count
 from longstride.training.config import TrainConfig
-from longstride.training.curve import DARK, LIGHT, OWNER, Rows, draw_bits, draw_line, finish, read_rows
+from longstride.training.curve import DARK, LIGHT, OWNER, RATE, Rows, draw_bits, draw_line, finish, read_rows
 from longstride.training.optimizer import warmup_steps
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ Settings = dict[str, str]
 COLOURS = ("#2f6fb7", "#d9822b", "#4c9a62", "#9a5fb0", "#c0504d", "#6b7a89")
 """One for each of several runs."""
 PANELS = (("learning_rate", "learning rate"), ("gradient_norm", "gradient norm"), ("bytes_per_second", "bytes/s"))
+PANEL_COLOURS = {"learning_rate": RATE, "gradient_norm": QUIET, "bytes_per_second": QUIET}
+"""Of a single run; the learning rate as in curve.png. Several runs have a colour each."""
 # Inches.
 TOP, CURVES, RIGHT = 0.75, 6.4, 5.0
 BITS, SMALL, SKIP = 3.1, 0.95, 0.2
@@ -139,7 +141,7 @@ def _curves(
         axes = add_axes(figure, left, down, width, SMALL, bare=False)
         axes.sharex(column[0])
         for rows, (_, dark) in zip(runs, colours):
-            draw_line(axes, rows, name, dark, linewidth=1.2)
+            draw_line(axes, rows, name, dark if len(runs) > 1 else PANEL_COLOURS[name], linewidth=1.2)
         axes.set_ylabel(title, fontsize=8)
         if name == "bytes_per_second":
             axes.yaxis.set_major_formatter(EngFormatter(sep=""))

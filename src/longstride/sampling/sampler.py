@@ -37,10 +37,8 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, finite_number("generate", name, getattr(self, name)))
         if self.temperature < LOWEST_TEMPERATURE:
-            raise ValueError(
-                f"generate: temperature must be at least {LOWEST_TEMPERATURE}, got {self.temperature}; "
-                "top_k = 1 takes the most likely byte"
-            )
+            hint = "; top_k = 1 takes the most likely byte" if self.temperature >= 0 else ""
+            raise ValueError(f"generate: temperature must be at least {LOWEST_TEMPERATURE}, got {self.temperature}{hint}")
         if self.top_k is not None and whole_number("generate", "top_k", self.top_k, 1) > BYTES:
             raise ValueError(f"generate: top_k must be at most {BYTES}, as there are no more bytes, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:

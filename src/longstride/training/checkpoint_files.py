@@ -129,7 +129,7 @@ class Reader:
             saved = (name.removeprefix("state.") for name in self._saved if name.startswith("state."))
             if any(name.rpartition(".")[0] in own for name in saved):
                 state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=FLAT)
-                wanted |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
+                wanted |= _tensors(state)
                 states.append((optimizer, state))
         _check_names(self._saved, wanted.keys() | {"step"})
         load_sharded(wanted, storage_reader=self._state, no_dist=not dist.is_initialized())
@@ -144,8 +144,13 @@ def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer], average: di
     for optimizer in optimizers:
         if optimizer.state:  # Otherwise every step was skipped, and get_optimizer_state_dict would create a state.
             state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=FLAT)
-            tensors |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
+            tensors |= _tensors(state)
     return tensors
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Returns the tensors of an optimizer's state, without a learning rate that is a tensor."""
+    return {name: x for name, x in state.items() if isinstance(x, Tensor) and name.startswith("state.")}
 
 
 def check_values(

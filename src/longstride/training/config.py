@@ -99,6 +99,8 @@ class TrainConfig:
     """Steps between two lines of metrics.jsonl."""
     compile: bool = False
     """Whether to compile the blocks with torch.compile."""
+    capture: Literal["auto", "on", "off"] = "auto"
+    """Whether steps are captured as one CUDA graph, which is faster. Auto: on a single GPU, with adamw or muon."""
     tensorboard: bool = False
     """Whether to write metrics for TensorBoard, too."""
     device: str = "auto"
@@ -189,6 +191,7 @@ RULES: dict[str, Rule] = {
     "keep": Whole(1),
     "log_every": Whole(1),
     "compile": Boolean(),
+    "capture": Choice("auto", "on", "off"),
     "tensorboard": Boolean(),
     "device": Text(),
     "parallel": Choice(*PARALLEL),

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from longstride.common.checks import whole_number
-from longstride.common.console import Progress, StandardError, print_line
+from longstride.common.console import Progress, StandardError, print_line, with_noun
 from longstride.data.loader import Prefetch
 from longstride.training.checkpoint import SaveError
 from longstride.training.config import TrainConfig
@@ -36,7 +36,8 @@ def train(
         "auto" is for batch systems that restart jobs: it begins the run, or resumes it if it exists. A run without a
         checkpoint starts again from step 0; its metrics are kept under another name until it has caught up.
     fit: which of the model's context, embedding and pattern to derive from the data, if it has images of another size.
-    preset: name of the preset that the config was made from; data of another kind than the preset's is refused.
+    preset: name of the preset that the config was made from; data of another kind than the preset's is refused, and so is
+        to resume a run that began with another preset.
 
     Processes that torchrun has started train one model together, and return the same Summary.
     """
@@ -95,7 +96,7 @@ def _train(
                 raise full from None
             reason = DONE
             if trainer.out_of_patience:
-                reason = f"no improvement in the last {config.patience} validations"
+                reason = f"no improvement in the last {with_noun(config.patience, 'validation')}"
             elif trainer.step < config.steps:
                 reason = INTERRUPTED if interrupted else f"paused after step {trainer.step}"
             if trainer.out_of_patience or trainer.step == config.steps:
@@ -125,15 +126,14 @@ def _loop(
     """Trains until the batches end, validation no longer improves, or a signal comes. Returns True for a signal."""
     config, ranks = trainer.config, trainer.ranks
     for tokens in () if trainer.out_of_patience else batches:
-        step_metrics = trainer.take_step(tokens)
+        trainer.take_step(tokens)
         speed.steps += 1
         progress.update(trainer.step)
         last = trainer.step == config.steps
         validated = trainer.step % config.validate_every == 0 or last
         if trainer.step % config.log_every == 0 or validated:
+            step_metrics = trainer.finish_steps()
             row = {**trainer.run_state.loss_row(trainer.step), **step_metrics, **speed.row(trainer.step, batches.waited)}
-            if trainer.updates.scale is not None:
-                row["loss_scale"] = trainer.updates.scale
             if validated:
                 row["valid_bits_per_byte"] = trainer.validate()
             ranks.run_on_first(partial(report, row))

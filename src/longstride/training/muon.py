@@ -3,6 +3,9 @@
 PyTorch's own Muon orthogonalizes one matrix after the other. On a GPU that is thousands of short kernels for a deep network,
 and most of the step's time is their launches. State, hyperparameters and checkpoints are those of `torch.optim.Muon`;
 results differ by the rounding of batched products. On a CPU, and for parameters that FSDP has split, PyTorch's loop runs.
+
+Like PyTorch's fused optimizers it reads `found_inf`, a tensor on the device: if that is 1, a step changes nothing. So the
+host need not wait to learn whether the gradients are finite, and a step can be part of a CUDA graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +21,12 @@ LARGEST_STACK = 2**26
 
 
 class BatchedMuon(Muon):
+    found_inf: Tensor | None = None
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         with_gradient = [x for group in self.param_groups for x in group["params"] if x.grad is not None]
-        if not all(x.is_cuda and type(x.grad) is Tensor for x in with_gradient):
+        if self.found_inf is None and not all(x.is_cuda and type(x.grad) is Tensor for x in with_gradient):
             return super().step(closure)  # type: ignore[no-untyped-call]
         loss = None
         if closure is not None:
@@ -39,16 +44,20 @@ class BatchedMuon(Muon):
             self._init_group(group, parameters, gradients, momenta)
             if not parameters:
                 continue
-            torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-            updates = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
-            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            for some in _stacks(parameters):
-                shape = parameters[some[0]].shape
-                stack = torch.stack([updates[index] for index in some]).bfloat16()
-                orthogonal = orthogonalize(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
-                targets = [parameters[index] for index in some]
-                rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], shape)
-                torch._foreach_add_(targets, list(orthogonal.to(targets[0].dtype).unbind()), alpha=-rate)
+            learning_rate = group["lr"] if self.found_inf is None else group["lr"] * (1 - self.found_inf)
+            torch._foreach_mul_(parameters, 1 - learning_rate * group["weight_decay"])
+            for indices in _stacks(parameters):
+                targets = [parameters[index] for index in indices]
+                own_momenta = [momenta[index] for index in indices]
+                gradient, momentum = torch.stack([gradients[index] for index in indices]), torch.stack(own_momenta)
+                if self.found_inf is not None:  # The mean of the momentum and itself is the momentum.
+                    gradient = torch.where(self.found_inf > 0, momentum, gradient)
+                momentum.lerp_(gradient, 1 - group["momentum"])
+                torch._foreach_copy_(own_momenta, momentum.unbind())
+                update = gradient.lerp_(momentum, group["momentum"]) if group["nesterov"] else momentum
+                orthogonal = orthogonalize(update.bfloat16(), group["ns_coefficients"], group["ns_steps"], group["eps"])
+                rate = _adjust_lr(learning_rate, group["adjust_lr_fn"], targets[0].shape)
+                torch._foreach_add_(targets, (orthogonal.to(targets[0].dtype) * -rate).unbind())
 
 
 def orthogonalize(stack: Tensor, coefficients: Sequence[float], steps: int, eps: float) -> Tensor:
@@ -68,8 +77,8 @@ def _stacks(parameters: Sequence[Tensor]) -> list[list[int]]:
     by_shape: dict[Any, list[int]] = {}
     for index, x in enumerate(parameters):
         by_shape.setdefault((x.shape, x.dtype, x.device), []).append(index)
-    found = []
+    stacks = []
     for same in by_shape.values():
         most = max(1, LARGEST_STACK // parameters[same[0]].numel())
-        found += [same[first : first + most] for first in range(0, len(same), most)]
-    return found
+        stacks += [same[first : first + most] for first in range(0, len(same), most)]
+    return stacks

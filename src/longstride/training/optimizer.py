@@ -1,10 +1,11 @@
 """Optimizers by name, and the learning rate schedule."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import cos, pi
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Adafactor, AdamW, Optimizer
 
 from longstride.training.config import OptimizerConfig
@@ -34,8 +35,11 @@ def describe_extension(config: OptimizerConfig, step: int, before: int, steps: i
     )
 
 
-def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
-    """Returns optimizers that together have every parameter once. Only those with 2 or more dimensions decay."""
+def make_optimizers(model: nn.Module, config: OptimizerConfig, fused: bool | None = None) -> list[Optimizer]:
+    """Returns optimizers that together have every parameter once. Only those with 2 or more dimensions decay.
+
+    `fused`: whether AdamW is PyTorch's fused one; by default on GPUs.
+    """
     named = dict(model.named_parameters())
     if config.name == "adafactor":
         groups = _groups(named.values(), config.decay)
@@ -44,7 +48,8 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer
     if config.name == "muon":
         matrices = {name: x for name, x in named.items() if x.ndim == 2 and name.startswith("blocks.")}
     rest = [x for name, x in named.items() if name not in matrices]
-    fused = bool(rest) and rest[0].device.type == "cuda"
+    if fused is None:
+        fused = bool(rest) and rest[0].device.type == "cuda"
     betas = (config.beta1, config.beta2)
     optimizers: list[Optimizer] = [AdamW(_groups(rest, config.decay), lr=config.learning_rate, betas=betas, fused=fused)]
     if matrices:
@@ -57,7 +62,14 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer
     return optimizers
 
 
-def set_learning_rate(optimizers: Iterable[Optimizer], rate: float) -> None:
+def can_skip_on_device(optimizers: Sequence[Optimizer]) -> bool:
+    """Whether these optimizers read from the GPU whether to skip a step, and the learning rate."""
+    parameters = (x for optimizer in optimizers for group in optimizer.param_groups for x in group["params"])
+    able = all(isinstance(one, BatchedMuon) or one.defaults.get("fused", False) for one in optimizers)
+    return able and all(x.is_cuda and not isinstance(x, DTensor) for x in parameters)
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], rate: float | Tensor) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate

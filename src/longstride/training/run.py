@@ -1,6 +1,6 @@
 """The folder of a run, and the files that training writes there.
 
-run.json             the run's id, which its checkpoints repeat; the path and hash of its initial weights, if given
+run.json             the run's id, which its checkpoints repeat; its preset; the path and hash of its initial weights
 config.json          all settings (TrainConfig)
 metrics.jsonl        one line per logged step
 checkpoints/step-N/  state to resume from
@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from longstride.common.atomic import atomic_path, is_temporary
-from longstride.common.checks import finite_number, whole_number
+from longstride.common.checks import finite_number, short_reason, short_repr, whole_number
 from longstride.common.files import check_run_folder, read_json, read_text
 from longstride.data.store import Store
 from longstride.model.pretrained import save_weights
@@ -38,7 +38,7 @@ from longstride.training.metrics import read_metrics as read_metrics
 
 CHANGEABLE = {
     "out", "data", "validate_every", "save_every", "keep", "log_every", "tensorboard", "device", "patience", "accumulate",
-    "parallel", "averaging", "compile",
+    "parallel", "averaging", "compile", "capture",
 }  # fmt: skip
 """Fields that may change when a run is resumed: they do not change what a step computes, except rounding and dropout masks.
 The data may be at another path but must have the same bytes."""
@@ -52,9 +52,9 @@ UNNAMED = ("", "none")
 
 
 class Run:
-    def __init__(self, folder: Path, run_id: str | None = None) -> None:
-        """`run_id`: runs of earlier versions have none."""
-        self.folder, self.id = folder, run_id
+    def __init__(self, folder: Path, run_id: str | None = None, preset: str = "") -> None:
+        """`run_id`: runs of earlier versions have none. `preset`: the preset that the run begins with, if any."""
+        self.folder, self.id, self.preset = folder, run_id, preset
         self.steps_before: int | None = None
         """The run's total of steps before it was extended; None if it is not extended."""
         self.metrics = Metrics(folder)
@@ -63,9 +63,9 @@ class Run:
         self._initial: dict[str, Any] = {}
 
     @classmethod
-    def new(cls, config: TrainConfig) -> "Run":
+    def new(cls, config: TrainConfig, preset: str = "") -> "Run":
         """Makes a new run; ValueError if the folder is not empty. Writes nothing before `begin`."""
-        run = cls(_folder(config), uuid4().hex)
+        run = cls(_folder(config), uuid4().hex, preset)
         check_run_folder("train", run.folder)
         if (run.folder / "config.json").exists():
             raise ValueError(
@@ -76,12 +76,14 @@ class Run:
         return run
 
     @classmethod
-    def resumed(cls, config: TrainConfig) -> "Run":
+    def resumed(cls, config: TrainConfig, preset: str = "") -> "Run":
+        """Opens the run in the folder; ValueError if it began with other settings, or with another preset."""
         folder = _folder(config)
         check_run_folder("train", folder)
         path = folder / "config.json"
         if not path.is_file():
             raise ValueError(f"train: {folder} holds no run to resume; leave --resume out to begin one")
+        _check_preset(folder, preset)
         saved, config = TrainConfig.from_json(read_text(path), str(path)), _with_absolute_paths(config)
         for field in fields(TrainConfig):
             before, now = getattr(saved, field.name), getattr(config, field.name)
@@ -142,7 +144,8 @@ class Run:
         if self._lock is None:  # A new one, unless another process was faster.
             self.lock()
             Run.new(config)
-            self._write(RUN, json.dumps({"version": 1, "id": self.id, **self._initial}) + "\n")
+            known = {"preset": self.preset} if self.preset else {}
+            self._write(RUN, json.dumps({"version": 1, "id": self.id, **known, **self._initial}) + "\n")
         self._write(LAUNCH, _launch())
         for path in self.folder.iterdir():
             if is_temporary(path.name):
@@ -179,6 +182,14 @@ class Run:
         if existing is None or existing[0] <= step or bits < existing[1]:
             save_weights(self.folder, weights, {"step": str(step), "bits_per_byte": repr(bits)})
 
+    def weights_problem(self) -> str | None:
+        """Returns why the file of the best weights cannot be read; None if it can."""
+        try:
+            with safe_open(self.folder / WEIGHTS, framework="pt"):
+                return None
+        except (OSError, SafetensorError) as error:
+            return "it is missing" if isinstance(error, FileNotFoundError) else short_reason(error)
+
     def _best(self) -> tuple[int, float] | None:
         """Returns the step and bits per byte of the existing weights, if their file has them."""
         try:
@@ -202,6 +213,16 @@ def read_id(folder: Path) -> str | None:
     if not isinstance(run_id, str) or not re.fullmatch("[0-9a-f]{32}", run_id):
         raise ValueError(f"{path} is damaged: it has no id of a run; bring it back from a copy")
     return run_id
+
+
+def _check_preset(folder: Path, preset: str) -> None:
+    """Raises ValueError if the run began with another preset. Runs of earlier versions do not say which."""
+    began = read_json(folder / RUN).get("preset") if (folder / RUN).exists() else None
+    if preset and isinstance(began, str) and began != preset:
+        raise ValueError(
+            f"train: {folder} began with the preset {short_repr(began)}, and {short_repr(preset)} is given; give the same, "
+            "or another --out for a new run"
+        )
 
 
 def check_resume(resume: Resume) -> Resume:

@@ -36,14 +36,11 @@ class Source:
 
 def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Source:
     """Opens a run's best weights, the weights of a checkpoint, whose SHA-256 is checked, or a saved model."""
-    path = settings_path(folder)
+    path = find_settings(owner, folder)
     if path != folder / "config.json":
         if checkpoint is not None:
             raise ValueError(f"{owner}: checkpoint = {checkpoint!r}, and {folder} is one; give its run, {path.parent}")
         folder, checkpoint = path.parent, real_path(folder).name
-    if not path.is_file():
-        why = "it has no config.json" if folder.is_dir() else "there is no such folder"
-        raise ValueError(f"{owner}: {folder} is no run and no saved model: {why}")
     text = read_text(path)
     given = parse_object(text, str(path), finite=False)
     if not isinstance(given.get("model"), dict):
@@ -70,6 +67,19 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
             f"after step {min(config.validate_every, config.steps)}; wait for it{hint}"
         )
     return Source(folder, folder, config)
+
+
+def find_settings(owner: str, folder: Path) -> Path:
+    """Returns the path of the config.json of a run, a checkpoint or a saved model; ValueError if there is none."""
+    path = settings_path(folder)
+    if not path.is_file():
+        place, why = path.parent, "there is no such folder"
+        if place.is_dir():
+            why = "it has no config.json"
+        elif place.exists():
+            why = "it is a file, and they are folders"
+        raise ValueError(f"{owner}: {place} is no run and no saved model: {why}")
+    return path
 
 
 @dataclass(frozen=True)

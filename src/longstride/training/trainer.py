@@ -17,12 +17,13 @@ from torch import Tensor
 from longstride.data.loader import Sequences
 from longstride.model import SparseTransformer
 from longstride.model.cost import check_memory
+from longstride.training import capture
 from longstride.training.checkpoint import Checkpoints
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
-from longstride.training.distributed import ParallelModel, averaging_dtype, full_weights
+from longstride.training.distributed import ParallelModel, averaging_dtype, full_weights, local_tensor
 from longstride.training.initial_weights import InitialWeights
-from longstride.training.optimizer import describe_extension, learning_rate, make_optimizers, set_learning_rate
+from longstride.training.optimizer import can_skip_on_device, describe_extension, learning_rate, make_optimizers
 from longstride.training.precision import Updates
 from longstride.training.preflight import check_settings, check_training_data, open_verified
 from longstride.training.ranks import SINGLE_RANK, Ranks
@@ -46,8 +47,10 @@ class Trainer:
         self.device = ranks.run_on_all(lambda: ranks.device(config.device))
         shares = ranks.count if config.parallel == "fsdp" else 1
         ranks.run_on_all(lambda: check_memory(config.model, self.device, shares))
+        self.plain_because = ranks.run_on_all(lambda: capture.choose(config, self.device, ranks))
+        """Why steps are not captured; None if they are."""
         self.averaging = ranks.run_on_all(lambda: averaging_dtype(config.averaging, config.model.precision, self.device))
-        self.run = ranks.run_on_all(lambda: Run.resumed(config) if resume else Run.new(config))
+        self.run = ranks.run_on_all(lambda: (Run.resumed if resume else Run.new)(config, preset))
         try:
             self._begin(resume, say)
         except BaseException:
@@ -71,8 +74,23 @@ class Trainer:
         """Sequences per forward pass of a process."""
         self.parallel = ParallelModel(self.model, self.device, ranks, config.parallel, self.averaging, self.rows)
         self.optimizers = make_optimizers(self.model, config.optimizer)
-        self.updates = Updates(self.model, self.optimizers, config.model.precision, config.optimizer.clip, self.device)
+        waits = not can_skip_on_device(self.optimizers)
+        clip = config.optimizer.clip
+        self.updates = Updates(self.model, self.optimizers, config.model.precision, clip, self.device, waits)
         self.average = {name: x.detach().clone() for name, x in self.model.named_parameters()} if config.ema else {}
+        self.average_weight = torch.zeros((), device=self.device)
+        """Weight of a step's weights in the average."""
+        self.compute: Callable[[Tensor], Tensor] = self._compute
+        if self.plain_because is None:
+            report = say if config.capture == "auto" else None
+            self.compute = capture.CapturedStep(self._compute, self.optimizers, self.device, report)
+        if self.device.type == "cuda":
+            why = "" if self.plain_because is None else f": {self.plain_because}"
+            say(f"steps run {'without a' if why else 'as one'} CUDA graph{why}")
+        self.unread: list[StepValues] = []
+        """Values of the steps that have been started, and not been read yet."""
+        self.step_metrics: dict[str, Any] = {}
+        """Metrics of the last step that has been read."""
         self.checkpoints = Checkpoints(self.run.checkpoints, config.keep, ranks, self.device, self.run.id)
         self.step = 0
         self.run_state = RunState()
@@ -95,7 +113,7 @@ class Trainer:
 
     def _open_data(self, resume: Resume) -> None:
         config, context, item = self.config, self.config.model.context, self.store.item_bytes
-        check_training_data(self.store, config, self.preset)
+        check_training_data(self.store, config, "" if resume else self.preset)
         if resume:
             self.run.check_data(self.store)
         self.training = Sequences(self.store.split("train"), context, item, f"{config.data} (train)")
@@ -108,13 +126,30 @@ class Trainer:
         if step >= 0:
             state = self.checkpoints.load(step, self.model, self.optimizers, self.average)
             self.ranks.run_on_all(lambda: self._restore_state(state, step))
-            # The process may have been killed between the first checkpoint and its weights file, which has the same weights.
-            unwritten = self.run_state.best_step == step and not (self.run.folder / WEIGHTS).exists()
-            if self.ranks.any(self.ranks.is_main and unwritten):
-                with self._with_average_weights():
-                    self._write_best(self._weights())
+            self._restore_best(step)
         self.ranks.run_on_first(lambda: self.run.prepare_resume(step, may_begin_anew, say))
         self.ranks.run_on_first(lambda: self.checkpoints.set_aside(step))
+
+    def _restore_best(self, step: int) -> None:
+        """Writes the file of the best weights again if it cannot be read and they are those of this step.
+
+        The process may have been killed between the first checkpoint and that file.
+        """
+        best = self.run_state.best_step
+        problem = self.ranks.run_on_first(self.run.weights_problem) if best is not None else None
+        if not self.ranks.any(problem is not None):
+            return
+        if best == step:
+            with self._with_average_weights():
+                self._write_best(self._weights())
+            return
+        self.ranks.run_on_first(lambda: self._refuse_lost_best(str(problem)))
+
+    def _refuse_lost_best(self, problem: str) -> None:
+        path, copy = self.run.folder / WEIGHTS, self.run.checkpoints / f"step-{self.run_state.best_step}" / WEIGHTS
+        has_copy = copy.is_file() and not self.config.ema  # A checkpoint has the weights, not their average, in that file.
+        fix = f"copy {copy} there" if has_copy else "bring it back from a copy, or give another --out for a new run"
+        raise ValueError(f"train: {path}, the best weights of the run, cannot be read: {problem}; {fix}")
 
     def _load_initial_weights(self, say: Say) -> None:
         initial = self.ranks.run_on_all(lambda: InitialWeights(self.config.init_from, self.config.model))
@@ -138,6 +173,7 @@ class Trainer:
 
     def save(self) -> None:
         """Starts to write a checkpoint of this step; `checkpoints.wait` raises if it fails."""
+        self.finish_steps()
         if self.saved_step == self.step:
             return
         progress = asdict(self.run_state) | {"scaler": self.updates.state()}
@@ -158,37 +194,68 @@ class Trainer:
     def out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.run_state.without_better
 
-    def take_step(self, tokens: Tensor) -> dict[str, Any]:
-        """Runs one step and returns its metrics. FloatingPointError, before the weights change, if a value is not finite."""
+    def take_step(self, tokens: Tensor) -> None:
+        """Starts a step, and then reads the values of the one before: the GPU always has work.
+
+        FloatingPointError if a value of that step was not finite. Neither it nor the one just started changes the weights,
+        and `step` counts neither.
+        """
         config = self.config
         torch.manual_seed(_step_seed(config.seed, self.step, self.ranks.rank))
         rate = learning_rate(config.optimizer, self.step, config.steps)
-        set_learning_rate(self.optimizers, rate)
-        total = torch.zeros((), device=self.device)
-        for number, part in enumerate(tokens.chunk(config.accumulate), 1):
-            with self.parallel.gradient_averaging(number == config.accumulate):
-                nats = self.parallel.loss(part)
-                self.updates.backward(nats / config.accumulate)
-            total += nats.detach() / config.accumulate
-        loss = float(self.ranks.mean(total))
-        norm, changed = self.updates.update(loss)
-        if not changed and not self.updates.may_skip:
-            starts = self.training.starts(config.seed, self.step, config.batch)
-            raise FloatingPointError(
-                f"train: step {self.step + 1} has a loss of {loss} and a gradient of norm {norm}; the weights are as they "
-                f"were before it. Its batch is the bytes of {config.data} (train) from {', '.join(map(str, starts))} on. "
-                "A new run with a smaller learning rate, or a longer warm-up, may do better."
-            )
-        if self.average and changed:
+        self.updates.set_learning_rate(rate)
+        if self.average:
             # A smaller decay in early steps, so that the initial weights are forgotten soon.
-            decay = min(config.ema, (1 + self.step) / (10 + self.step))
-            with torch.no_grad():
-                for name, x in self.model.named_parameters():
-                    self.average[name].lerp_(x, 1 - decay)
+            self.average_weight.fill_(1 - min(config.ema, (1 + self.step) / (10 + self.step)))
+        values = self.compute(tokens)
         self.step += 1
+        self.unread.append(StepValues(self.step, rate, values))
+        while len(self.unread) > 1:
+            self._read_step()
+
+    def _compute(self, tokens: Tensor) -> Tensor:
+        """Computes a step on the device, without a wait for its result: loss, gradient norm, whether the step was skipped,
+        loss scale, and whether training must stop."""
+        accumulate = self.config.accumulate
+        total = torch.zeros((), device=self.device)
+        for number, part in enumerate(tokens.chunk(accumulate), 1):
+            with self.parallel.gradient_averaging(number == accumulate):
+                nats = self.parallel.loss(part)
+                self.updates.backward(nats / accumulate)
+            total += nats.detach() / accumulate
+        loss = self.ranks.mean(total)
+        norm, skipped = self.updates.update(loss)
+        weight = self.average_weight * ~skipped
+        with torch.no_grad():
+            for name, x in self.model.named_parameters() if self.average else ():
+                local_tensor(self.average[name]).lerp_(local_tensor(x), weight)
+        scale = loss if self.updates.loss_scale is None else self.updates.loss_scale.value
+        return torch.stack([loss, norm, skipped.float(), scale, self.updates.stopped.float()])
+
+    def finish_steps(self) -> dict[str, Any]:
+        """Waits for the steps that have been started, and returns the metrics of the last. Raises as `take_step` does."""
+        while self.unread:
+            self._read_step()
+        return self.step_metrics
+
+    def _read_step(self) -> None:
+        values = self.unread.pop(0)
+        loss, norm, skipped, scale, stopped = values.read()
+        if stopped:
+            self.unread.clear()
+            self.updates.stopped.zero_()
+            self.step = values.step - 1
+            starts = self.training.starts(self.config.seed, self.step, self.config.batch)
+            raise FloatingPointError(
+                f"train: step {values.step} has a loss of {loss} and a gradient of norm {norm}; the weights are as they "
+                f"were before it. Its batch is the bytes of {self.config.data} (train) from {', '.join(map(str, starts))} "
+                "on. A new run with a smaller learning rate, or a longer warm-up, may do better."
+            )
         if isfinite(loss):
             self.run_state.losses.append(loss)
-        return {"learning_rate": rate, "gradient_norm": norm, "skipped": int(not changed)}
+        self.step_metrics = {"learning_rate": values.rate, "gradient_norm": norm, "skipped": int(skipped)}
+        if self.updates.loss_scale is not None:
+            self.step_metrics["loss_scale"] = scale
 
     def validate(self) -> float:
         """Returns the bits per byte of the validation data, and keeps the weights if they are the best so far."""
@@ -254,6 +321,25 @@ class Trainer:
                 held = x.clone()
                 x.copy_(self.average[name])
                 self.average[name].copy_(held)
+
+
+class StepValues:
+    """What a step has computed, on its way to the host."""
+
+    def __init__(self, step: int, rate: float, values: Tensor) -> None:
+        self.step, self.rate = step, rate
+        # A copy, as the next step of a CUDA graph overwrites the values.
+        self._values = torch.empty_like(values, device="cpu", pin_memory=values.is_cuda).copy_(values, non_blocking=True)
+        self._copied = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self) -> list[float]:
+        """Waits until the step has been computed."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        values: list[float] = self._values.tolist()
+        return values
 
 
 def _step_seed(seed: int, step: int, rank: int) -> int:

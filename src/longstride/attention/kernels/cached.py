@@ -38,7 +38,7 @@ def _row(head: Slots, leaves: int) -> list[int]:
         if leaf.summary:
             row += [SUMMARY.value, leaf.block, leaf.cells, leaf.first_cell, starts.get(leaf.summary, 0)]
         elif leaf.by_residue:
-            row += [DILATED.value, leaf.step, leaf.far * leaf.step, 0, 0]
+            row += [DILATED.value, leaf.index_stride, leaf.far * leaf.index_stride, 0, 0]
         else:
             row += [BLOCK.value, leaf.block, 1, 0, 0]
     for _ in range(leaves - len(head.leaves)):

@@ -13,7 +13,10 @@ from longstride.patterns.geometry import geometry
 
 
 class Job(NamedTuple):
-    """One row of the table: the head, then the numbers of its `Geometry`, which documents them, in the same order."""
+    """One row of the table: the head, then the numbers of its `Geometry`, which documents them, in the same order.
+
+    Kernels have shorter names for two of them: `lane_shift` is its lane_stride, `step` its index_stride.
+    """
 
     head: int
     lanes: int
@@ -104,4 +107,4 @@ def _exclusion(leaf: Leaf, n: int) -> Exclusion:
     (record,) = geometry(leaf, n)
     if record.summary:
         return Exclusion(period=record.block, first_cell=record.first_cell, end_cell=record.first_cell + record.cells)
-    return Exclusion(step=record.step, reach=record.far * record.step, block=record.block)
+    return Exclusion(step=record.index_stride, reach=record.far * record.index_stride, block=record.block)

@@ -178,8 +178,8 @@ def _measure(
     torch.compiler.reset()  # Compiled code of earlier shapes would only be in the way.
     contenders = _contenders(settings, shape, device)
     calls = Calls()
-    for one in contenders:
-        _try(one, one.call, inputs, calls)
+    for contender in contenders:
+        _try(contender, contender.call, inputs, calls)
     with torch.no_grad():
         forward_times = seconds_each(calls.forward, settings.repeats, device, within=calls.within)
     both_times = seconds_each(calls.both, settings.repeats, device, within=calls.within)
@@ -192,28 +192,28 @@ def _measure(
     # Forward moves q, k, v and the output; backward those, the output's gradient and three more.
     moved = (inputs[0].nbytes + inputs[2].nbytes) * 2 / limits.bytes_per_second
     rows = []
-    for one in contenders:
-        forward_time, both_time = forward_times.get(one.name), both_times.get(one.name)
-        pairs = one.pattern.pairs(shape.n)
+    for contender in contenders:
+        forward_time, both_time = forward_times.get(contender.name), both_times.get(contender.name)
+        pairs = contender.pattern.pairs(shape.n)
         # A product with the key and one with the value forward, and five more backward.
         products = [2 * shape.batch * shape.heads * pairs * d / limits.flops_per_second for d in (shape.d_qk, shape.d_v)]
         rows.append(
             Row(
                 shape=shape.name,
                 n=shape.n,
-                name=one.name,
-                pattern=repr(one.pattern),
+                name=contender.name,
+                pattern=repr(contender.pattern),
                 pairs=pairs,
                 forward_ms=_rounded(forward_time, 1e3),
                 both_ms=_rounded(both_time, 1e3),
-                peak_mib=_rounded(peaks.get(one.name), 2**-20),
+                peak_mib=_rounded(peaks.get(contender.name), 2**-20),
                 faster_than_dense=_ratio(dense, both_time),
                 forward_of_bytes=_ratio(moved, forward_time),
                 both_of_bytes=_ratio(3 * moved, both_time),
                 forward_of_flops=_ratio(sum(products), forward_time),
                 both_of_flops=_ratio(4 * products[0] + 3 * products[1], both_time),
-                failure=calls.failures.get(one.name),
-                eager=eager.get(one.name),
+                failure=calls.failures.get(contender.name),
+                eager=eager.get(contender.name),
             )
         )
     return rows
@@ -265,7 +265,7 @@ def _caller_times(calls: Calls, repeats: int, device: torch.device) -> dict[str,
 def _compiled_row(settings: AttentionBenchmark, shape: Shape, dtype: torch.dtype, device: torch.device, row: Row) -> Row:
     """The row with times under torch.compile, if its contender has them. Each is compiled and measured by itself: compiled
     code of others would be among the candidates that each call checks."""
-    contender = next(one for one in _contenders(settings, shape, device) if one.name == row.name)
+    contender = next(other for other in _contenders(settings, shape, device) if other.name == row.name)
     if not contender.compiled or row.forward_ms is None:
         return row
     torch.compiler.reset()
@@ -305,7 +305,7 @@ def _contenders(settings: AttentionBenchmark, shape: Shape, device: torch.device
             contenders.append(peers.flex(text, pattern, shape.n, device))
         if settings.peers == "all" and short and peers.FLEX_FLASH not in missing:
             contenders.append(peers.flex(text, pattern, shape.n, device, "FLASH"))
-    return [one for one in contenders if one is not None]
+    return [contender for contender in contenders if contender is not None]
 
 
 def _ours(pattern: Pattern, impl: str) -> Attention:

@@ -60,8 +60,8 @@ def _caller_cells(rows: list[Row], clock: str) -> list[list[str]]:
 def _notes(result: Result) -> list[str]:
     notes = [f"left out: {reason}" for reason in result.left_out]
     notes += [f"{row.name} at {row.shape} did not run, {row.failure}" for row in result.rows if row.failure]
-    notes += [f"{one.name}: time ~ pairs^{one.time}, memory ~ pairs^{one.memory}" for one in result.growth]
-    notes += [crossing_line(one, result.on_gpu) for one in result.crossings]
+    notes += [f"{growth.name}: time ~ pairs^{growth.time}, memory ~ pairs^{growth.memory}" for growth in result.growth]
+    notes += [crossing_line(crossing, result.on_gpu) for crossing in result.crossings]
     return notes
 
 

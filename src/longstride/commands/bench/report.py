@@ -1,7 +1,8 @@
-"""What the benchmarks share: validation of settings, and results as JSON and as tables."""
+"""What the benchmarks share: validation of settings, and results as JSON, tables and pictures."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,24 @@ def check_files(owner: str, settings: AttentionBenchmark | SamplingBenchmark) ->
     for name, path in (("json", settings.json), ("picture", settings.picture)):
         if path is not None:
             check_output(owner, name, Path(path), may_replace=settings.force)
+
+
+def prepare_drawing(settings: AttentionBenchmark | SamplingBenchmark, plot: str) -> Callable[..., None]:
+    """Returns a function that draws the results, if a picture is asked for, and names the files that were written.
+
+    Called before the measurement, which would be lost if matplotlib is not installed. `plot`: a function of
+    longstride.pictures.benchmarks.
+    """
+    write = None if settings.picture is None else getattr(import_module("longstride.pictures.benchmarks"), plot)
+
+    def draw(*results: Any) -> None:
+        if settings.json is not None and getattr(settings, "read", None) is None:
+            print(f"wrote {settings.json}")
+        if write is not None:
+            write(*results)
+            print(f"wrote {settings.picture}")
+
+    return draw
 
 
 def save(result: Any, path: Path | None) -> None:

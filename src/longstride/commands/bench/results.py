@@ -102,31 +102,31 @@ CLOCKS: dict[str, Callable[[Row], Row | CallerTimes | None]] = {
 
 def growth(rows: Sequence[Row]) -> list[Growth]:
     """Of every contender with three lengths or more."""
-    found = []
+    growths = []
     for name in dict.fromkeys(row.name for row in rows):
         own = [row for row in rows if row.name == name and row.pairs and row.both_ms and row.peak_mib]
         if len(own) >= 3:
             pairs = [row.pairs for row in own]
-            found.append(
+            growths.append(
                 Growth(
                     name,
                     time=round(exponent(pairs, [row.both_ms or 0 for row in own]), 3),
                     memory=round(exponent(pairs, [row.peak_mib or 0 for row in own]), 3),
                 )
             )
-    return found
+    return growths
 
 
 def crossings(rows: Sequence[Row]) -> list[Crossing]:
     """Of each of ours, by each clock, against the fastest SDPA dense of each n."""
-    found = []
+    crossings = []
     for name in dict.fromkeys(row.name for row in rows if row.is_ours):
         for clock in CLOCKS:
             forward, both = (_faster(rows, name, clock, direction) for direction in ("forward_ms", "both_ms"))
             if forward or both:
                 longest = max(n for faster in (forward, both) for n in faster)
-                found.append(Crossing(name, clock, _from(forward), _from(both), longest))
-    return found
+                crossings.append(Crossing(name, clock, _from(forward), _from(both), longest))
+    return crossings
 
 
 def _faster(rows: Sequence[Row], name: str, clock: str, direction: str) -> dict[int, bool]:

@@ -36,6 +36,7 @@ from longstride.commands.bench.sampling_peers import (
 )
 from longstride.commands.bench.settings import SamplingBenchmark
 from longstride.common.checks import whole_number
+from longstride.common.console import with_noun
 from longstride.common.device import choose_device, describe_machine
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import cache_bytes, step_bytes
@@ -196,7 +197,7 @@ def _row(task: Task, limits: Ceilings) -> Row:
     batch, position = task.prompts.shape
     if task.failure is not None:
         return Row(task.name, batch, position, failure=task.failure)
-    seconds = median(one.seconds for one in task.timings)
+    seconds = median(timing.seconds for timing in task.timings)
     contender, (_, first, steps) = task.contender, task.timings[0]
     floor = contender.floor_bytes(batch, first, steps) / limits.bytes_per_second
     return Row(
@@ -256,7 +257,7 @@ def show(result: Result, console: Console) -> None:
 def _notes(result: Result) -> list[str]:
     notes = [f"left out: {reason}" for reason in result.left_out]
     notes += [
-        f"{row.name}, {_streams(row.batch)}, position {row.position:,} did not run: {row.failure}"
+        f"{row.name}, {with_noun(row.batch, 'stream')}, position {row.position:,} did not run: {row.failure}"
         for row in result.rows
         if row.failure
     ]
@@ -269,16 +270,12 @@ def _notes(result: Result) -> list[str]:
 def _summary(rows: Sequence[Row], context: int) -> str:
     """For one batch: how time grows with the position, and how long a whole context takes."""
     slowest = max(row.step_us or 0 for row in rows)
-    text = f"{OURS}, {_streams(rows[0].batch)}: "
+    text = f"{OURS}, {with_noun(rows[0].batch, 'stream')}: "
     if len(rows) > 1:
         first, last = min(rows, key=lambda row: row.position), max(rows, key=lambda row: row.position)
         growth = (last.step_us or 0) / (first.step_us or 1)
         text += f"position {last.position:,} takes {growth:.2f}x position {first.position:,}; "
     return text + f"the whole context, {context:,} bytes at the slowest rate above, takes {context * slowest / 1e6:,.1f} s"
-
-
-def _streams(batch: int) -> str:
-    return f"{batch:,} stream{'s' if batch > 1 else ''}"
 
 
 def _cell(value: float | None) -> str:

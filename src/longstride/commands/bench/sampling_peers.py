@@ -103,12 +103,12 @@ class Transformers:
         tables = (self.model.transformer.wte, self.model.transformer.wpe)  # Only some rows are read.
         weights: int = sum(x.numel() for x in self.model.parameters()) - sum(table.weight.numel() for table in tables)
         seen = first + (steps - 1) / 2 + 1
-        return self.number_bytes * (weights + batch * seen * self._numbers())
+        return self.number_bytes * (weights + batch * seen * self._numbers_per_position())
 
     def cache_bytes(self, batch: int, length: int) -> int:
-        return self.number_bytes * batch * length * self._numbers()
+        return self.number_bytes * batch * length * self._numbers_per_position()
 
-    def _numbers(self) -> int:
+    def _numbers_per_position(self) -> int:
         """The numbers in the keys and values of a position."""
         return 2 * self.config.layers * self.config.width
 
@@ -146,15 +146,15 @@ def _copy(ours: SparseTransformer, theirs: Any) -> None:
     for block, other in zip(ours.blocks, theirs.transformer.h):
         _copy_norm(block.norm_attention, other.ln_1)
         _copy_norm(block.norm_ff, other.ln_2)
-        for one, another in (
+        for source, target in (
             (block.attention.query_key_value, other.attn.c_attn),
             (block.attention.project, other.attn.c_proj),
             (block.ff.inner, other.mlp.c_fc),
             (block.ff.outer, other.mlp.c_proj),
         ):
-            if one.weight.T.shape == another.weight.shape:
-                another.weight.copy_(one.weight.T)
-                another.bias.copy_(one.bias)
+            if source.weight.T.shape == target.weight.shape:
+                target.weight.copy_(source.weight.T)
+                target.bias.copy_(source.bias)
 
 
 def _copy_norm(ours: nn.LayerNorm, theirs: Any) -> None:

@@ -4,10 +4,11 @@ from typing import Annotated, Literal
 
 import tyro
 
+ORDER = 160
 Shell = Literal["bash", "zsh", "fish"]
 
 
-def completion(shell: Annotated[Shell, tyro.conf.Positional, tyro.conf.arg(metavar="SHELL")]) -> None:
+def main(shell: Annotated[Shell, tyro.conf.Positional, tyro.conf.arg(metavar="SHELL")]) -> None:
     """Print a script for completion by Tab in bash, zsh or fish. Example: longstride completion bash
 
     Args:

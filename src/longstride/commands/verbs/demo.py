@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+ORDER = 20
 
-def demo(folder: Path = Path("demo"), steps: int = 500) -> None:
+
+def main(folder: Path = Path("demo"), steps: int = 500) -> None:
     """Train a small model on bundled text, and compare it with gzip and xz. Example: longstride demo
 
     Args:

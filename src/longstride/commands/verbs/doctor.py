@@ -5,8 +5,10 @@ from typing import Annotated
 
 import tyro
 
+ORDER = 10
 
-def doctor(model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL_OR_PRESET]")] = "") -> None:
+
+def main(model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL_OR_PRESET]")] = "") -> None:
     """Show versions, devices, what `auto` selects and why; and the cost of sampling. Example: longstride doctor enwik8
 
     Args:

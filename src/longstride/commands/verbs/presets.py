@@ -1,7 +1,9 @@
 """longstride presets"""
 
+ORDER = 30
 
-def presets(dense: bool = False) -> None:
+
+def main(dense: bool = False) -> None:
     """List the presets with their size and cost. Example: longstride presets
 
     Args:

@@ -5,8 +5,10 @@ from typing import Annotated
 
 import tyro
 
+ORDER = 70
 
-def runs(folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = Path(".")) -> None:
+
+def main(folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = Path(".")) -> None:
     """List runs with their step, best bits per byte and state, newest first. Example: longstride runs
 
     Args:

@@ -7,8 +7,10 @@ import tyro
 
 from longstride.sampling.request import Request
 
+ORDER = 90
 
-def sample(
+
+def main(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")],
     request: Annotated[Request, tyro.conf.arg(name="")],
 ) -> None:

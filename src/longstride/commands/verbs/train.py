@@ -21,6 +21,8 @@ from longstride.model.presets import DENSE, PRESETS
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
 from longstride.training.presets import train_preset
 
+ORDER = 60
+TAKES_WORDS = True
 LARGEST_TOML = 2**15
 """The most bytes of a TOML file: a key of n parts takes n * n memory."""
 RESUME_NOT = "--resume=no"
@@ -64,7 +66,7 @@ class Flags(TypedConfig):
     out: Annotated[str, tyro.conf.arg(help="The run's folder.", help_behavior_hint=_hint)] = ""
 
 
-def train(words: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> None:
     """Train a preset on data."""
     prog = f"longstride train {words[0]}" if words else ""
     if words and words[0] in HELP:
@@ -81,11 +83,10 @@ def train(words: Sequence[str]) -> None:
         start = read_config(Path(file), start)
     assert start is not None
     default = Flags.of(start)
-    new = resumed is None and file is None
-    fit = fields_to_fit(words) if new else []
+    fit = fields_to_fit(words) if resumed is None and file is None else []
 
     def run(config: Flags, resume: Resume, until: int | None, settings: Path | None) -> None:
-        _train(words[0], config.checked(), resume, until, fit, new)
+        _train(words[0], config.checked(), resume, until, fit, file is not None)
 
     verb = make_verb(default, run)
     verb.__doc__ = (verb.__doc__ or "").replace(
@@ -150,11 +151,13 @@ def _presets() -> str:
     return f"The presets are {', '.join(PRESETS)}; with {DENSE} after its name a preset has full attention."
 
 
-def _train(preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str], new: bool) -> None:
-    """Trains, and prints how it ended. `new`: the model is the preset's, not that of a run or a file."""
+def _train(
+    preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str], has_file: bool
+) -> None:  # fmt: skip
+    """Trains, and prints how it ended. `has_file`: the model may be that of a file, not the preset's."""
     from longstride.training import train as run
 
-    summary = run(config, resume, until, fit=fit, preset=preset if new else "")
+    summary = run(config, resume, until, fit=fit, preset="" if has_file else preset)
     if is_main_process():
         print("\n".join(describe_ending(preset or SHOWN, summary)))
     exit_if_interrupted(summary)

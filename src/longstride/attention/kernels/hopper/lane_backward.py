@@ -118,9 +118,9 @@ def lane_backward(
     index = gl.arange(0, ROWS, lane_layout)
     for item in range(gl.program_id(0), work.items, programs):
         batch, head, lane = locate(item, work, TILES.heads_first)
-        pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_step
+        pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_stride
         valid = index < work.length
-        own_lse = without_keys(gl.load(pointers + index * work.index_step, mask=valid, other=float("inf")))
+        own_lse = without_keys(gl.load(pointers + index * work.index_stride, mask=valid, other=float("inf")))
         if ACCUMULATE:
             tma.store_wait(0)
             for number in gl.static_range(TILES.staged):
@@ -138,7 +138,7 @@ def lane_backward(
             delta_rows.slice(part * 64, 64).store(gl.sum(d_outputs * outputs, 1))
         if STORE_STATS:
             pointers = row_stats.data + (batch * work.heads + head).to(gl.int64) * 2 * row_stats.row
-            pointers = pointers + work.first + lane * work.lane_step + index * work.index_step
+            pointers = pointers + work.first + lane * work.lane_stride + index * work.index_stride
             gl.store(pointers, own_lse, mask=valid)
             gl.store(pointers + row_stats.row, delta_rows.load(lane_layout), mask=valid)
 

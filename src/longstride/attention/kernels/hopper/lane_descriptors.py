@@ -33,9 +33,9 @@ class LaneWork(NamedTuple):
 
     first: Any
     lanes: Any
-    lane_step: Any
+    lane_stride: Any
     length: Any
-    index_step: Any
+    index_stride: Any
     items: Any
     heads: Any
     n: Any
@@ -74,7 +74,7 @@ def lane_descriptor(x: Tensor, lanes: Lanes, rows: int) -> Descriptor:
     batch, heads, _, d = x.shape
     row = tma_stride(x, 2)
     shape = batch, heads, lanes.lanes, lanes.length, d
-    strides = tma_stride(x, 0), tma_stride(x, 1), lanes.lane_step * row, lanes.index_step * row, 1
+    strides = tma_stride(x, 0), tma_stride(x, 1), lanes.lane_stride * row, lanes.index_stride * row, 1
     return Descriptor(x, lanes.first * x.stride(2), shape, strides, (1, 1, 1, rows, d))
 
 

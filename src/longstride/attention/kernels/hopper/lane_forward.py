@@ -127,7 +127,7 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
     count = 0
     for item in range(gl.program_id(0), work.items, programs):
         batch, head, lane = locate(item, work, TILES.heads_first)
-        lse_lane = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_step
+        lse_lane = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_stride
         stage = count % STAGES
         if ACCUMULATE or COUNT > 2:
             # 0, but not known before the loop: addresses and masks that the compiler makes there would fill the registers.
@@ -135,7 +135,7 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
         q_tile, k_tile, v_tile = tiles_at((q_tiles, k_tiles, v_tiles), stage)
         if ACCUMULATE:
             index = gl.arange(0, ROWS, lane_layout)
-            before = gl.load(lse_lane + index * work.index_step, mask=index < work.length, other=float("-inf"))
+            before = gl.load(lse_lane + index * work.index_stride, mask=index < work.length, other=float("-inf"))
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
             old_lse.store(before)
         else:
@@ -169,7 +169,7 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
             copy_out(output, batch, head, lane, tile * 64, staged)
             total = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
             index = tile * 64 + gl.arange(0, 64, score_rows)
-            gl.store(lse_lane + index * work.index_step, total, mask=index < work.length)
+            gl.store(lse_lane + index * work.index_stride, total, mask=index < work.length)
 
         if ACCUMULATE:  # The next output is copied to where this one is written from.
             tma.store_wait(0)

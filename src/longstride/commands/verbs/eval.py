@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 
 import tyro
 
+ORDER = 80
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
 
 
-def evaluate(
+def main(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")],
     data: Path | None = None,
     split: str = "valid",

@@ -1,4 +1,4 @@
-"""longstride data prepare, data fetch"""
+"""longstride data prepare"""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,8 +7,10 @@ import tyro
 
 from longstride.data.kinds import KindName
 
+ORDER = 40
 
-def data_prepare(
+
+def main(
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     kind: KindName | None = None,
@@ -29,20 +31,3 @@ def data_prepare(
     store = prepare(source, out, kind, max_bytes=max_bytes, join=join)
     sizes = ", ".join(f"{name} {size:,} bytes" for name, size in store.splits.items())
     print(f"{out}: {store.kind}, {sizes}")
-
-
-def data_fetch(
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
-    folder: Path = Path("."),
-    force: bool = False,
-) -> None:
-    """Download a data set and verify it; a second call resumes. Example: longstride data fetch enwik8
-
-    Args:
-        name: enwik8 or cifar10.
-        folder: The folder for the download.
-        force: Replace a file of that name that has other content.
-    """
-    from longstride.data.fetch import fetch
-
-    print(f"wrote {fetch(name, folder, force=force)}")

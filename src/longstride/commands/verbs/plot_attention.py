@@ -1,0 +1,39 @@
+"""longstride plot attention"""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+ORDER = 110
+
+
+def main(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")],
+    position: tuple[int, ...] = (),
+    layers: tuple[int, ...] = (),
+    heads: tuple[int, ...] = (),
+    data: Path | None = None,
+    split: str = "valid",
+    item: int = 0,
+    out: Path = Path("attention.png"),
+    force: bool = False,
+) -> None:
+    """Draw what each layer and head looks at: the paper's figure 2. Example: longstride plot attention RUN --layers 0 5
+
+    Args:
+        folder: A run, one of its checkpoints, or a saved model.
+        position: The byte that is predicted; one picture for each; by default about two thirds down. Row r, column c of an
+            image is (r * width + c) * channels.
+        layers: The layers, as rows of panels; by default up to 8, evenly spaced.
+        heads: The heads, as columns of panels; by default up to 8, evenly spaced.
+        data: The data that the model reads, a store or a source as for training; by default the run's own.
+        split: train, valid or test.
+        item: The number of the image, or of the window as long as the context.
+        out: The picture to write, PNG or SVG by its ending.
+        force: Replace files that exist.
+    """
+    from longstride.pictures.attention import plot_attention
+
+    for path in plot_attention(folder, position, layers, heads, data, split, item, out, force):
+        print(f"wrote {path}")

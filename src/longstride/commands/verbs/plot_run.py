@@ -1,0 +1,25 @@
+"""longstride plot run"""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+ORDER = 100
+
+
+def main(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")],
+    out: Path | None = None,
+    force: bool = False,
+) -> None:
+    """Draw a run on one page: curves, settings, samples; or compare several. Example: longstride plot run RUN
+
+    Args:
+        runs: The run's folder. Several runs are compared: their curves, and the settings that differ.
+        out: The picture to write, PNG or SVG by its ending; by default page.png in the run, or runs.png here for several.
+        force: Replace a file that exists.
+    """
+    from longstride.pictures.run import plot_run
+
+    print(f"wrote {plot_run(runs, out, force)}")
