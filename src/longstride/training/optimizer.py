@@ -10,6 +10,7 @@ from torch.optim import Adafactor, AdamW, Optimizer
 
 from longstride.training.config import OptimizerConfig
 from longstride.training.muon import BatchedMuon
+from longstride.training.ranks import SINGLE_RANK, Ranks
 
 
 def warmup_steps(config: OptimizerConfig, steps: int) -> int:
@@ -35,10 +36,13 @@ def describe_extension(config: OptimizerConfig, step: int, before: int, steps: i
     )
 
 
-def make_optimizers(model: nn.Module, config: OptimizerConfig, fused: bool | None = None) -> list[Optimizer]:
+def make_optimizers(
+    model: nn.Module, config: OptimizerConfig, fused: bool | None = None, ranks: Ranks = SINGLE_RANK
+) -> list[Optimizer]:
     """Returns optimizers that together have every parameter once. Only those with 2 or more dimensions decay.
 
-    `fused`: whether AdamW is PyTorch's fused one; by default on GPUs.
+    fused: whether AdamW is PyTorch's fused one; by default on GPUs.
+    ranks: the processes that have the same weights and gradients; Muon shares its work among them.
     """
     named = dict(model.named_parameters())
     if config.name == "adafactor":
@@ -54,11 +58,11 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig, fused: bool | Non
     optimizers: list[Optimizer] = [AdamW(_groups(rest, config.decay), lr=config.learning_rate, betas=betas, fused=fused)]
     if matrices:
         # Update sizes like Adam's, so that one learning rate serves both.
-        optimizers.append(
-            BatchedMuon(
-                matrices.values(), lr=config.learning_rate, weight_decay=config.decay, adjust_lr_fn="match_rms_adamw"
-            )
+        muon = BatchedMuon(
+            matrices.values(), lr=config.learning_rate, weight_decay=config.decay, adjust_lr_fn="match_rms_adamw"
         )
+        muon.ranks = ranks
+        optimizers.append(muon)
     return optimizers
 
 
