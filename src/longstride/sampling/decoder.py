@@ -24,7 +24,8 @@ from longstride.attention.slots import NO_SLOT
 from longstride.model import SparseTransformer
 from longstride.model.cache import Cache
 from longstride.model.layers import Linear
-from longstride.sampling.sampler import SamplingParams, pick_bytes, probabilities, uniform
+from longstride.sampling.params import SamplingParams
+from longstride.sampling.sampler import pick_bytes, probabilities, uniform
 
 AHEAD = 64
 """The most positions whose visible slots are listed at a time."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from longstride.common.checks import whole_number
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.sampling.sampler import SamplingParams, random_state
+from longstride.sampling.params import SamplingParams
+from longstride.sampling.sampler import random_state
 from longstride.sampling.streams import Streams, open_streams, piece_size
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from longstride.commands.bench.checks import shape_name
 from longstride.commands.bench.measure import Ceilings, exponent
 from longstride.commands.bench.peers import PEERS, SDPA_DENSE
 from longstride.common.files import read_json
@@ -155,11 +156,6 @@ def _from(faster: dict[int, bool]) -> int | None:
 def is_by_length(rows: Sequence[Row]) -> bool:
     """Whether rows differ in n alone, as growth and crossings need it, and not in batch, heads and pattern too."""
     return all(row.shape == shape_name(row.n) for row in rows)
-
-
-def shape_name(n: int) -> str:
-    """The shape's name where only n changes from row to row."""
-    return f"n = {n:,}"
 
 
 def conclude(result: Result) -> None:

@@ -13,11 +13,12 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from longstride.commands.ending import describe_ending, exit_if_interrupted
-from longstride.commands.exits import is_main_process
+from longstride.commands.exits import is_main_process, is_only_process
 from longstride.commands.parser import HELP, parse
 from longstride.common.checks import short_reason, short_repr
-from longstride.common.files import parse_object, read_text
+from longstride.common.files import check_source, parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
+from longstride.model.saved_config import find_settings
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
 from longstride.training.presets import train_preset
 
@@ -155,6 +156,12 @@ def _train(
     preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str], has_file: bool
 ) -> None:  # fmt: skip
     """Trains, and prints how it ended. `has_file`: the model may be that of a file, not the preset's."""
+    config.check_paths()
+    if resume is not True and is_only_process():
+        check_source(config.data)
+        if config.init_from:
+            find_settings("train: init_from", Path(config.init_from).expanduser())
+
     from longstride.training import train as run
 
     summary = run(config, resume, until, fit=fit, preset="" if has_file else preset)
