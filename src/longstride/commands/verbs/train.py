@@ -14,7 +14,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from longstride.commands.ending import describe_ending, exit_if_interrupted
 from longstride.commands.exits import is_main_process, is_only_process
-from longstride.commands.parser import HELP, parse
+from longstride.commands.parser import HELP, parse, whole_number_from
 from longstride.common.checks import short_reason, short_repr
 from longstride.common.files import check_source, parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
@@ -130,6 +130,8 @@ def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
     if not path.is_file():
         raise ValueError(f"train: config = {str(path)!r} is no file; give a TOML file or a run's config.json")
     given = _read_toml(path) if path.suffix == ".toml" else parse_object(read_text(path), str(path), finite=False)
+    if start is None and "model" not in given:
+        raise ValueError(f"train: {path} has no model; name a preset first: longstride train text-small --config {path}")
     merged = {} if start is None else asdict(start)
     for name, value in given.items():
         inner = name in ("model", "optimizer") and isinstance(value, dict) and name in merged
@@ -141,11 +143,19 @@ def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
 def _read_toml(path: Path) -> dict[str, Any]:
     text = read_text(path, LARGEST_TOML)
     try:
-        given = tomllib.loads(text)
+        given = tomllib.loads(text, parse_float=_read_number)
         json.dumps(given, default=str)  # Not of a whole number with thousands of digits, or of deep lists.
         return given
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML of settings: {short_reason(error)}") from None
+
+
+def _read_number(text: str) -> int | float:
+    """Parses a number with a point or an exponent. 1e3 is a whole number, as on the command line."""
+    try:
+        return whole_number_from(text)
+    except ValueError:
+        return float(text)
 
 
 def _presets() -> str:
