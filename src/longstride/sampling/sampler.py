@@ -60,7 +60,7 @@ def _logical_shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _as_int64(number: int) -> int:
+def _as_int64(value: int) -> int:
     """Returns the int64 with the same 64 bits."""
-    number %= 2**64
-    return number - 2**64 if number >= 2**63 else number
+    value %= 2**64
+    return value - 2**64 if value >= 2**63 else value

@@ -117,5 +117,5 @@ def is_training_data(owner: str, source: Source, store: Store, other_allowed: bo
 
 
 def _step(folder: Path) -> tuple[int, str]:
-    number = folder.name.removeprefix("step-")
-    return int(number) if number.isdecimal() else -1, number
+    step = folder.name.removeprefix("step-")
+    return int(step) if step.isdecimal() else -1, step

@@ -101,7 +101,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _left_out(settings: AttentionBenchmark, device: torch.device) -> list[str]:
-    """Of the peers that were asked for, those that cannot run here."""
+    """Returns a line for each requested peer that cannot run on this device."""
     wanted = {"none": (), "sdpa": (peers.VARLEN,), "all": (peers.VARLEN, peers.FLEX_FLASH)}[settings.peers]
     return [f"{name}: {reason}" for name, reason in peers.missing(device).items() if name in wanted]
 

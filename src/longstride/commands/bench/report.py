@@ -1,4 +1,4 @@
-"""What the benchmarks share: results as JSON, tables and pictures."""
+"""Output of the benchmarks: results as JSON, tables and pictures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict

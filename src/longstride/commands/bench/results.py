@@ -98,7 +98,7 @@ CLOCKS: dict[str, Callable[[Row], Row | CallerTimes | None]] = {
     "caller": lambda row: row.eager,
     "compiled caller": lambda row: row.compiled,
 }
-"""The kinds of time in a row. On a CPU, "kernels" is all there is to a call."""
+"""The times of a row. On a CPU only "kernels" has values: the time of a whole call."""
 
 
 def growth(rows: Sequence[Row]) -> list[Growth]:
@@ -159,7 +159,7 @@ def is_by_length(rows: Sequence[Row]) -> bool:
 
 
 def conclude(result: Result) -> None:
-    """Fills in what follows from the rows."""
+    """Computes growth and crossings from the rows, if they differ only in n."""
     if is_by_length(result.rows):
         result.growth[:] = growth(result.rows)
         result.crossings[:] = crossings(result.rows)

@@ -55,7 +55,7 @@ def _hint(default: str) -> str:
 
 @dataclass(frozen=True)
 class Flags(TypedConfig):
-    """The flags of a preset. These two have no default."""
+    """The settings as flags. `data` and `out` have no default and are required."""
 
     data: Annotated[
         str,
