@@ -393,7 +393,7 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
         ("--scale 65", "sample: scale must be at most 64, got 65"),
         ("--seconds 1", "sample: seconds = 1.0 is for audio, and the model makes text; leave it out"),
         ("--checkpoint step-3", "has no checkpoint 'step-3'; it has none yet"),
-        ("--device nowhere", "sample: device = 'nowhere' cannot be used"),
+        ("--device nowhere", "device = 'nowhere' cannot be used: there is no such device; give auto, cpu, cuda or cuda:1"),
         ("--kind audio --out a.mp3", "sample: out = 'a.mp3' must end in .wav, or be a folder, for audio"),
         ("--kind bytes --count 2 --out a.bin", "sample: count = 2 of bytes do not go into one file; give --out a folder"),
         ("--out Makefile.txt/a.txt", "cannot be written"),

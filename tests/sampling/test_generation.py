@@ -6,7 +6,8 @@ import torch
 
 from longstride.sampling import generate
 from longstride.sampling.decoder import Decoder, TorchStreams
-from longstride.sampling.sampler import SamplingParams, probabilities
+from longstride.sampling.params import SamplingParams
+from longstride.sampling.sampler import probabilities
 from tests.model.small import model, some_bytes
 
 

@@ -21,7 +21,7 @@ class CacheUse:
     """Cache use of all heads with one kind of pattern, over all blocks, for one stream."""
 
     pattern: Pattern
-    """The pattern of one of them; `part` of a summary may differ between heads."""
+    """The pattern of one of these heads. Others may differ in the `part` of a Summary."""
     heads: int
     slots: str
     """Description of the slots of a head."""

@@ -165,9 +165,9 @@ class ModelConfig:
             raise ValueError(f"{owner}: {str(error).removeprefix('config: ')}") from None
 
 
-def _divisors(number: int, near: int) -> list[int]:
-    """Returns up to NAMED divisors of a number, those around `near`."""
-    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    divisors = sorted({*small, *(number // divisor for divisor in small)})
+def _divisors(size: int, near: int) -> list[int]:
+    """Returns up to NAMED divisors of a size, those around `near`."""
+    small = [divisor for divisor in range(1, isqrt(size) + 1) if size % divisor == 0]
+    divisors = sorted({*small, *(size // divisor for divisor in small)})
     first = max(0, min(bisect(divisors, near) - NAMED // 2, len(divisors) - NAMED))
     return divisors[first : first + NAMED]

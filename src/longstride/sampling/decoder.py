@@ -24,7 +24,8 @@ from longstride.attention.slots import NO_SLOT
 from longstride.model import SparseTransformer
 from longstride.model.cache import Cache
 from longstride.model.layers import Linear
-from longstride.sampling.sampler import SamplingParams, pick_bytes, probabilities, uniform
+from longstride.sampling.params import SamplingParams
+from longstride.sampling.sampler import pick_bytes, probabilities, uniform
 
 AHEAD = 64
 """The most positions whose visible slots are listed at a time."""
@@ -71,9 +72,9 @@ class Decoder:
             self._ahead = range(self.position, min(self.position + max(1, min(AHEAD, LISTED // each)), self.length))
             self._lists = [self._visible_slots(entry) for entry in entries]
         here = self.position - self._ahead.start
-        for number, block in enumerate(self.model.blocks):
-            own, listed = self._lists[number % len(self._lists)]
-            h = h + block(h, partial(self._attend, number, own[here], listed[here]))
+        for layer, block in enumerate(self.model.blocks):
+            own, listed = self._lists[layer % len(self._lists)]
+            h = h + block(h, partial(self._attend, layer, own[here], listed[here]))
         self.position += 1
         return self.model.logits(h)[:, 0]
 
@@ -87,9 +88,9 @@ class Decoder:
         filled = [pad(listed, (0, most - listed.shape[1]), value=NO_SLOT) for listed in lists]
         return own.to(self.device), torch.stack(filled, 1).to(self.device)
 
-    def _attend(self, number: int, own: Tensor, listed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.cache.add(number, own, k, v)
-        return decode(q, self.cache.keys[number], self.cache.values[number], listed, self.scale)
+    def _attend(self, layer: int, own: Tensor, listed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.cache.add(layer, own, k, v)
+        return decode(q, self.cache.keys[layer], self.cache.values[layer], listed, self.scale)
 
 
 @torch.inference_mode()
@@ -100,14 +101,14 @@ def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
     for first in range(0, batch, rows):
         streams = slice(first, first + rows)
         h = model.embedding(tokens[streams])
-        for number, block in enumerate(model.blocks):
-            h = h + block(h, partial(_attend_and_cache, block, cache, number, streams))
+        for layer, block in enumerate(model.blocks):
+            h = h + block(h, partial(_attend_and_cache, block, cache, layer, streams))
 
 
-def _attend_and_cache(block: Any, cache: Cache, number: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    cache.fill(number, k, v, rows)
+def _attend_and_cache(block: Any, cache: Cache, layer: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    cache.fill(layer, k, v, rows)
     # Values are rounded as in the cache: samples must not depend on the length of the prefill.
-    attended: Tensor = block.attention.attend(q, k, v.to(cache.values[number].dtype).to(v.dtype))
+    attended: Tensor = block.attention.attend(q, k, v.to(cache.values[layer].dtype).to(v.dtype))
     return attended
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.sampling.decoder import TorchStreams
-from longstride.sampling.sampler import SamplingParams
+from longstride.sampling.params import SamplingParams
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MOST_RESIDENT = 8

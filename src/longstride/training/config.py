@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal, Self
 
 from longstride.common.checks import (
@@ -18,7 +19,7 @@ from longstride.common.checks import (
     check_fields,
     short_repr,
 )
-from longstride.common.files import parse_object
+from longstride.common.files import parse_object, real_path
 from longstride.model.config import ModelConfig
 
 Resume = bool | Literal["auto"]
@@ -114,6 +115,19 @@ class TrainConfig:
         check_fields("train", self, RULES)
         if self.batch % self.accumulate:
             raise ValueError(f"train: accumulate = {self.accumulate} must divide batch = {self.batch}")
+
+    def folder(self) -> Path:
+        """The run's folder; ValueError if `out` is not given."""
+        if not self.out:
+            raise ValueError("train: --out must be given: the folder of the run")
+        return Path(self.out)
+
+    def check_paths(self) -> None:
+        """Raises ValueError if `data` or `out` is not given, or `out` lies in `data`."""
+        if not self.data:
+            raise ValueError("train: --data must be given: a prepared store, or files to make one of")
+        if real_path(self.data) in (real_path(self.folder()), *real_path(self.out).parents):
+            raise ValueError(f"train: --out {self.out} lies in --data {self.data}, and would become data; give another")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"

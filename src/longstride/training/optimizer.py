@@ -69,7 +69,7 @@ def make_optimizers(
 def can_skip_on_device(optimizers: Sequence[Optimizer]) -> bool:
     """Whether these optimizers read from the GPU whether to skip a step, and the learning rate."""
     parameters = (x for optimizer in optimizers for group in optimizer.param_groups for x in group["params"])
-    able = all(isinstance(one, BatchedMuon) or one.defaults.get("fused", False) for one in optimizers)
+    able = all(isinstance(optimizer, BatchedMuon) or optimizer.defaults.get("fused", False) for optimizer in optimizers)
     return able and all(x.is_cuda and not isinstance(x, DTensor) for x in parameters)
 
 

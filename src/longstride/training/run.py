@@ -65,7 +65,7 @@ class Run:
     @classmethod
     def new(cls, config: TrainConfig, preset: str = "") -> "Run":
         """Makes a new run; ValueError if the folder is not empty. Writes nothing before `begin`."""
-        run = cls(_folder(config), uuid4().hex, preset)
+        run = cls(config.folder(), uuid4().hex, preset)
         check_run_folder("train", run.folder)
         if (run.folder / "config.json").exists():
             raise ValueError(
@@ -78,7 +78,7 @@ class Run:
     @classmethod
     def resumed(cls, config: TrainConfig, preset: str = "") -> "Run":
         """Opens the run in the folder; ValueError if it began with other settings, or with another preset."""
-        folder = _folder(config)
+        folder = config.folder()
         check_run_folder("train", folder)
         path = folder / "config.json"
         if not path.is_file():
@@ -97,12 +97,12 @@ class Run:
     @staticmethod
     def exists(config: TrainConfig) -> bool:
         """Whether the folder holds a run."""
-        return (_folder(config) / "config.json").exists()
+        return (config.folder() / "config.json").exists()
 
     @staticmethod
     def is_of_this_launch(config: TrainConfig) -> bool:
         """Whether this launch of torchrun began the run, before a restart."""
-        path = _folder(config) / LAUNCH
+        path = config.folder() / LAUNCH
         return _launch() != "" and path.is_file() and read_text(path) == _launch()
 
     def lock(self) -> None:
@@ -249,12 +249,6 @@ def _with_absolute_paths(config: TrainConfig) -> TrainConfig:
     data = str(Path(config.data).expanduser().absolute())
     initial = str(Path(config.init_from).expanduser().absolute()) if config.init_from else ""
     return replace(config, data=data, init_from=initial)
-
-
-def _folder(config: TrainConfig) -> Path:
-    if not config.out:
-        raise ValueError("train: --out must be given: the folder of the run")
-    return Path(config.out)
 
 
 def _difference(before: Any, now: Any) -> str:

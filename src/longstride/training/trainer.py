@@ -325,7 +325,7 @@ class Trainer:
 
 
 class StepValues:
-    """What a step has computed, on its way to the host."""
+    """The metrics of a step, while they are copied from the device to the host."""
 
     def __init__(self, step: int, rate: float, values: Tensor) -> None:
         self.step, self.rate = step, rate

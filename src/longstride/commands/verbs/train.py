@@ -13,11 +13,12 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from longstride.commands.ending import describe_ending, exit_if_interrupted
-from longstride.commands.exits import is_main_process
-from longstride.commands.parser import HELP, parse
+from longstride.commands.exits import is_main_process, is_only_process
+from longstride.commands.parser import HELP, parse, whole_number_from
 from longstride.common.checks import short_reason, short_repr
-from longstride.common.files import parse_object, read_text
+from longstride.common.files import check_source, parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
+from longstride.model.saved_config import find_settings
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
 from longstride.training.presets import train_preset
 
@@ -54,7 +55,7 @@ def _hint(default: str) -> str:
 
 @dataclass(frozen=True)
 class Flags(TypedConfig):
-    """The flags of a preset. These two have no default."""
+    """The settings as flags. `data` and `out` have no default and are required."""
 
     data: Annotated[
         str,
@@ -129,6 +130,8 @@ def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
     if not path.is_file():
         raise ValueError(f"train: config = {str(path)!r} is no file; give a TOML file or a run's config.json")
     given = _read_toml(path) if path.suffix == ".toml" else parse_object(read_text(path), str(path), finite=False)
+    if start is None and "model" not in given:
+        raise ValueError(f"train: {path} has no model; name a preset first: longstride train text-small --config {path}")
     merged = {} if start is None else asdict(start)
     for name, value in given.items():
         inner = name in ("model", "optimizer") and isinstance(value, dict) and name in merged
@@ -140,11 +143,19 @@ def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
 def _read_toml(path: Path) -> dict[str, Any]:
     text = read_text(path, LARGEST_TOML)
     try:
-        given = tomllib.loads(text)
+        given = tomllib.loads(text, parse_float=_read_number)
         json.dumps(given, default=str)  # Not of a whole number with thousands of digits, or of deep lists.
         return given
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML of settings: {short_reason(error)}") from None
+
+
+def _read_number(text: str) -> int | float:
+    """Parses a number with a point or an exponent. 1e3 is a whole number, as on the command line."""
+    try:
+        return whole_number_from(text)
+    except ValueError:
+        return float(text)
 
 
 def _presets() -> str:
@@ -155,6 +166,12 @@ def _train(
     preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str], has_file: bool
 ) -> None:  # fmt: skip
     """Trains, and prints how it ended. `has_file`: the model may be that of a file, not the preset's."""
+    config.check_paths()
+    if resume is not True and is_only_process():
+        check_source(config.data)
+        if config.init_from:
+            find_settings("train: init_from", Path(config.init_from).expanduser())
+
     from longstride.training import train as run
 
     summary = run(config, resume, until, fit=fit, preset="" if has_file else preset)
