@@ -12,6 +12,7 @@ from longstride.common.files import parse_object
 from longstride.common.limits import check_limit
 from longstride.model.placement import Heads, place
 from longstride.model.positions import Positions, positions
+from longstride.patterns import Dilated
 
 ROUNDING = 1e-6
 BYTES = 256
@@ -151,6 +152,13 @@ class ModelConfig:
     def is_rotary(self) -> bool:
         """Whether queries and keys are rotated by their position."""
         return not self.positions.sizes
+
+    @property
+    def period(self) -> int:
+        """The longest period of the patterns; about sqrt(context) if they have none."""
+        leaves = [leaf for heads in self.cycle for pattern in heads for leaf in pattern.leaves]
+        longest = max(leaf.step if isinstance(leaf, Dilated) else getattr(leaf, "l", 1) for leaf in leaves)
+        return longest if longest > 1 else isqrt(self.context)
 
     @property
     def beyond_the_paper(self) -> list[str]:

@@ -1,7 +1,6 @@
 """The input of an attention picture: a model and one sequence of its data."""
 
 from dataclasses import dataclass
-from math import isqrt
 from pathlib import Path
 
 import torch
@@ -11,7 +10,6 @@ from longstride.data.kind import DataKind
 from longstride.data.loader import Sequences
 from longstride.data.plan import Bytes
 from longstride.model import SparseTransformer
-from longstride.patterns import Dilated
 from longstride.training.source import open_source, open_source_data
 
 OWNER = "plot attention"
@@ -37,10 +35,8 @@ class Example:
     def columns(self) -> int:
         """Row length of the matrix that shows the positions: the stride, with which patterns are periodic."""
         sizes = self.model.config.positions.sizes or self.item
-        if not sizes:  # Rotary positions have no matrix: take the longest period of the patterns.
-            leaves = [leaf for heads in self.model.config.cycle for pattern in heads for leaf in pattern.leaves]
-            longest = max(leaf.step if isinstance(leaf, Dilated) else getattr(leaf, "l", 1) for leaf in leaves)
-            return longest if longest > 1 else isqrt(self.model.config.context)
+        if not sizes:  # Rotary positions have no matrix.
+            return self.model.config.period
         return sizes[1] if len(sizes) == 2 else sizes[1] * sizes[2]
 
     @property
