@@ -331,3 +331,11 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ValueError, match=r"plot attention needs .* pip install 'longstride\[plot\]'"):
         plot_attention(folder, data=data, out=tmp_path / "look.png")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "columns"), [("heads(local(8), summary(12, 2))", 12), ("local(30)", 9), ("dense()", 9)], ids=str
+)
+def test_rotary_positions_are_shown_in_rows_of_the_longest_period(pattern, columns, tmp_path):
+    example = open_example(*saved(tmp_path, "text", embedding="rotary", pattern=pattern), "valid", 0, CPU)
+    assert (example.columns, example.rows) == (columns, -(-96 // columns))

@@ -49,6 +49,8 @@ class Decoder:
         self.cache = make_cache(model, batch, self.length)
         self.scale = 1 / sqrt(model.config.qk_width // model.config.heads)
         self.position = 0
+        self._earlier: Tensor | None = None
+        """The bytes before the next step's input that the embedding reads, too: [batch, m], m <= last_bytes - 1."""
         self._ahead = range(0)
         self._lists: list[tuple[Tensor, Tensor]] = []
 
@@ -58,6 +60,18 @@ class Decoder:
         if tokens.shape[1]:
             prefill(self.model, self.cache, tokens)
         self.position = tokens.shape[1]
+        self._remember(tokens[:, :-1])
+
+    def _remember(self, tokens: Tensor) -> None:
+        """Keeps the last of these bytes for the next step's embedding."""
+        count = self.model.config.last_bytes - 1
+        self._earlier = tokens[:, -count:] if count else None
+
+    def _embed(self, tokens: Tensor | None, position: Tensor) -> Tensor:
+        if tokens is not None:
+            tokens = tokens[:, None] if self._earlier is None else torch.cat([self._earlier, tokens[:, None]], 1)
+            self._remember(tokens)
+        return self.model.embedding.after(tokens, self.batch, position)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor | None) -> Tensor:
@@ -65,7 +79,7 @@ class Decoder:
         assert self.position < self.length
         assert (tokens is None) == (self.position == 0)
         position = torch.tensor([self.position], device=self.device)
-        h = self.model.embedding.after(tokens, self.batch, position)
+        h, rotation = self._embed(tokens, position), self.model.embedding.rotation(position)
         if self.position not in self._ahead:
             entries = range(min(len(self.model.config.cycle), len(self.model.blocks)))
             each = sum(8 * head.most for entry in entries for head in self.cache.heads[entry])
@@ -74,7 +88,7 @@ class Decoder:
         here = self.position - self._ahead.start
         for layer, block in enumerate(self.model.blocks):
             own, listed = self._lists[layer % len(self._lists)]
-            h = h + block(h, partial(self._attend, layer, own[here], listed[here]))
+            h = h + block(h, partial(self._attend, layer, own[here], listed[here]), rotation=rotation)
         self.position += 1
         return self.model.logits(h)[:, 0]
 
@@ -100,9 +114,9 @@ def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
     rows = max(1, PREFILL_POSITIONS // n)
     for first in range(0, batch, rows):
         streams = slice(first, first + rows)
-        h = model.embedding(tokens[streams])
+        h, rotation = model.embedding(tokens[streams]), model.embedding.rotation(torch.arange(n, device=tokens.device))
         for layer, block in enumerate(model.blocks):
-            h = h + block(h, partial(_attend_and_cache, block, cache, layer, streams))
+            h = h + block(h, partial(_attend_and_cache, block, cache, layer, streams), rotation=rotation)
 
 
 def _attend_and_cache(block: Any, cache: Cache, layer: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -167,7 +181,7 @@ def in_float32(model: SparseTransformer) -> SparseTransformer:
         dtype = getattr(torch, model.config.precision)
         for name, module in model.blocks.named_modules():
             if isinstance(module, Linear):
-                for part in ("weight", "bias"):
+                for part, _ in module.named_parameters(recurse=False):
                     weights[f"blocks.{name}.{part}"] = weights[f"blocks.{name}.{part}"].to(dtype)
     with torch.device("meta"):
         twin = SparseTransformer(config)

@@ -34,6 +34,11 @@ OPTIMIZER_RULES: dict[str, Rule] = {
     "beta2": Real(0, 1, below=True),
     "decay": Real(0, 1000),
     "clip": Real(0, 1e30, above=True, infinite=True),
+    "schedule": Choice("cosine", "linear"),
+    "flat": Real(0, 1, below=True),
+    "embedding_factor": Real(0, 1000),
+    "decayed": Choice("all", "blocks"),
+    "epsilon": Real(0, 1, above=True),
 }
 
 
@@ -43,7 +48,10 @@ FITTED = ("context", "embedding", "pattern")
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Section 6: Adam with decoupled weight decay, linear warm-up, clipped gradients, cosine decay."""
+    """Section 6: Adam with decoupled weight decay, linear warm-up, clipped gradients, cosine decay.
+
+    `training.presets.OPTIMIZERS` has the settings of each recipe.
+    """
 
     name: Literal["adamw", "muon", "adafactor"] = "adamw"
     """Muon takes the matrices of the blocks, and AdamW the rest."""
@@ -61,6 +69,16 @@ class OptimizerConfig:
     """Decoupled weight decay, for weights with two or more dimensions."""
     clip: float = 1.0
     """The largest global gradient norm; larger gradients are scaled down to it."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """How the learning rate falls from the peak to the final one."""
+    flat: float = 0.0
+    """Fraction of the run before the learning rate falls, the warm-up included."""
+    embedding_factor: float = 1.0
+    """Learning rate of the embeddings, as a multiple of the others'."""
+    decayed: Literal["all", "blocks"] = "all"
+    """Which weights with two or more dimensions decay: all, or those of the blocks only."""
+    epsilon: float = 1e-8
+    """Adam's addition to the root of the running average of squared gradients."""
 
     def __post_init__(self) -> None:
         check_fields("optimizer", self, OPTIMIZER_RULES)

@@ -18,9 +18,10 @@ from longstride.commands.parser import HELP, parse, whole_number_from
 from longstride.common.checks import short_reason, short_repr
 from longstride.common.files import check_source, parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
+from longstride.model.recipes import RecipeName
 from longstride.model.saved_config import find_settings
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
-from longstride.training.presets import train_preset
+from longstride.training.presets import train_preset, with_recipe
 
 ORDER = 60
 TAKES_WORDS = True
@@ -83,10 +84,12 @@ def main(words: Sequence[str]) -> None:
     if file is not None:
         start = read_config(Path(file), start)
     assert start is not None
+    if (recipe := _value("--recipe", words)) is not None:
+        start = with_recipe(start, recipe)
     default = Flags.of(start)
     fit = fields_to_fit(words) if resumed is None and file is None else []
 
-    def run(config: Flags, resume: Resume, until: int | None, settings: Path | None) -> None:
+    def run(config: Flags, resume: Resume, until: int | None) -> None:
         _train(words[0], config.checked(), resume, until, fit, file is not None)
 
     verb = make_verb(default, run)
@@ -97,7 +100,7 @@ def main(words: Sequence[str]) -> None:
     parse(verb, prog, typed, "train")()
 
 
-def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | None], None]) -> Callable[..., None]:
+def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None], None]) -> Callable[..., None]:
     """The function whose parameters are the flags after `longstride train PRESET`, with the preset's values as defaults."""
 
     def verb(
@@ -105,6 +108,7 @@ def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | N
         resume: Annotated[Resume, RESUME] = False,
         until: int | None = None,
         settings: Annotated[Path | None, tyro.conf.arg(name="config")] = None,
+        recipe: RecipeName | None = None,
     ) -> None:
         """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000
 
@@ -119,8 +123,10 @@ def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | N
             until: Pause after this step, as Ctrl-C does.
             settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
                 file with a whole model needs no preset. The file's out is not read.
+            recipe: Fields of the network and an optimizer, together: "paper" as in the paper, or "modern", which learns
+                faster. They replace those of the preset and of --config; flags for single fields replace them.
         """
-        run(config, resume, until, settings)
+        run(config, resume, until)
 
     return verb
 
