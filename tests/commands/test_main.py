@@ -599,6 +599,7 @@ QUIET = """if True:
         ("doctor nowhere", 2),
         ("train text-small --data nowhere --out run", 2),
         ("train text-small --data . --out run --init-from nowhere", 2),
+        ("train text-small --data . --out .", 2),
         ("bench attention --lengths 0", 2),
         ("bench attention --patterns nothing", 2),
         ("bench sampling --preset nothing", 2),

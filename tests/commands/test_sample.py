@@ -226,9 +226,10 @@ def test_several_texts_in_a_file_and_in_a_folder(capfdbinary, tmp_path):
     assert err.splitlines()[-1].startswith("220 of 220 bytes  ")
     parts = [f"==== sample {number} ====\n{one}\n" for number, one in enumerate(made)]
     assert (folder / "sample.txt").read_bytes().decode() == "\n".join(parts)
-    run(capfdbinary, *words, "--out", tmp_path / "texts")
-    assert [path.name for path in sorted((tmp_path / "texts").iterdir())][::10] == ["sample-00.txt", "sample-10.txt"]
-    assert [path.read_bytes().decode() for path in sorted((tmp_path / "texts").iterdir())] == made
+    texts = tmp_path / "new" / "texts"
+    run(capfdbinary, *words, "--out", texts)
+    assert [path.name for path in sorted(texts.iterdir())][::10] == ["sample-00.txt", "sample-10.txt"]
+    assert [path.read_bytes().decode() for path in sorted(texts.iterdir())] == made
 
 
 def test_a_prompt_from_a_file(capfdbinary, tmp_path):

@@ -31,7 +31,7 @@ from longstride.data.store import Store
 from longstride.model.pretrained import save_weights
 from longstride.training.config import Resume as Resume
 from longstride.training.config import TrainConfig
-from longstride.training.lock import NAME as LOCK
+from longstride.training.folder import LAUNCH, RUN, check_free
 from longstride.training.lock import Lock
 from longstride.training.metrics import Metrics
 from longstride.training.metrics import read_metrics as read_metrics
@@ -42,10 +42,8 @@ CHANGEABLE = {
 }  # fmt: skip
 """Fields that may change when a run is resumed: they do not change what a step computes, except rounding and dropout masks.
 The data may be at another path but must have the same bytes."""
-
-
-RUN, WEIGHTS = "run.json", "model.safetensors"
-LAUNCH, LAUNCH_ID = "launch.txt", "TORCHELASTIC_RUN_ID"
+WEIGHTS = "model.safetensors"
+LAUNCH_ID = "TORCHELASTIC_RUN_ID"
 """Identifies the launch of torchrun, so that processes that it restarts resume the run by themselves."""
 UNNAMED = ("", "none")
 """Values of the variable for launches without an id."""
@@ -66,13 +64,7 @@ class Run:
     def new(cls, config: TrainConfig, preset: str = "") -> "Run":
         """Makes a new run; ValueError if the folder is not empty. Writes nothing before `begin`."""
         run = cls(config.folder(), uuid4().hex, preset)
-        check_run_folder("train", run.folder)
-        if (run.folder / "config.json").exists():
-            raise ValueError(
-                f"train: {run.folder} already holds a run; add --resume to go on with it, or give another --out"
-            )
-        if run.folder.exists() and (not run.folder.is_dir() or any(not _is_leftover(path) for path in run.folder.iterdir())):
-            raise ValueError(f"train: {run.folder} is not an empty folder; give another --out")
+        check_free(run.folder)
         return run
 
     @classmethod
@@ -237,11 +229,6 @@ def _launch() -> str:
     if name is None:
         return ""
     return name if name not in UNNAMED else f"process {os.getppid()} on {socket.gethostname()}"
-
-
-def _is_leftover(path: Path) -> bool:
-    """Whether a file may remain of a run that was killed at its start."""
-    return path.name in (LOCK, LAUNCH, RUN, "data.json") or is_temporary(path.name)
 
 
 def _with_absolute_paths(config: TrainConfig) -> TrainConfig:

@@ -21,6 +21,7 @@ from longstride.model.presets import DENSE, PRESETS
 from longstride.model.recipes import RecipeName
 from longstride.model.saved_config import find_settings
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
+from longstride.training.folder import check_free
 from longstride.training.presets import train_preset, with_recipe
 
 ORDER = 60
@@ -175,6 +176,8 @@ def _train(
     config.check_paths()
     if resume is not True and is_only_process():
         check_source(config.data)
+        if not resume:
+            check_free(config.folder())
         if config.init_from:
             find_settings("train: init_from", Path(config.init_from).expanduser())
 
