@@ -1,4 +1,4 @@
-"""backward_delta, backward_dq, backward_dkv: the gradients, from weights that are computed again.
+"""backward_delta, backward_row_stats, backward_dq, backward_dkv: the gradients, from weights that are computed again.
 
 With the score s = scale * q k^T and the weight w = exp(s) / sum(exp(s)) of a pair, and the output's gradient do:
 
@@ -51,6 +51,21 @@ def backward_delta(d_output, output, delta, sizes, ROW: tl.constexpr, ROWS: tl.c
     """delta = sum over values of do * output, for every query."""
     total, number, row, valid = delta_of_rows(d_output, output, sizes, ROW, ROWS)
     tl.store(delta + number * sizes.n + row, total, mask=valid)
+
+
+@triton.jit
+def backward_row_stats(
+    d_output, output, lse, row_stats, sizes, padded, step, along, ROW: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """lse and delta of every query, as one row each, for the kernels of Hopper. A query without keys gets the lse inf.
+
+    Lane by lane: the stats of a residue class modulo the step lie side by side, `along` of them.
+    """
+    delta, head, row, valid = delta_of_rows(d_output, output, sizes, ROW, ROWS)
+    total = tl.load(lse + head * sizes.n + row, mask=valid, other=0.0)
+    row_stats += head * 2 * padded + row % step * along + row // step
+    tl.store(row_stats, without_keys(total), mask=valid)
+    tl.store(row_stats + padded, delta, mask=valid)
 
 
 class Queries(NamedTuple):

@@ -93,8 +93,8 @@ def resources(source, options):
 def as_on_hopper():
     backends.BACKENDS = tuple((name, lambda device: True) for name, _ in backends.BACKENDS)
     general.forward = general.backward = lambda *_: []
-    ops._check = lambda q, v: None  # It would refuse bfloat16, as no GPU is there.
-    for module in (lane_descriptors, lane_forward, lane_backward, launch):
+    ops._check = lambda q, v: None  # On a CPU it refuses bfloat16.
+    for module in (lane_descriptors, launch):
         module.processors = lambda device: PROCESSORS
     for module in (lane_forward, lane_backward, walk_forward, walk_backward):
         name = module.__name__.rsplit(".", 1)[1]

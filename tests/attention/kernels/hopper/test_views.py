@@ -7,7 +7,11 @@ pytest.importorskip("triton.experimental.gluon")
 
 from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper import launch
+from longstride.attention.kernels.hopper.lane_backward import lane_backward
 from longstride.attention.kernels.hopper.lane_descriptors import lane_descriptor
+from longstride.attention.kernels.hopper.lane_forward import lane_forward
+from longstride.attention.kernels.hopper.walk_backward import walk_backward
+from longstride.attention.kernels.hopper.walk_forward import walk_forward
 from longstride.attention.kernels.jobs import passes
 from longstride.attention.kernels.launch import Workspace
 from longstride.patterns import notation
@@ -101,3 +105,15 @@ def test_row_stats_lane_by_lane():
         expected = lse[:, :, lane::step]
         assert torch.equal(lanes[:, :, lane, : expected.shape[2]], expected)
         assert (lanes[:, :, lane, expected.shape[2] :] == 0).all()
+
+
+KERNELS = [
+    launch.window_forward, launch.past_forward, launch.hopper_dq, launch.hopper_dkv, walk_forward, walk_backward,
+    lane_forward, lane_backward,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.fn.__name__)
+def test_a_kernel_takes_few_parameters(kernel):
+    """What belongs together is one argument. Eight of lane_backward's are tensor descriptors, which cannot be grouped."""
+    assert len(kernel.arg_names) <= 16

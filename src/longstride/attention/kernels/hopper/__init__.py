@@ -1,1 +1,1 @@
-"""Gluon kernels for Hopper GPUs, which the tensor copy engine feeds."""
+"""Gluon kernels for Hopper GPUs, which copy tiles with TMA."""

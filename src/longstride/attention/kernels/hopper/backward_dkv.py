@@ -14,16 +14,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from longstride.attention.kernels.hopper import tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
-from longstride.attention.kernels.hopper.tiles import (
-    TILE,
-    lane_coordinates,
-    lane_length,
-    mma_layout,
-    operand_layout,
-    row_layout,
-    store_gradient,
-)
+from longstride.attention.kernels.hopper.tiles import TILE
 
 HALF = gl.constexpr(64)
 """Keys of a warpgroup."""
@@ -36,12 +29,10 @@ STAGES = gl.constexpr(3)
 class Seen(NamedTuple):
     """The queries that see the keys of a warpgroup, as rows of the lane."""
 
-    first: Any
+    first: Any  # for each key
     last: Any
-    """For each key."""
-    all_from: Any
+    all_from: Any  # Rows between these see all the keys.
     all_until: Any
-    """Rows between these see all the keys."""
 
 
 @gluon.jit
@@ -62,7 +53,7 @@ def place_keys(item, job, work, KEYS: gl.constexpr):
     else:
         first_key = tile // job.lanes * TILE
         lane = tile % job.lanes
-        length = lane_length(lane, job, work.n)
+        length = tiles.lane_length(lane, job, work.n)
         first = (first_key + job.near) // ALIGNED * ALIGNED
         # A tile past the end of a short lane still takes one turn, in which nothing is seen.
         end = gl.maximum(first + 1, gl.minimum(length, first_key + TILE + job.far))
@@ -82,9 +73,9 @@ def copy_tiles(
             place = [batch, head, first_key // KEYS.cells, first_cell + first_key % KEYS.cells, 0]
             fill_both(keys, values, turn, k, v, place)
         else:
-            fill_both(keys, values, turn, k, v, lane_coordinates(batch, head, lane, first_key, work))
+            fill_both(keys, values, turn, k, v, tiles.lane_coordinates(batch, head, lane, first_key, work))
         for start in range(first, end, QUERIES):
-            place = lane_coordinates(batch, head, lane, start, work)
+            place = tiles.lane_coordinates(batch, head, lane, start, work)
             queries.begin(count, queries.bytes + d_outputs.bytes + stats.bytes)
             queries.copy(count, q, place)
             stats.copy(count, row_stats, [batch * work.heads + head, 0, lane * work.stats_shift + start])
@@ -115,8 +106,8 @@ def as_operands(weights, d_weights, stats, dtype: gl.constexpr, dv_layout: gl.co
     """Weights and the gradients of the scores, as operands of the products that sum them."""
     layout: gl.constexpr = weights.type.layout
     d_scores = weights * (d_weights - stats_row(stats, 1, layout))
-    weights = gl.convert_layout(weights.to(dtype), operand_layout(dv_layout))
-    return weights, gl.convert_layout(d_scores.to(dtype), operand_layout(dk_layout))
+    weights = gl.convert_layout(weights.to(dtype), tiles.operand_layout(dv_layout))
+    return weights, gl.convert_layout(d_scores.to(dtype), tiles.operand_layout(dk_layout))
 
 
 @gluon.jit
@@ -147,14 +138,14 @@ def store_keys(
     D: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """Writes a gradient of the HALF keys from `first_key` on."""
-    key = first_key + gl.arange(0, HALF, gl.SliceLayout(1, row_layout(total.shape[1])))
+    key = first_key + gl.arange(0, HALF, gl.SliceLayout(1, tiles.row_layout(total.shape[1])))
     if KEYS.cells > 0:
         valid = key < (job.lanes - 1) * KEYS.cells
         position = key // KEYS.cells * job.block + first_cell + key % KEYS.cells
     else:
         valid = key < length
         position = lane * job.lane_shift + key * job.step
-    store_gradient(total, matrix, batch, head, position, valid, D, ACCUMULATE)
+    tiles.store_gradient(total, matrix, batch, head, position, valid, D, ACCUMULATE)
 
 
 @gluon.jit
@@ -164,12 +155,12 @@ def compute_tiles(
 ):  # fmt: skip
     """A warpgroup, for one half of a tile's keys."""
     dtype: gl.constexpr = queries.tiles.dtype
-    pair_layout: gl.constexpr = mma_layout(QUERIES)
+    pair_layout: gl.constexpr = tiles.mma_layout(QUERIES)
     WIDTH_QK: gl.constexpr = queries.tiles.shape[2]
     WIDTH_V: gl.constexpr = d_outputs.tiles.shape[2]
-    dk_layout: gl.constexpr = mma_layout(WIDTH_QK)
-    dv_layout: gl.constexpr = mma_layout(WIDTH_V)
-    key_layout: gl.constexpr = operand_layout(pair_layout)
+    dk_layout: gl.constexpr = tiles.mma_layout(WIDTH_QK)
+    dv_layout: gl.constexpr = tiles.mma_layout(WIDTH_V)
+    key_layout: gl.constexpr = tiles.operand_layout(pair_layout)
     zeros = gl.zeros([HALF, QUERIES], gl.float32, pair_layout)
     count = 0
     for turn in range(rounds(work.items)):
@@ -230,14 +221,10 @@ def hopper_dkv(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (compute_tiles, (
-                gl.constexpr(0), keys, values, queries, d_outputs, stats, dk, dv, job, work, scale, softmax_scale,
-                D_QK, D_V, KEYS, ACCUMULATE,
-            )),
-            (compute_tiles, (
-                gl.constexpr(1), keys, values, queries, d_outputs, stats, dk, dv, job, work, scale, softmax_scale,
-                D_QK, D_V, KEYS, ACCUMULATE,
-            )),
+            (compute_tiles, (gl.constexpr(0), keys, values, queries, d_outputs, stats, dk, dv, job, work, scale,
+                             softmax_scale, D_QK, D_V, KEYS, ACCUMULATE)),
+            (compute_tiles, (gl.constexpr(1), keys, values, queries, d_outputs, stats, dk, dv, job, work, scale,
+                             softmax_scale, D_QK, D_V, KEYS, ACCUMULATE)),
             (copy_tiles, (q, k, v, d_output, row_stats, keys, values, queries, d_outputs, stats, job, work, KEYS)),
         ],
         [4, 1],  # warps of the second warpgroup and of the producer

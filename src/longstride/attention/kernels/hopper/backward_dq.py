@@ -13,21 +13,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from longstride.attention.kernels.hopper import tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
-from longstride.attention.kernels.hopper.tiles import (
-    ROWS,
-    TILE,
-    first_key,
-    key_tiles,
-    lane_coordinates,
-    lane_length,
-    locate,
-    mask_scores,
-    mma_layout,
-    operand_layout,
-    row_layout,
-    store_gradient,
-)
+from longstride.attention.kernels.hopper.tiles import ROWS, TILE
 
 HALF = gl.constexpr(64)
 """Keys that are computed together: half a tile, so that the products of the next half have registers, too."""
@@ -42,8 +30,7 @@ class Queries(NamedTuple):
     lse: Any
     delta: Any
     first_row: Any
-    before: Any
-    """Summary cells before the lane."""
+    before: Any  # summary cells before the lane
     first_cell: Any
 
 
@@ -55,9 +42,9 @@ def copy_tiles(
     """The producer warp."""
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, lane, first_row = locate(item_of_round(turn), job, work)
-        cell_tiles, first_tile, window = key_tiles(lane, first_row, job, KEYS)
-        fill_both(queries, d_outputs, turn, q, d_output, lane_coordinates(batch, head, lane, first_row, work))
+        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work)
+        cell_tiles, first_tile, window = tiles.key_tiles(lane, first_row, job, KEYS)
+        fill_both(queries, d_outputs, turn, q, d_output, tiles.lane_coordinates(batch, head, lane, first_row, work))
         if KEYS.cells > 0:
             first_cell = gl.load(work.first_cells + head)
             for tile in range(cell_tiles):
@@ -65,7 +52,7 @@ def copy_tiles(
                 fill_both(keys, values, count, k_cells, v_cells, place)
                 count += 1
         for tile in range(window):
-            place = lane_coordinates(batch, head, lane, (first_tile + tile) * TILE, work)
+            place = tiles.lane_coordinates(batch, head, lane, (first_tile + tile) * TILE, work)
             fill_both(keys, values, count, k, v, place)
             count += 1
 
@@ -89,7 +76,7 @@ def score_gradients(
 ):  # fmt: skip
     """The gradients of the scores, as an operand."""
     if MASKED:
-        scores = mask_scores(
+        scores = tiles.mask_scores(
             scores, start, is_cell, queries.before, queries.first_cell, queries.first_row, job, KEYS, False
         )  # fmt: skip
     weights = gl.exp2(scores * scale - queries.lse[:, None])
@@ -105,7 +92,7 @@ def add_pairs(
     sum_layout: gl.constexpr = dq_sum.type.layout
     next_scores, next_d_weights = begin_pairs(queries, next_key, next_value, next_offset)
     d_scores = score_gradients(
-        scores, d_weights, queries, start + offset, is_cell, job, scale, operand_layout(sum_layout), KEYS, MASKED
+        scores, d_weights, queries, start + offset, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, MASKED
     )  # fmt: skip
     dq_sum = warpgroup_mma(d_scores, key.slice(offset, HALF), dq_sum, is_async=True)
     next_scores, next_d_weights = warpgroup_mma_wait(1, deps=(next_scores, next_d_weights))
@@ -120,18 +107,18 @@ def compute_tiles(
 ):  # fmt: skip
     """A warpgroup, for one half of a tile's queries."""
     WIDTH_QK: gl.constexpr = keys.tiles.shape[2]
-    pair_layout: gl.constexpr = mma_layout(HALF)
-    query_layout: gl.constexpr = operand_layout(pair_layout)
-    sum_layout: gl.constexpr = mma_layout(WIDTH_QK)
+    pair_layout: gl.constexpr = tiles.mma_layout(HALF)
+    query_layout: gl.constexpr = tiles.operand_layout(pair_layout)
+    sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_QK)
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, lane, first_row = locate(item_of_round(turn), job, work)
-        cell_tiles, first_tile, window = key_tiles(lane, first_row, job, KEYS)
+        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work)
+        cell_tiles, first_tile, window = tiles.key_tiles(lane, first_row, job, KEYS)
         first_row += half * ROWS
         first_cell = 0
         if not KEYS.own:
             first_cell = gl.load(work.first_cells + head)
-        length = lane_length(lane, job, work.n)
+        length = tiles.lane_length(lane, job, work.n)
         row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, pair_layout))
         stats = row_stats.data + (batch * work.heads + head).to(gl.int64) * 2 * row_stats.row + lane * work.stats_shift
         lse = gl.load(stats + row, mask=row < length, other=0.0)
@@ -144,10 +131,10 @@ def compute_tiles(
         own = Queries(query, d_output, lse, delta, first_row, lane * job.cells, first_cell)
         pairs = begin_pairs(own, keys.wait_full(count), values.tile(count), 0)
         scores, d_weights = warpgroup_mma_wait(0, deps=pairs)
-        tiles = cell_tiles + window
+        total = cell_tiles + window
         # Of cells alone, none but the last tile has any that are masked.
-        for tile in range(tiles - 1):
-            start = first_key(tile, cell_tiles, first_tile)
+        for tile in range(total - 1):
+            start = tiles.first_key(tile, cell_tiles, first_tile)
             key = keys.tile(count)
             scores, d_weights, dq_sum = add_pairs(
                 scores, d_weights, dq_sum, own, key, values.tile(count), HALF, key, 0,
@@ -159,25 +146,25 @@ def compute_tiles(
             )  # fmt: skip
             keys.release(count)
             count += 1
-        start = first_key(tiles - 1, cell_tiles, first_tile)
-        is_cell = tiles <= cell_tiles
+        start = tiles.first_key(total - 1, cell_tiles, first_tile)
+        is_cell = total <= cell_tiles
         key = keys.tile(count)
         scores, d_weights, dq_sum = add_pairs(
             scores, d_weights, dq_sum, own, key, values.tile(count), HALF, key, 0,
             start, is_cell, job, scale, KEYS, True,
         )  # fmt: skip
         d_scores = score_gradients(
-            scores, d_weights, own, start + HALF, is_cell, job, scale, operand_layout(sum_layout), KEYS, True
+            scores, d_weights, own, start + HALF, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, True
         )  # fmt: skip
         dq_sum = warpgroup_mma(d_scores, key.slice(HALF, HALF), dq_sum, is_async=True)
         dq_sum = warpgroup_mma_wait(0, deps=(dq_sum,))
         keys.release(count)
         count += 1
 
-        dq_sum = gl.convert_layout(dq_sum, row_layout(WIDTH_QK)) * softmax_scale
-        row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, row_layout(WIDTH_QK)))
+        dq_sum = gl.convert_layout(dq_sum, tiles.row_layout(WIDTH_QK)) * softmax_scale
+        row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, tiles.row_layout(WIDTH_QK)))
         position = lane * job.lane_shift + row * job.step
-        store_gradient(dq_sum, dq, batch, head, position, row < length, D_QK, ACCUMULATE)
+        tiles.store_gradient(dq_sum, dq, batch, head, position, row < length, D_QK, ACCUMULATE)
 
 
 @gluon.jit
@@ -194,17 +181,11 @@ def hopper_dq(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (compute_tiles, (
-                gl.constexpr(0), queries, d_outputs, keys, values, row_stats, dq, job, work, scale, softmax_scale,
-                D_QK, KEYS, ACCUMULATE,
-            )),
-            (compute_tiles, (
-                gl.constexpr(1), queries, d_outputs, keys, values, row_stats, dq, job, work, scale, softmax_scale,
-                D_QK, KEYS, ACCUMULATE,
-            )),
-            (copy_tiles, (
-                q, d_output, k, v, k_cells, v_cells, queries, d_outputs, keys, values, job, work, KEYS,
-            )),
+            (compute_tiles, (gl.constexpr(0), queries, d_outputs, keys, values, row_stats, dq, job, work, scale,
+                             softmax_scale, D_QK, KEYS, ACCUMULATE)),
+            (compute_tiles, (gl.constexpr(1), queries, d_outputs, keys, values, row_stats, dq, job, work, scale,
+                             softmax_scale, D_QK, KEYS, ACCUMULATE)),
+            (copy_tiles, (q, d_output, k, v, k_cells, v_cells, queries, d_outputs, keys, values, job, work, KEYS)),
         ],
         [4, 1],  # warps of the second warpgroup and of the producer
         [240, 24],  # and their registers

@@ -12,27 +12,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from longstride.attention.kernels.arguments import compiled
 from longstride.attention.kernels.call import Backward
-from longstride.attention.kernels.hopper.lane_descriptors import (
-    TILE,
-    LaneTiles,
-    LaneWork,
-    copy_all_in,
-    copy_in,
-    copy_out,
-    heads_side_by_side,
-    lane_descriptor,
-    lane_rows,
-    locate,
-    tiles_at,
-)
+from longstride.attention.kernels.hopper.lane_descriptors import copy_all, copy_in, copy_out, lane_launch, locate, tiles_at
 from longstride.attention.kernels.hopper.lane_settings import lane_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs, without_keys
 from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
 from longstride.attention.kernels.hopper.tiles import RowStats, mma_layout, row_layout
 from longstride.attention.kernels.launch import Launch
-from longstride.attention.kernels.settings import processors
 from longstride.patterns.geometry import Lanes
 
 LARGEST = 64 * 128
@@ -45,7 +31,7 @@ def fetch(descriptors, tiles, item, work, full, HEADS_FIRST: gl.constexpr):
     present = item < work.items
     batch, head, lane = locate(item, work, HEADS_FIRST)
     mbarrier.expect(full, len(tiles) * tiles[0].shape[0] * tiles[0].shape[1] * 2, pred=present)
-    copy_all_in(descriptors, batch, head, lane, 0, full, tiles, present)
+    copy_all(descriptors, batch, head, lane, 0, full, tiles, present)
 
 
 @gluon.jit
@@ -97,7 +83,7 @@ def lane_backward(
 ):  # fmt: skip
     """q to dv: tensor descriptors. ACCUMULATE: adds to the gradients of an earlier pass.
 
-    STORE_STATS: writes `row_stats` for later kernels, as row_stats.py does.
+    STORE_STATS: writes `row_stats` for later kernels, as backward_row_stats does.
     """
     dtype: gl.constexpr = q.dtype
     ROWS: gl.constexpr = q.block_type.shape[3]
@@ -198,27 +184,11 @@ def launch_lane_backward(
     call: Backward, lanes: Lanes, near: int, accumulate: bool, row_stats: Tensor | None = None
 ) -> Launch:  # fmt: skip
     """For the positions of these lanes. row_stats [batch * heads, 2, at least n]: filled for other kernels."""
-    q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
-    batch, heads, n, d = q.shape
-    rows = lane_rows(lanes, LARGEST // d)
+    *matrices, lse, dq, dk, dv = call.tensors
+    assert lanes.length * call.q.shape[3] <= LARGEST
     assert lse.is_contiguous()
-    setting = lane_backward_settings(d, rows, accumulate)
-    work = LaneWork(*lanes, batch * heads * lanes.lanes, heads, n)
-    arguments = (
-        *(lane_descriptor(x, lanes, rows) for x in (q, k, v, d_output, output)),
-        *(lane_descriptor(x, lanes, TILE) for x in (dq, dk, dv)), lse,
-        RowStats(lse, 0) if row_stats is None else RowStats(row_stats, row_stats.shape[2]), work, *call.scales,
+    stats = RowStats(lse, 0) if row_stats is None else RowStats(row_stats, row_stats.shape[2])
+    return lane_launch(
+        lane_backward, lane_backward_settings, matrices, [dq, dk, dv], lanes, near, [lse, stats], call.scales, accumulate,
+        STORE_STATS=row_stats is not None,
     )  # fmt: skip
-    tiles = compiled(
-        LaneTiles,
-        near=near,
-        stages=setting.stages,
-        staged=setting.staged,
-        part=setting.part,
-        heads_first=heads_side_by_side(q),
-    )
-    constants = {
-        "TILES": tiles, "ACCUMULATE": accumulate, "STORE_STATS": row_stats is not None, "num_warps": 4,
-        "maxnreg": setting.registers,
-    }  # fmt: skip
-    return Launch(lane_backward, min(work.items, processors(q.device) * setting.per_processor), arguments, constants)

@@ -8,7 +8,7 @@ not a multiple of l there are two sets of lanes.
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from longstride.attention.kernels.arguments import compiled
-from longstride.attention.kernels.hopper.lane_settings import Walk
+from longstride.attention.kernels.hopper.lane_settings import LaneBackward, LaneForward, Walk
 from longstride.attention.kernels.launch import Descriptor, Launch
 from longstride.attention.kernels.settings import processors
 from longstride.patterns.geometry import Lanes
@@ -47,36 +47,26 @@ class WalkWork(NamedTuple):
     positions: Any
     heads: Any
     n: Any
-    tiles: Any
-    """Of a head."""
+    tiles: Any  # of a head
 
 
 class WalkTiles(NamedTuple):
     """How a walk passes over tiles of 64 positions. Compiled in, as one constexpr."""
 
-    far: Any
-    """Keys are up to so many positions back."""
-    back: Any
-    """Tiles that this takes, before the queries' own."""
-    ahead: Any
-    """Tiles that are copied before they are needed."""
-    part: Any
-    """Queries that backward computes at a time."""
+    far: Any  # Keys are up to so many positions back,
+    back: Any  # which takes so many tiles before the queries' own.
+    ahead: Any  # tiles that are copied before they are needed
+    part: Any  # queries that backward computes at a time
 
 
 class LaneTiles(NamedTuple):
     """How a kernel passes over lanes. Compiled in, as one constexpr."""
 
-    near: Any
-    """Keys are at least so many indices back."""
-    stages: Any
-    """Lanes in shared memory at a time."""
-    staged: Any
-    """Tiles of results on their way out."""
-    part: Any
-    """Keys, or backward queries, that are computed at a time."""
-    heads_first: Any
-    """Whether neighbouring programs take neighbouring heads, not lanes."""
+    near: Any  # Keys are at least so many indices back.
+    stages: Any  # lanes in shared memory at a time
+    staged: Any  # tiles of results on their way out
+    part: Any  # keys, or backward queries, that are computed at a time
+    heads_first: Any  # whether neighbouring programs take neighbouring heads, not lanes
 
 
 def lane_descriptor(x: Tensor, lanes: Lanes, rows: int) -> Descriptor:
@@ -93,35 +83,19 @@ def tma_stride(x: Tensor, dimension: int) -> int:
     return x.stride(dimension) if x.shape[dimension] > 1 else APART
 
 
-def lane_rows(lanes: Lanes, most: int) -> int:
-    """The rows of a tile that holds a whole lane."""
-    rows = max(TILE, 1 << (lanes.length - 1).bit_length())
-    assert rows <= most
-    return rows
-
-
 def heads_side_by_side(x: Tensor) -> bool:
     """Whether heads are closer in memory than positions, as in [batch, n, heads, d]."""
     return x.stride(1) < x.stride(2)
 
 
-def walking_programs(x: Tensor, per_processor: int, positions: int) -> int:
-    """How many programs share the positions of all heads.
+def walk_launch(
+    kernel: Any, matrices: Sequence[Tensor], lse: Tensor, reach: int, setting: Walk, *scales: float
+) -> Launch:  # fmt: skip
+    """The launch of a walk for Local(reach), whose programs share the positions of all heads.
 
     Where heads are side by side in memory, each head has the same number of whole programs. These then read neighbouring
     addresses at about the same time.
     """
-    programs = processors(x.device) * per_processor
-    heads = x.shape[0] * x.shape[1]
-    if heads_side_by_side(x) and programs > heads:
-        programs -= programs % heads
-    return min(positions, programs)
-
-
-def walk_launch(
-    kernel: Any, matrices: Sequence[Tensor], lse: Tensor, reach: int, setting: Walk, *scales: float
-) -> Launch:  # fmt: skip
-    """The launch of a walk for Local(reach)."""
     batch, heads, n, _ = matrices[0].shape
     assert reach <= 2 * TILE
     assert lse.is_contiguous()
@@ -130,8 +104,30 @@ def walk_launch(
     work = WalkWork(batch * heads * (tiles + back), heads, n, tiles)
     arguments = *(lane_descriptor(x, whole, TILE) for x in matrices), lse, work, *scales
     walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.ahead, part=setting.part)
-    programs = walking_programs(matrices[0], setting.per_processor, work.positions)
-    return Launch(kernel, programs, arguments, {"WALK": walk, "num_warps": 4, "maxnreg": setting.registers})
+    programs = processors(lse.device) * setting.per_processor
+    if heads_side_by_side(matrices[0]) and programs > batch * heads:
+        programs -= programs % (batch * heads)
+    constants = {"WALK": walk, "num_warps": 4, "maxnreg": setting.registers}
+    return Launch(kernel, min(programs, work.positions), arguments, constants)
+
+
+def lane_launch(
+    kernel: Any, settings: Callable[..., LaneForward | LaneBackward], matrices: Sequence[Tensor], results: Sequence[Tensor],
+    lanes: Lanes, near: int, others: Sequence[Any], scales: Sequence[float], accumulate: bool, **flags: bool,
+) -> Launch:  # fmt: skip
+    """The launch for these lanes. TMA copies whole lanes of `matrices` in, and tiles of `results` out."""
+    batch, heads, n, d = matrices[0].shape
+    rows = max(TILE, 1 << (lanes.length - 1).bit_length())
+    setting = settings(d, rows, accumulate)
+    work = LaneWork(*lanes, batch * heads * lanes.lanes, heads, n)
+    descriptors = *(lane_descriptor(x, lanes, rows) for x in matrices), *(lane_descriptor(x, lanes, TILE) for x in results)
+    tiles = compiled(
+        LaneTiles, near=near, stages=setting.stages, staged=setting.staged, part=setting.part,
+        heads_first=heads_side_by_side(matrices[0]),
+    )  # fmt: skip
+    programs = min(work.items, processors(matrices[0].device) * setting.per_processor)
+    constants = {"TILES": tiles, "ACCUMULATE": accumulate, **flags, "num_warps": 4, "maxnreg": setting.registers}
+    return Launch(kernel, programs, (*descriptors, *others, work, *scales), constants)
 
 
 @gluon.jit
@@ -142,6 +138,13 @@ def locate(item, work, HEADS_FIRST: gl.constexpr):
         return item // heads // lanes, item % heads, item // heads % lanes
     else:
         return item // lanes // heads, item // lanes % heads, item % lanes
+
+
+@gluon.jit
+def walk_place(position, work, BACK: gl.constexpr):
+    """Batch, head and tile at a position; tiles from `work.tiles` on are between two heads."""
+    head = position // (work.tiles + BACK)
+    return head // work.heads, head % work.heads, position % (work.tiles + BACK)
 
 
 @gluon.jit
@@ -169,7 +172,7 @@ def copy_in(descriptor, batch, head, lane, index, barrier, tile, present):
 
 
 @gluon.jit
-def copy_all_in(descriptors, batch, head, lane, index, barrier, tiles, present):
+def copy_all(descriptors, batch, head, lane, index, barrier, tiles, present):
     for number in gl.static_range(len(descriptors)):
         copy_in(descriptors[number], batch, head, lane, index, barrier, tiles[number], present)
 

@@ -18,26 +18,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from longstride.attention.kernels.arguments import compiled
 from longstride.attention.kernels.call import Forward
-from longstride.attention.kernels.hopper.lane_descriptors import (
-    TILE,
-    LaneTiles,
-    LaneWork,
-    copy_all_in,
-    copy_in,
-    copy_out,
-    heads_side_by_side,
-    lane_descriptor,
-    lane_rows,
-    locate,
-    tiles_at,
-)
+from longstride.attention.kernels.hopper.lane_descriptors import copy_all, copy_in, copy_out, lane_launch, locate, tiles_at
 from longstride.attention.kernels.hopper.lane_settings import lane_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
 from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
 from longstride.attention.kernels.launch import Launch
-from longstride.attention.kernels.settings import processors
 from longstride.patterns.geometry import Lanes
 
 LONGEST = 256
@@ -54,7 +40,7 @@ def fetch(
     batch, head, lane = locate(item, work, HEADS_FIRST)
     rows: gl.constexpr = tiles[0].shape[0]
     mbarrier.expect(full, (4 if ACCUMULATE else 3) * rows * tiles[0].shape[1] * 2, pred=present)
-    copy_all_in(descriptors, batch, head, lane, 0, full, tiles, present)
+    copy_all(descriptors, batch, head, lane, 0, full, tiles, present)
     if ACCUMULATE:
         for part in gl.static_range(rows // 64):
             copy_in(output, batch, head, lane, part * 64, full, staging.index(first_staged + part), present)
@@ -197,21 +183,9 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
 
 def launch_lane_forward(call: Forward, lanes: Lanes, near: int, accumulate: bool) -> Launch:
     """For the positions of these lanes."""
-    q, k, v, output, lse = call.tensors
-    batch, heads, n, d = q.shape
-    rows = lane_rows(lanes, LONGEST)
+    *matrices, output, lse = call.tensors
+    assert lanes.length <= LONGEST
     assert lse.is_contiguous()
-    setting = lane_forward_settings(d, rows, accumulate)
-    work = LaneWork(*lanes, batch * heads * lanes.lanes, heads, n)
-    descriptors = *(lane_descriptor(x, lanes, rows) for x in (q, k, v)), lane_descriptor(output, lanes, TILE)
-    tiles = compiled(
-        LaneTiles,
-        near=near,
-        stages=setting.stages,
-        staged=setting.staged,
-        part=setting.most,
-        heads_first=heads_side_by_side(q),
-    )
-    constants = {"TILES": tiles, "ACCUMULATE": accumulate, "num_warps": 4, "maxnreg": setting.registers}
-    programs = min(work.items, processors(q.device) * setting.per_processor)
-    return Launch(lane_forward, programs, (*descriptors, lse, work, call.scale), constants)
+    return lane_launch(
+        lane_forward, lane_forward_settings, matrices, [output], lanes, near, [lse], [call.scale], accumulate
+    )  # fmt: skip

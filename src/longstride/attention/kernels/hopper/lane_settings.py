@@ -13,17 +13,17 @@ class LaneForward(NamedTuple):
     """Lanes in shared memory at a time."""
     staged: int = 2
     """Tiles of results on their way out."""
-    most: int = 128
+    part: int = 128
     """Keys that a softmax takes at a time."""
     registers: int | None = None
 
 
-def lane_forward_settings(d: int, rows: int, later: bool) -> LaneForward:
+def lane_forward_settings(d: int, rows: int, accumulate: bool) -> LaneForward:
     if rows > 128:
-        if later:
-            return LaneForward(2 if d <= 32 else 1, 1, most=64)
-        return LaneForward(3, 1, most=64, registers=168) if d <= 32 else LaneForward(2, 1, most=64)
-    if later:
+        if accumulate:
+            return LaneForward(2 if d <= 32 else 1, 1, part=64)
+        return LaneForward(3, 1, part=64, registers=168) if d <= 32 else LaneForward(2, 1, part=64)
+    if accumulate:
         return LaneForward(4, 1, registers=128) if d <= 32 else LaneForward(3, 1, registers=168)
     return LaneForward(4, 2, staged=1, registers=128) if d <= 32 else LaneForward(2, 2)
 
@@ -37,11 +37,11 @@ class LaneBackward(NamedTuple):
     registers: int | None = None
 
 
-def lane_backward_settings(d: int, rows: int, later: bool) -> LaneBackward:
+def lane_backward_settings(d: int, rows: int, accumulate: bool) -> LaneBackward:
     staged = 3 if rows == 64 else 2
     if rows > 128 or d > 32:
         return LaneBackward(2, staged)
-    if later:
+    if accumulate:
         return LaneBackward(3, 3 * rows // 64, part=32, registers=168)
     return LaneBackward(3, staged, registers=168)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from longstride.attention.kernels.arguments import compiled, matrix, row_shape, row_sizes
+from longstride.attention.kernels.backward import backward_row_stats
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
@@ -18,7 +19,6 @@ from longstride.attention.kernels.hopper.lane_backward import launch_lane_backwa
 from longstride.attention.kernels.hopper.lane_descriptors import tma_stride
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
 from longstride.attention.kernels.hopper.past_forward import GROUPS, past_forward
-from longstride.attention.kernels.hopper.row_stats import backward_row_stats
 from longstride.attention.kernels.hopper.tiles import Keys, RowStats, Work
 from longstride.attention.kernels.hopper.walk_backward import launch_walk_backward
 from longstride.attention.kernels.hopper.walk_forward import launch_walk_forward
@@ -84,10 +84,9 @@ def _lane_sets(job: Job, n: int) -> list[Lanes]:
 
 def _window(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
     job, (q, k, v, output, lse) = pass_.jobs[0], call.tensors
-    work = _work(call, pass_, -(-job.limit // TILE) * job.lanes, -(-job.limit // TILE))
-    arguments = (
-        _lanes(q, job.step, ROWS), *(_lanes(x, job.step, TILE) for x in (k, v)), matrix(output), lse, job, work, call.scale,
-    )  # fmt: skip
+    tiles = -(-job.limit // TILE)
+    work = _work(call, pass_, tiles * job.lanes, tiles)
+    arguments = _lanes(q, job.step, ROWS), *_key_descriptors(k, v, pass_)[:2], matrix(output), lse, job, work, call.scale
     constants = {"D_V": v.shape[3], "KEYS": _keys(job, False), "ACCUMULATE": accumulate, "num_warps": 4}
     return Launch(window_forward, min(work.items, processors(q.device)), arguments, constants)
 
@@ -130,9 +129,9 @@ def _dkv(call: Backward, row_stats: Tensor, pass_: Pass, cells: bool, accumulate
 
 
 def _new_row_stats(call: Backward, step: int) -> Tensor:
-    """[batch * heads, 2, n], and more where the copy engine's multiples of 16 bytes want it: at the end, and after a lane.
+    """[batch * heads, 2, n], padded to multiples of 16 bytes for TMA: at the end, and after each lane.
 
-    What a box has past n it fills with zeros, and a query with zeros adds nothing.
+    TMA reads zeros past n, and a query whose stats are zeros adds nothing.
     """
     size, heads, n = call.lse.shape
     return call.workspace.new(size * heads, 2, step * _aligned(-(-n // step)), zero=step > 1)
@@ -144,7 +143,7 @@ def _aligned(count: int) -> int:
 
 
 def _fill_row_stats(call: Backward, row_stats: Tensor, step: int) -> Launch:
-    """Lane by lane, if the step is more than 1: a box reads row_stats that lie side by side."""
+    """Lane by lane, if the step is more than 1: TMA reads row stats that lie side by side."""
     sizes = row_sizes(call.output, STATS_ROWS)
     arguments = (
         matrix(call.d_output), matrix(call.output), call.lse, row_stats, sizes, row_stats.shape[2], step,
@@ -155,7 +154,7 @@ def _fill_row_stats(call: Backward, row_stats: Tensor, step: int) -> Launch:
 
 
 def _work(call: Forward | Backward, pass_: Pass, items: int, tiles: int) -> Work:
-    """items: of a head."""
+    """items and tiles: of a head, and of a lane."""
     batch, heads, n, _ = call.q.shape
     job = pass_.jobs[0]
     shifts = (0, 1) if job.step > 1 else (job.lane_shift, 0)
@@ -170,7 +169,7 @@ def _keys(job: Job, cells: bool, window: bool = True) -> Keys:
 
 
 def _stats_shift(job: Job, n: int) -> int:
-    """How far apart the row_stats of two lanes are."""
+    """The distance between the row stats of two lanes."""
     return _aligned(n // job.step) if job.step > 1 else job.lane_shift
 
 
@@ -180,7 +179,7 @@ def _first_cells(pass_: Pass, device: torch.device) -> Tensor:
 
 
 def _key_descriptors(k: Tensor, v: Tensor, pass_: Pass) -> list[Descriptor]:
-    """Views for windows and for cells; where there are no cells, those for windows once more."""
+    """For windows, then for cells; where there are no cells, those for windows once more."""
     job = pass_.jobs[0]
     windows = [_lanes(x, job.step, TILE) for x in (k, v)]
     return [*windows, *([_cells(x, job) for x in (k, v)] if pass_.summary else windows)]

@@ -13,18 +13,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from longstride.attention.kernels.hopper import tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
-from longstride.attention.kernels.hopper.tiles import (
-    TILE,
-    begin_softmax,
-    lane_coordinates,
-    lane_length,
-    mma_layout,
-    operand_layout,
-    place_rows,
-    store_rows,
-    take_softmax,
-)
+from longstride.attention.kernels.hopper.tiles import TILE
 
 GROUPS = gl.constexpr(3)
 HALF = gl.constexpr(64)
@@ -67,7 +58,7 @@ def copy_tiles(q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS
         batch, head, unit = locate(item_of_round(turn), work)
         for group in gl.static_range(GROUPS):
             mine = gl.minimum(unit + group, work.all_tiles - 1)
-            place = lane_coordinates(batch, head, mine // work.tiles, mine % work.tiles * HALF, work)
+            place = tiles.lane_coordinates(batch, head, mine // work.tiles, mine % work.tiles * HALF, work)
             queries.fill(GROUPS * turn + group, q, place)
         last = last_lane(unit, work)
         if KEYS.cells > 0:
@@ -78,7 +69,7 @@ def copy_tiles(q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS
                 count += 1
         for lane in range(unit // work.tiles, last + 1):
             for tile in range(own_tiles(lane, unit, job, work)):
-                fill_both(keys, values, count, k, v, lane_coordinates(batch, head, lane, tile * TILE, work))
+                fill_both(keys, values, count, k, v, tiles.lane_coordinates(batch, head, lane, tile * TILE, work))
                 count += 1
 
 
@@ -101,7 +92,7 @@ def half_tile(ring, turn, half):
 
 @gluon.jit
 def score(query, keys, turn, half):
-    layout: gl.constexpr = mma_layout(HALF)
+    layout: gl.constexpr = tiles.mma_layout(HALF)
     zeros = gl.zeros([HALF, HALF], gl.float32, layout)
     return warpgroup_mma(query, half_tile(keys, turn, half).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
@@ -115,7 +106,7 @@ def by_sums(of_rows, sums):
 @gluon.jit
 def add_values(weights, shrink, sums, values, turn, half):
     sum_layout: gl.constexpr = sums.type.layout
-    layout: gl.constexpr = operand_layout(sum_layout)
+    layout: gl.constexpr = tiles.operand_layout(sum_layout)
     operand = gl.convert_layout(weights.to(values.tiles.dtype), layout)
     return warpgroup_mma(operand, half_tile(values, turn, half), sums * by_sums(shrink, sums), is_async=True)
 
@@ -127,10 +118,10 @@ def take_tile(running_max, weight, sums, query, keys, values, turn, scale):
     left = score(query, keys, turn, 0)
     right = score(query, keys, turn, 1)
     scores = warpgroup_mma_wait(1, deps=(left,))
-    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
+    weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
     adding = add_values(weights, shrink, sums, values, turn, 0)
     scores = warpgroup_mma_wait(1, deps=(right,))
-    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
+    weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
     sums = warpgroup_mma_wait(0, deps=(adding,))
     adding = add_values(weights, shrink, sums, values, turn, 1)
     sums = warpgroup_mma_wait(0, deps=(adding,))
@@ -161,7 +152,7 @@ def take_half(
     keys.wait_full(turn)
     scores = warpgroup_mma_wait(0, deps=(score(query, keys, turn, half % 2),))
     scores = mask_half(scores, half * HALF, is_cell, before, first_cell, first_row, job, KEYS)
-    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
+    weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
     sums = warpgroup_mma_wait(0, deps=(add_values(weights, shrink, sums, values, turn, half % 2),))
     mbarrier.arrive(keys.empty.index(turn % keys.stages), count=1, pred=is_last)
     return running_max, weight, sums
@@ -174,8 +165,8 @@ def compute_tiles(
 ):  # fmt: skip
     """A warpgroup, for its unit of an item."""
     WIDTH_V: gl.constexpr = values.tiles.shape[2]
-    layout: gl.constexpr = mma_layout(HALF)
-    sum_layout: gl.constexpr = mma_layout(WIDTH_V)
+    layout: gl.constexpr = tiles.mma_layout(HALF)
+    sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_V)
     count = 0
     for turn in range(rounds(work.items)):
         batch, head, unit = locate(item_of_round(turn), work)
@@ -193,13 +184,13 @@ def compute_tiles(
         if not KEYS.own:
             first_cell = gl.load(work.first_cells + head)
         # A warpgroup past the last unit computes the last one once more, and writes nothing.
-        length = gl.where(unit + group < work.all_tiles, lane_length(lane, job, work.n), 0)
-        rows = place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
-        running_max, weight, sums = begin_softmax(
+        length = gl.where(unit + group < work.all_tiles, tiles.lane_length(lane, job, work.n), 0)
+        rows = tiles.place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
+        running_max, weight, sums = tiles.begin_softmax(
             rows, job.step, output.row, layout, sum_layout, D_V, WIDTH_V, ACCUMULATE
         )  # fmt: skip
 
-        query = queries.wait_full(GROUPS * turn + group).load(operand_layout(layout))
+        query = queries.wait_full(GROUPS * turn + group).load(tiles.operand_layout(layout))
         queries.release(GROUPS * turn + group)
         done = 0
         for part in range(0 if KEYS.cells > 0 else 1, 2):  # the cells, and the own lane
@@ -230,8 +221,8 @@ def compute_tiles(
 
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
-        total = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-        store_rows(sums * by_sums(1.0 / weight, sums), total, rows, job.step, output.row, D_V)
+        result = sums * by_sums(1.0 / weight, sums)
+        tiles.store_rows(result, running_max, weight, nothing, rows, job.step, output.row, D_V)
 
 
 @gluon.jit
@@ -247,15 +238,9 @@ def past_forward(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (compute_tiles, (
-                gl.constexpr(0), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE
-            )),
-            (compute_tiles, (
-                gl.constexpr(1), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE
-            )),
-            (compute_tiles, (
-                gl.constexpr(2), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE
-            )),
+            (compute_tiles, (gl.constexpr(0), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
+            (compute_tiles, (gl.constexpr(1), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
+            (compute_tiles, (gl.constexpr(2), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
             (copy_tiles, (q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS)),
         ],
         [4, 4, 1],  # warps of the other warpgroups and of the producer

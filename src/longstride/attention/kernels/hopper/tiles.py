@@ -20,20 +20,14 @@ class Work(NamedTuple):
 
     items: Any
     heads: Any
-    all_heads: Any
-    """batch * heads"""
+    all_heads: Any  # batch * heads
     n: Any
-    tiles: Any
-    """Of a lane."""
-    all_tiles: Any
-    """Of all lanes of a head."""
-    row_shift: Any
+    tiles: Any  # of a lane
+    all_tiles: Any  # of all lanes of a head
+    row_shift: Any  # What the index of a lane adds to the coordinates of a tensor descriptor, [batch, head, row, inner, 0],
     inner_shift: Any
-    """What the index of a lane adds to the coordinates of a tensor descriptor, [batch, head, row, inner, 0]."""
-    stats_shift: Any
-    """What it adds to the place of a query's row stats."""
-    first_cells: Any
-    """First summary cell of a block, int32 [heads]."""
+    stats_shift: Any  # and to the place of a query's row stats.
+    first_cells: Any  # the first summary cell of a block, int32 [heads]
 
 
 class RowStats(NamedTuple):
@@ -46,25 +40,19 @@ class RowStats(NamedTuple):
 class Keys(NamedTuple):
     """Which keys a launch has. Compiled in, as one constexpr."""
 
-    cells: Any
-    """Summary cells of a block that later lanes see; 0: none."""
-    own: Any
-    """Whether a query sees its own block, and not only its cells."""
-    window: Any
-    """Whether keys of the own lane count, and not only cells of earlier ones."""
+    cells: Any  # summary cells of a block that later lanes see; 0: none
+    own: Any  # whether a query sees its own block, and not only its cells
+    window: Any  # whether keys of the own lane count, and not only cells of earlier ones
 
 
 class Rows(NamedTuple):
     """The queries of a warpgroup: ROWS rows of a lane, from `first` on. Rows from `length` on are not there."""
 
-    output: Any
-    lse: Any
-    """Of the head: pointers to its first row, and to the lane's first one."""
-    start: Any
-    """Position of the lane's first row."""
+    output: Any  # pointer to the head's first row
+    lse: Any  # pointer to the lane's first row
+    start: Any  # position of the lane's first row
     first: Any
-    index: Any
-    """All of them, as scores lie: computed before the loop over keys, which costs fewer spills than after it."""
+    index: Any  # all rows, as scores lie; made before the loop over keys, which costs fewer spills than after it
     length: Any
 
 
@@ -232,10 +220,11 @@ def begin_softmax(
 
 
 @gluon.jit
-def store_rows(result, lse, rows, step, stride, D: gl.constexpr):
-    """Writes output and lse."""
+def store_rows(result, running_max, weight, nothing, rows, step, stride, D: gl.constexpr):
+    """Writes output and lse. nothing: where a query has no key; its weight is 1 here."""
     WIDTH: gl.constexpr = result.shape[1]
     store_layout: gl.constexpr = row_layout(WIDTH)
     pointers, mask = output_pointers(rows, step, stride, D, WIDTH, store_layout)
     gl.store(pointers, gl.convert_layout(result.to(rows.output.dtype.element_ty), store_layout), mask=mask)
+    lse = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
     gl.store(rows.lse + rows.index * step, lse, mask=rows.index < rows.length)

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from longstride.attention.kernels.call import Backward
-from longstride.attention.kernels.hopper.lane_descriptors import copy_all_in, copy_out, walk_launch, walk_range
+from longstride.attention.kernels.hopper.lane_descriptors import copy_all, copy_out, walk_launch, walk_place, walk_range
 from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs, without_keys
 from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
@@ -23,22 +23,15 @@ from longstride.attention.kernels.launch import Launch
 
 
 @gluon.jit
-def place(position, work, BACK: gl.constexpr):
-    """Batch, head and tile there; a tile from `tiles` on, or below 0, is not in the sequence."""
-    head = position // (work.tiles + BACK)
-    return head // work.heads, head % work.heads, position % (work.tiles + BACK)
-
-
-@gluon.jit
 def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK: gl.constexpr):
     """Starts to copy in the keys of a position, and the last queries that see them."""
     present = position < end
     tile_bytes: gl.constexpr = key_tiles[0].shape[0] * key_tiles[0].shape[1] * 2
     mbarrier.expect(full, 5 * tile_bytes, pred=present)
-    batch, head, tile = place(position + BACK, work, BACK)
-    copy_all_in(queries, batch, head, 0, tile * 64, full, query_tiles, present)
-    batch, head, tile = place(position, work, BACK)
-    copy_all_in(keys, batch, head, 0, tile * 64, full, key_tiles, present)
+    batch, head, tile = walk_place(position + BACK, work, BACK)
+    copy_all(queries, batch, head, 0, tile * 64, full, query_tiles, present)
+    batch, head, tile = walk_place(position, work, BACK)
+    copy_all(keys, batch, head, 0, tile * 64, full, key_tiles, present)
 
 
 @gluon.jit
@@ -93,13 +86,13 @@ def walk_backward(
         count = position - first
         # Not known to be 0 before the loop: masks and addresses that the compiler makes there would fill the registers.
         zero = count >> 30
-        batch, head, tile = place(position + BACK, work, BACK)
+        batch, head, tile = walk_place(position + BACK, work, BACK)
         index = tile * 64 + row
         pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + index
         # The last positions have no newer tile: memory after the last head is not the caller's.
         valid = (index >= 0) & (index < work.n) & (position + BACK < work.positions)
         newest_lse = without_keys(gl.load(pointers, mask=valid, other=float("inf")))
-        batch, head, tile = place(position, work, BACK)
+        batch, head, tile = walk_place(position, work, BACK)
         stage = count % AHEAD + zero
         now = count % RING
         after = (count + 1) % RING

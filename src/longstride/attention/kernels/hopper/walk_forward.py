@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from longstride.attention.kernels.call import Forward
-from longstride.attention.kernels.hopper.lane_descriptors import copy_all_in, copy_out, walk_launch, walk_range
+from longstride.attention.kernels.hopper.lane_descriptors import copy_all, copy_out, walk_launch, walk_place, walk_range
 from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
 from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
@@ -30,8 +30,8 @@ from longstride.attention.kernels.primitives import LOWEST
 @gluon.jit
 def place(position, work, BACK: gl.constexpr):
     """Batch, head and tile there; a tile below 0 is one of those before the sequence."""
-    head = position // (work.tiles + BACK)
-    return head // work.heads, head % work.heads, position % (work.tiles + BACK) - BACK
+    batch, head, tile = walk_place(position, work, BACK)
+    return batch, head, tile - BACK
 
 
 @gluon.jit
@@ -49,7 +49,7 @@ def following(batch, head, tile, work, BACK: gl.constexpr):
 def fetch(descriptors, batch, head, tile, present, full, tiles):
     """Starts to copy the tile at a place in, if it is present."""
     mbarrier.expect(full, len(tiles) * tiles[0].shape[0] * tiles[0].shape[1] * 2, pred=present)
-    copy_all_in(descriptors, batch, head, 0, tile * 64, full, tiles, present)
+    copy_all(descriptors, batch, head, 0, tile * 64, full, tiles, present)
 
 
 @gluon.jit

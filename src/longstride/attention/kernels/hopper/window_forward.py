@@ -12,22 +12,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from longstride.attention.kernels.hopper import tiles
 from longstride.attention.kernels.hopper.ring import item_of_round, make_ring, rounds
-from longstride.attention.kernels.hopper.tiles import (
-    ROWS,
-    TILE,
-    begin_softmax,
-    key_tiles,
-    lane_coordinates,
-    lane_length,
-    locate,
-    mask_scores,
-    mma_layout,
-    operand_layout,
-    place_rows,
-    store_rows,
-    take_softmax,
-)
+from longstride.attention.kernels.hopper.tiles import ROWS, TILE
 
 STAGES = gl.constexpr(4)
 
@@ -37,12 +24,12 @@ def copy_tiles(q, k, v, queries, keys, values, job, work, KEYS: gl.constexpr):
     """The producer warp."""
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, lane, first_row = locate(item_of_round(turn), job, work)
-        _, first_tile, total = key_tiles(lane, first_row, job, KEYS)
+        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work)
+        _, first_tile, total = tiles.key_tiles(lane, first_row, job, KEYS)
         for group in gl.static_range(2):
-            queries.fill(2 * turn + group, q, lane_coordinates(batch, head, lane, first_row + group * ROWS, work))
+            queries.fill(2 * turn + group, q, tiles.lane_coordinates(batch, head, lane, first_row + group * ROWS, work))
         for tile in range(total):
-            place = lane_coordinates(batch, head, lane, (first_tile + tile) * TILE, work)
+            place = tiles.lane_coordinates(batch, head, lane, (first_tile + tile) * TILE, work)
             keys.fill(count, k, place)
             values.fill(count, v, place)
             count += 1
@@ -52,9 +39,9 @@ def copy_tiles(q, k, v, queries, keys, values, job, work, KEYS: gl.constexpr):
 def add_values(scores, running_max, weight, sums, value, scale):
     """Takes the softmax of a tile's scores, and starts the product of its weights with the values."""
     sum_layout: gl.constexpr = sums.type.layout
-    weights, shrink, running_max, weight = take_softmax(scores, running_max, weight, scale)
+    weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
-    operand = gl.convert_layout(weights.to(value.dtype), operand_layout(sum_layout))
+    operand = gl.convert_layout(weights.to(value.dtype), tiles.operand_layout(sum_layout))
     return warpgroup_mma(operand, value, sums, is_async=True), running_max, weight
 
 
@@ -67,7 +54,7 @@ def compute_tile(
     zeros = gl.zeros([ROWS, TILE], gl.float32, layout)
     key = keys.wait_full(count + 1)
     scoring = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    scores = mask_scores(scores, tile * TILE, False, 0, 0, first_row, job, KEYS, False)
+    scores = tiles.mask_scores(scores, tile * TILE, False, 0, 0, first_row, job, KEYS, False)
     adding, running_max, weight = add_values(scores, running_max, weight, sums, values.wait_full(count), scale)
     following = warpgroup_mma_wait(1, deps=(scoring,))
     keys.release(count + 1)
@@ -83,17 +70,17 @@ def compute_tiles(
 ):  # fmt: skip
     """A warpgroup, for its 64 rows of an item."""
     WIDTH_V: gl.constexpr = values.tiles.shape[2]
-    layout: gl.constexpr = mma_layout(TILE)
-    sum_layout: gl.constexpr = mma_layout(WIDTH_V)
+    layout: gl.constexpr = tiles.mma_layout(TILE)
+    sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_V)
     zeros = gl.zeros([ROWS, TILE], gl.float32, layout)
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, lane, first_row = locate(item_of_round(turn), job, work)
-        _, first_tile, total = key_tiles(lane, first_row, job, KEYS)
+        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work)
+        _, first_tile, total = tiles.key_tiles(lane, first_row, job, KEYS)
         first_row += group * ROWS
-        length = lane_length(lane, job, work.n)
-        rows = place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
-        running_max, weight, sums = begin_softmax(
+        length = tiles.lane_length(lane, job, work.n)
+        rows = tiles.place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
+        running_max, weight, sums = tiles.begin_softmax(
             rows, job.step, output.row, layout, sum_layout, D_V, WIDTH_V, ACCUMULATE
         )  # fmt: skip
 
@@ -109,7 +96,7 @@ def compute_tiles(
         # There is no next tile whose scores could be computed meanwhile, and most often there are pairs to mask.
         queries.release(2 * turn + group)
         start = (first_tile + total - 1) * TILE
-        scores = mask_scores(scores, start, False, 0, 0, first_row, job, KEYS, True)
+        scores = tiles.mask_scores(scores, start, False, 0, 0, first_row, job, KEYS, True)
         adding, running_max, weight = add_values(scores, running_max, weight, sums, values.wait_full(count), scale)
         sums = warpgroup_mma_wait(0, deps=(adding,))
         values.release(count)
@@ -118,8 +105,7 @@ def compute_tiles(
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
         result = sums / gl.convert_layout(weight, gl.SliceLayout(1, sum_layout))[:, None]
-        total = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-        store_rows(result, total, rows, job.step, output.row, D_V)
+        tiles.store_rows(result, running_max, weight, nothing, rows, job.step, output.row, D_V)
 
 
 @gluon.jit
