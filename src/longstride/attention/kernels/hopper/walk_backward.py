@@ -14,10 +14,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from longstride.attention.kernels.call import Backward
-from longstride.attention.kernels.hopper.lane_descriptors import copy_all, copy_out, walk_launch, walk_place, walk_range
+from longstride.attention.kernels.hopper.lane_descriptors import (
+    copy_all,
+    copy_out,
+    empty_sums,
+    panels_at,
+    row_products,
+    tiles_at,
+    walk_launch,
+    walk_place,
+    walk_range,
+)
 from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs, without_keys
-from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
+from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
 from longstride.attention.kernels.hopper.tiles import mma_layout, row_layout
 from longstride.attention.kernels.launch import Launch
 
@@ -26,8 +36,8 @@ from longstride.attention.kernels.launch import Launch
 def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK: gl.constexpr):
     """Starts to copy in the keys of a position, and the last queries that see them."""
     present = position < end
-    tile_bytes: gl.constexpr = key_tiles[0].shape[0] * key_tiles[0].shape[1] * 2
-    mbarrier.expect(full, 5 * tile_bytes, pred=present)
+    panels: gl.constexpr = 2 + 3 * len(key_tiles[1])
+    mbarrier.expect(full, panels * key_tiles[0][0].shape[0] * key_tiles[0][0].shape[1] * 2, pred=present)
     batch, head, tile = walk_place(position + BACK, work, BACK)
     copy_all(queries, batch, head, 0, tile * 64, full, query_tiles, present)
     batch, head, tile = walk_place(position, work, BACK)
@@ -35,12 +45,21 @@ def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK
 
 
 @gluon.jit
-def store_tile(value, descriptor, batch, head, tile, staged):
-    """Starts to write a tile of a gradient."""
-    tma.store_wait(2)
+def store_tile(value, descriptor, batch, head, tile, staging, NUMBER: gl.constexpr, PANEL: gl.constexpr = 0):
+    """Starts to write a tile of a gradient: a panel of it, from the NUMBER-th tile of `staging`."""
+    tma.store_wait(staging.shape[0] - 1)
+    staged = staging.index(NUMBER)
     staged.store(value.to(descriptor.dtype))
     fence_async_shared()
-    copy_out(descriptor, batch, head, 0, tile * 64, staged)
+    copy_out(descriptor, batch, head, 0, tile * 64, staged, PANEL)
+
+
+@gluon.jit
+def query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, place):
+    """The queries at a place of the rings."""
+    return QueryTile(
+        q_tiles[0].index(place), panels_at(d_output_tiles, place), lse_rows.index(place), delta_rows.index(place)
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -58,13 +77,14 @@ def walk_backward(
     sum_layout: gl.constexpr = mma_layout(D)
     load_layout: gl.constexpr = row_layout(D)
     vector_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    q_tiles = make_tiles(dtype, RING, 64, D)
-    d_output_tiles = make_tiles(dtype, RING, 64, D)
-    k_tiles = make_tiles(dtype, AHEAD, 64, D)
-    v_tiles = make_tiles(dtype, AHEAD, 64, D)
-    output_tiles = make_tiles(dtype, AHEAD, 64, D)
+    PANELS: gl.constexpr = WALK.panels
+    q_tiles = make_panels(dtype, RING, 64, D, 1)
+    d_output_tiles = make_panels(dtype, RING, 64, D, PANELS)
+    k_tiles = make_panels(dtype, AHEAD, 64, D, 1)
+    v_tiles = make_panels(dtype, AHEAD, 64, D, PANELS)
+    output_tiles = make_panels(dtype, AHEAD, 64, D, PANELS)
     d_scores_tile = make_tiles(dtype, 1, 64, 64).index(0)
-    staging = make_tiles(dtype, 3, 64, D)
+    staging = make_tiles(dtype, 2 + PANELS, 64, D)
     lse_rows = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
     delta_rows = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
     full = make_barriers(AHEAD)
@@ -75,8 +95,9 @@ def walk_backward(
     for slot in gl.static_range(AHEAD):
         newest = (slot + BACK) % RING
         fetch(
-            (output, d_output, q), (output_tiles.index(slot), d_output_tiles.index(newest), q_tiles.index(newest)),
-            (k, v), (k_tiles.index(slot), v_tiles.index(slot)), first + slot, end, work, full.index(slot), BACK,
+            (output, d_output, q),
+            (panels_at(output_tiles, slot), panels_at(d_output_tiles, newest), panels_at(q_tiles, newest)),
+            (k, v), (panels_at(k_tiles, slot), panels_at(v_tiles, slot)), first + slot, end, work, full.index(slot), BACK,
         )  # fmt: skip
 
     row = gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
@@ -95,46 +116,41 @@ def walk_backward(
         now = count % RING
         after = (count + 1) % RING
         newest = (count + BACK) % RING
-        k_tile, v_tile, output_tile = k_tiles.index(stage), v_tiles.index(stage), output_tiles.index(stage)
+        k_tile, v_tile, output_tile = tiles_at((k_tiles, v_tiles, output_tiles), stage)
         mbarrier.wait(full.index(stage), (count // AHEAD) & 1)
         lse_rows.index(newest).store(newest_lse)
-        d_outputs = d_output_tiles.index(newest).load(load_layout).to(gl.float32)
-        outputs = output_tile.load(load_layout).to(gl.float32)
-        delta_rows.index(newest).store(gl.sum(d_outputs * outputs, 1))
+        delta = row_products(panels_at(d_output_tiles, newest), output_tile, load_layout)
+        delta_rows.index(newest).store(delta)
         if (tile >= 0) & (tile < work.tiles):
             dk_sum = gl.zeros([64, D], gl.float32, sum_layout)
-            dv_sum = gl.zeros([64, D], gl.float32, sum_layout)
-            queries = QueryTile(
-                q_tiles.index(now), d_output_tiles.index(now), lse_rows.index(now), delta_rows.index(now)
-            )  # fmt: skip
+            dv_sum = empty_sums(PANELS, D, sum_layout)
+            queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, now)
             dq_sum, dk_sum, dv_sum = add_pairs(
-                dq_next, dk_sum, dv_sum, queries, k_tile, v_tile, d_scores_tile, scale, zero, 0, 0, FAR, PART, False, True
+                dq_next, dk_sum, dv_sum, queries, k_tile[0], v_tile, d_scores_tile, scale, zero, 0, 0, FAR, PART, False,
+                True,
             )  # fmt: skip
             if position >= start:
-                store_tile(dq_sum * softmax_scale, dq, batch, head, tile, staging.index(0))
-            queries = QueryTile(
-                q_tiles.index(after), d_output_tiles.index(after), lse_rows.index(after), delta_rows.index(after)
-            )  # fmt: skip
+                store_tile(dq_sum * softmax_scale, dq, batch, head, tile, staging, 0)
+            queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, after)
             dq_next, dk_sum, dv_sum = add_pairs(
-                dq_last, dk_sum, dv_sum, queries, k_tile, v_tile, d_scores_tile, scale, zero, 64, 0, FAR, PART, BACK == 1,
+                dq_last, dk_sum, dv_sum, queries, k_tile[0], v_tile, d_scores_tile, scale, zero, 64, 0, FAR, PART, BACK == 1,
                 False,
             )  # fmt: skip
             if BACK == 2:
-                queries = QueryTile(
-                    q_tiles.index(newest), d_output_tiles.index(newest), lse_rows.index(newest), delta_rows.index(newest)
-                )  # fmt: skip
+                queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, newest)
                 dq_last, dk_sum, dv_sum = add_pairs(
-                    dq_last, dk_sum, dv_sum, queries, k_tile, v_tile, d_scores_tile, scale, zero, 128, 0, FAR, PART, True,
-                    False,
+                    dq_last, dk_sum, dv_sum, queries, k_tile[0], v_tile, d_scores_tile, scale, zero, 128, 0, FAR, PART,
+                    True, False,
                 )  # fmt: skip
             if position >= start:
-                store_tile(dk_sum * softmax_scale, dk, batch, head, tile, staging.index(1))
-                store_tile(dv_sum, dv, batch, head, tile, staging.index(2))
+                store_tile(dk_sum * softmax_scale, dk, batch, head, tile, staging, 1)
+                for panel in gl.static_range(PANELS):
+                    store_tile(dv_sum[panel], dv, batch, head, tile, staging, 2 + panel, panel)
         else:
             dq_next = gl.zeros([64, D], gl.float32, sum_layout)
             dq_last = gl.zeros([64, D], gl.float32, sum_layout)
         fetch(
-            (output, d_output, q), (output_tile, d_output_tiles.index(now), q_tiles.index(now)), (k, v), (k_tile, v_tile),
+            (output, d_output, q), (output_tile,) + tiles_at((d_output_tiles, q_tiles), now), (k, v), (k_tile, v_tile),
             position + AHEAD, end, work, full.index(stage), BACK,
         )  # fmt: skip
     tma.store_wait(0)
@@ -144,4 +160,4 @@ def launch_walk_backward(call: Backward, reach: int) -> Launch:
     """For Local(reach), reach <= 128."""
     q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
     matrices = q, k, v, d_output, output, dq, dk, dv
-    return walk_launch(walk_backward, matrices, lse, reach, walk_backward_settings(q.shape[3]), *call.scales)
+    return walk_launch(walk_backward, matrices, lse, reach, walk_backward_settings, *call.scales)
