@@ -44,7 +44,7 @@ class LaneBackward(NamedTuple):
 
 def lane_backward_settings(d: int, panels: int, rows: int, accumulate: bool) -> LaneBackward:
     if panels > 1:
-        return LaneBackward(2, 4, part=32)
+        return LaneBackward(2 if rows == 64 else 1, 4, part=32)
     staged = 3 if rows == 64 else 2
     if rows > 128 or d > 32:
         return LaneBackward(2, staged)
