@@ -102,9 +102,10 @@ def value_panels(matrices: Sequence[Tensor]) -> int:
 
 
 def walk_launch(
-    kernel: Any, matrices: Sequence[Tensor], lse: Tensor, reach: int, settings: Callable[[int, int], Walk], *scales: float
+    kernel: Any, matrices: Sequence[Any], lse: Tensor, reach: int, settings: Callable[[int, int], Walk], *scales: float
 ) -> Launch:  # fmt: skip
-    """The launch of a walk for Local(reach), whose programs share the positions of all heads.
+    """The launch of a walk for Local(reach), whose programs share the positions of all heads. TMA copies those of `matrices`
+    that are tensors, others are arguments as they are.
 
     Where heads are side by side in memory, each head has the same number of whole programs. These then read neighbouring
     addresses at about the same time.
@@ -117,7 +118,8 @@ def walk_launch(
     whole = Lanes(0, 1, n, n, 1)
     tiles, back = -(-n // TILE), 1 if reach <= TILE else 2
     work = WalkWork(batch * heads * (tiles + back), heads, n, tiles)
-    arguments = *(lane_descriptor(x, whole, TILE, d) for x in matrices), lse, work, *scales
+    described = [lane_descriptor(x, whole, TILE, d) if isinstance(x, Tensor) else x for x in matrices]
+    arguments = *described, lse, work, *scales
     walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.ahead, part=setting.part, panels=panels)
     programs = processors(lse.device) * setting.per_processor
     if heads_side_by_side(matrices[0]) and programs > batch * heads:

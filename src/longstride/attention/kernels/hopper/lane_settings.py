@@ -44,7 +44,7 @@ class LaneBackward(NamedTuple):
 
 def lane_backward_settings(d: int, panels: int, rows: int, accumulate: bool) -> LaneBackward:
     if panels > 1:
-        return LaneBackward(2 if rows == 64 else 1, 4, part=32)
+        return LaneBackward(2, 4) if rows == 64 else LaneBackward(1, 4, part=32)
     staged = 3 if rows == 64 else 2
     if rows > 128 or d > 32:
         return LaneBackward(2, staged)
@@ -69,5 +69,5 @@ def walk_forward_settings(d: int, panels: int) -> Walk:
 
 def walk_backward_settings(d: int, panels: int) -> Walk:
     if panels > 1:
-        return Walk(1, 2, part=32)
+        return Walk(2, 1, part=32)
     return Walk(3, 1, part=32, registers=168) if d <= 32 else Walk(2, 1)

@@ -4,6 +4,9 @@ A program walks along the sequence as walk_forward does, here from one tile of k
 queries of their own tile and of the `back` tiles after it. These stay in shared memory, and their dq in registers, until all
 their keys are through. So a part begins `back` tiles early, and writes nothing there. Pairs lie keys down and queries
 across, as in lane_backward. After a head's last tile there are `back` tiles of zeros.
+
+With values of several panels, shared memory has no room for two programs with tiles of the output and of gradients. Then the
+output is loaded into registers, and gradients are written from the tiles of q, k and v that are done with.
 """
 
 # mypy: ignore-errors
@@ -13,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from longstride.attention.kernels.arguments import matrix
 from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper.lane_descriptors import (
     copy_all,
@@ -28,7 +32,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
 from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs, without_keys
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
-from longstride.attention.kernels.hopper.tiles import mma_layout, row_layout
+from longstride.attention.kernels.hopper.tiles import head_pointer, mma_layout, row_layout, row_pointers
 from longstride.attention.kernels.launch import Launch
 
 
@@ -36,7 +40,7 @@ from longstride.attention.kernels.launch import Launch
 def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK: gl.constexpr):
     """Starts to copy in the keys of a position, and the last queries that see them."""
     present = position < end
-    panels: gl.constexpr = 2 + 3 * len(key_tiles[1])
+    panels: gl.constexpr = 2 + len(queries) * len(key_tiles[1])
     mbarrier.expect(full, panels * key_tiles[0][0].shape[0] * key_tiles[0][0].shape[1] * 2, pred=present)
     batch, head, tile = walk_place(position + BACK, work, BACK)
     copy_all(queries, batch, head, 0, tile * 64, full, query_tiles, present)
@@ -45,10 +49,33 @@ def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK
 
 
 @gluon.jit
-def store_tile(value, descriptor, batch, head, tile, staging, NUMBER: gl.constexpr, PANEL: gl.constexpr = 0):
-    """Starts to write a tile of a gradient: a panel of it, from the NUMBER-th tile of `staging`."""
-    tma.store_wait(staging.shape[0] - 1)
-    staged = staging.index(NUMBER)
+def load_rows(matrix, batch, head, tile, position, work, D: gl.constexpr, PANELS: gl.constexpr):
+    """The panels of a tile, in registers; zeros after the last head."""
+    layout: gl.constexpr = row_layout(D)
+    row = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    valid = (row >= 0) & (row < work.n) & (position < work.positions)
+    first = head_pointer(matrix, batch, head)
+    result = ()
+    for panel in gl.static_range(PANELS):
+        pointers, mask = row_pointers(first + panel * D, row, valid, matrix.row, D, D, layout)
+        result = result + (gl.load(pointers, mask=mask, other=0.0),)
+    return result
+
+
+@gluon.jit
+def row_products_of(panels, others):
+    """As row_products, with others in registers."""
+    layout: gl.constexpr = others[0].type.layout
+    total = gl.sum(panels[0].load(layout).to(gl.float32) * others[0].to(gl.float32), 1)
+    for panel in gl.static_range(1, len(panels)):
+        total += gl.sum(panels[panel].load(layout).to(gl.float32) * others[panel].to(gl.float32), 1)
+    return total
+
+
+@gluon.jit
+def store_tile(value, descriptor, batch, head, tile, staged, PANEL: gl.constexpr = 0):
+    """Starts to write a panel of a gradient's tile."""
+    tma.store_wait(2)
     staged.store(value.to(descriptor.dtype))
     fence_async_shared()
     copy_out(descriptor, batch, head, 0, tile * 64, staged, PANEL)
@@ -66,7 +93,7 @@ def query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, place):
 def walk_backward(
     q, k, v, d_output, output, dq, dk, dv, lse, work, scale, softmax_scale, WALK: gl.constexpr
 ):  # fmt: skip
-    """q to dv: tensor descriptors."""
+    """q to dv: tensor descriptors, except `output` where values have several panels, which is a Matrix then."""
     dtype: gl.constexpr = q.dtype
     D: gl.constexpr = q.block_type.shape[4]
     FAR: gl.constexpr = WALK.far
@@ -82,9 +109,10 @@ def walk_backward(
     d_output_tiles = make_panels(dtype, RING, 64, D, PANELS)
     k_tiles = make_panels(dtype, AHEAD, 64, D, 1)
     v_tiles = make_panels(dtype, AHEAD, 64, D, PANELS)
-    output_tiles = make_panels(dtype, AHEAD, 64, D, PANELS)
     d_scores_tile = make_tiles(dtype, 1, 64, 64).index(0)
-    staging = make_tiles(dtype, 2 + PANELS, 64, D)
+    if PANELS == 1:
+        output_tiles = make_panels(dtype, AHEAD, 64, D, 1)
+        staging = make_tiles(dtype, 3, 64, D)
     lse_rows = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
     delta_rows = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
     full = make_barriers(AHEAD)
@@ -94,11 +122,14 @@ def walk_backward(
     first = start - BACK
     for slot in gl.static_range(AHEAD):
         newest = (slot + BACK) % RING
-        fetch(
-            (output, d_output, q),
-            (panels_at(output_tiles, slot), panels_at(d_output_tiles, newest), panels_at(q_tiles, newest)),
-            (k, v), (panels_at(k_tiles, slot), panels_at(v_tiles, slot)), first + slot, end, work, full.index(slot), BACK,
-        )  # fmt: skip
+        newest_tiles, keys = tiles_at((d_output_tiles, q_tiles), newest), tiles_at((k_tiles, v_tiles), slot)
+        if PANELS == 1:
+            fetch(
+                (output, d_output, q), (panels_at(output_tiles, slot),) + newest_tiles, (k, v), keys, first + slot, end,
+                work, full.index(slot), BACK,
+            )  # fmt: skip
+        else:
+            fetch((d_output, q), newest_tiles, (k, v), keys, first + slot, end, work, full.index(slot), BACK)
 
     row = gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
     dq_next = gl.zeros([64, D], gl.float32, sum_layout)
@@ -111,15 +142,21 @@ def walk_backward(
         index = tile * 64 + row
         pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + index
         newest_lse = without_keys(gl.load(pointers, mask=(index >= 0) & (index < work.n), other=float("inf")))
+        if PANELS > 1:
+            outputs = load_rows(output, batch, head, tile, position + BACK, work, D, PANELS)
         batch, head, tile = walk_place(position, work, BACK)
         stage = count % AHEAD + zero
         now = count % RING
         after = (count + 1) % RING
         newest = (count + BACK) % RING
-        k_tile, v_tile, output_tile = tiles_at((k_tiles, v_tiles, output_tiles), stage)
+        k_tile, v_tile = tiles_at((k_tiles, v_tiles), stage)
         mbarrier.wait(full.index(stage), (count // AHEAD) & 1)
         lse_rows.index(newest).store(newest_lse)
-        delta = row_products(panels_at(d_output_tiles, newest), output_tile, load_layout)
+        if PANELS == 1:
+            output_tile = panels_at(output_tiles, stage)
+            delta = row_products(panels_at(d_output_tiles, newest), output_tile, load_layout)
+        else:
+            delta = row_products_of(panels_at(d_output_tiles, newest), outputs)
         delta_rows.index(newest).store(delta)
         if (tile >= 0) & (tile < work.tiles):
             dk_sum = gl.zeros([64, D], gl.float32, sum_layout)
@@ -130,7 +167,8 @@ def walk_backward(
                 True,
             )  # fmt: skip
             if position >= start:
-                store_tile(dq_sum * softmax_scale, dq, batch, head, tile, staging, 0)
+                dq_tile = staging.index(0) if PANELS == 1 else q_tiles[0].index(now)
+                store_tile(dq_sum * softmax_scale, dq, batch, head, tile, dq_tile)
             queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, after)
             dq_next, dk_sum, dv_sum = add_pairs(
                 dq_last, dk_sum, dv_sum, queries, k_tile[0], v_tile, d_scores_tile, scale, zero, 64, 0, FAR, PART, BACK == 1,
@@ -143,21 +181,28 @@ def walk_backward(
                     True, False,
                 )  # fmt: skip
             if position >= start:
-                store_tile(dk_sum * softmax_scale, dk, batch, head, tile, staging, 1)
+                dk_tile = staging.index(1) if PANELS == 1 else k_tile[0]
+                store_tile(dk_sum * softmax_scale, dk, batch, head, tile, dk_tile)
                 for panel in gl.static_range(PANELS):
-                    store_tile(dv_sum[panel], dv, batch, head, tile, staging, 2 + panel, panel)
+                    dv_tile = staging.index(2) if PANELS == 1 else v_tile[panel]
+                    store_tile(dv_sum[panel], dv, batch, head, tile, dv_tile, panel)
         else:
             dq_next = gl.zeros([64, D], gl.float32, sum_layout)
             dq_last = gl.zeros([64, D], gl.float32, sum_layout)
-        fetch(
-            (output, d_output, q), (output_tile,) + tiles_at((d_output_tiles, q_tiles), now), (k, v), (k_tile, v_tile),
-            position + AHEAD, end, work, full.index(stage), BACK,
-        )  # fmt: skip
+        done_tiles = tiles_at((d_output_tiles, q_tiles), now)
+        if PANELS == 1:
+            fetch(
+                (output, d_output, q), (output_tile,) + done_tiles, (k, v), (k_tile, v_tile), position + AHEAD, end, work,
+                full.index(stage), BACK,
+            )  # fmt: skip
+        else:
+            tma.store_wait(0)  # The next tiles are copied to where gradients are written from.
+            fetch((d_output, q), done_tiles, (k, v), (k_tile, v_tile), position + AHEAD, end, work, full.index(stage), BACK)
     tma.store_wait(0)
 
 
 def launch_walk_backward(call: Backward, reach: int) -> Launch:
     """For Local(reach), reach <= 128."""
     q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
-    matrices = q, k, v, d_output, output, dq, dk, dv
+    matrices = q, k, v, d_output, output if v.shape[3] == q.shape[3] else matrix(output), dq, dk, dv
     return walk_launch(walk_backward, matrices, lse, reach, walk_backward_settings, *call.scales)
