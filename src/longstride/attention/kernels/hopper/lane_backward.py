@@ -19,6 +19,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
     copy_out,
     empty_sums,
     lane_launch,
+    load_panels,
     locate,
     row_products,
     rows_of,
@@ -157,8 +158,9 @@ def lane_backward(
         mbarrier.wait(full.index(stage), (count // STAGES) & 1)
         lse_rows.store(own_lse)
         for part in gl.static_range(COUNT):
-            d_outputs, outputs = rows_of(d_output_tile, part * 64, 64), rows_of(output_tile, part * 64, 64)
-            delta_rows.slice(part * 64, 64).store(row_products(d_outputs, outputs, load_layout))
+            d_outputs = load_panels(rows_of(d_output_tile, part * 64, 64), load_layout)
+            outputs = load_panels(rows_of(output_tile, part * 64, 64), load_layout)
+            delta_rows.slice(part * 64, 64).store(row_products(d_outputs, outputs))
         if STORE_STATS:
             pointers = row_stats.data + (batch * work.heads + head).to(gl.int64) * 2 * row_stats.row
             pointers = pointers + work.first + lane * work.lane_stride + index * work.index_stride

@@ -229,11 +229,20 @@ def wait_for(sums):
 
 
 @gluon.jit
-def row_products(panels, others, layout: gl.constexpr):
-    """For each row the sum of the products of its entries in both."""
-    total = gl.sum(panels[0].load(layout).to(gl.float32) * others[0].load(layout).to(gl.float32), 1)
+def load_panels(panels, layout: gl.constexpr):
+    """Panels in shared memory, as tensors."""
+    loaded = ()
+    for panel in gl.static_range(len(panels)):
+        loaded = loaded + (panels[panel].load(layout),)
+    return loaded
+
+
+@gluon.jit
+def row_products(panels, others):
+    """For each row the sum of the products of its entries in both, which are tensors."""
+    total = gl.sum(panels[0].to(gl.float32) * others[0].to(gl.float32), 1)
     for panel in gl.static_range(1, len(panels)):
-        total += gl.sum(panels[panel].load(layout).to(gl.float32) * others[panel].load(layout).to(gl.float32), 1)
+        total += gl.sum(panels[panel].to(gl.float32) * others[panel].to(gl.float32), 1)
     return total
 
 

@@ -22,6 +22,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
     copy_all,
     copy_out,
     empty_sums,
+    load_panels,
     panels_at,
     row_products,
     tiles_at,
@@ -60,16 +61,6 @@ def load_rows(matrix, batch, head, tile, position, work, D: gl.constexpr, PANELS
         pointers, mask = row_pointers(first + panel * D, row, valid, matrix.row, D, D, layout)
         result = result + (gl.load(pointers, mask=mask, other=0.0),)
     return result
-
-
-@gluon.jit
-def row_products_of(panels, others):
-    """As row_products, with others in registers."""
-    layout: gl.constexpr = others[0].type.layout
-    total = gl.sum(panels[0].load(layout).to(gl.float32) * others[0].to(gl.float32), 1)
-    for panel in gl.static_range(1, len(panels)):
-        total += gl.sum(panels[panel].load(layout).to(gl.float32) * others[panel].to(gl.float32), 1)
-    return total
 
 
 @gluon.jit
@@ -152,12 +143,11 @@ def walk_backward(
         k_tile, v_tile = tiles_at((k_tiles, v_tiles), stage)
         mbarrier.wait(full.index(stage), (count // AHEAD) & 1)
         lse_rows.index(newest).store(newest_lse)
+        d_outputs = load_panels(panels_at(d_output_tiles, newest), load_layout)
         if PANELS == 1:
             output_tile = panels_at(output_tiles, stage)
-            delta = row_products(panels_at(d_output_tiles, newest), output_tile, load_layout)
-        else:
-            delta = row_products_of(panels_at(d_output_tiles, newest), outputs)
-        delta_rows.index(newest).store(delta)
+            outputs = load_panels(output_tile, load_layout)
+        delta_rows.index(newest).store(row_products(d_outputs, outputs))
         if (tile >= 0) & (tile < work.tiles):
             dk_sum = gl.zeros([64, D], gl.float32, sum_layout)
             dv_sum = empty_sums(PANELS, D, sum_layout)
