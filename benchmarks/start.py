@@ -25,6 +25,10 @@ CALLS = {
     "train text-small --steps many": 2,
     "train text-small --data x --out y --model.heads 3": 2,
     "eval RUN --batch x": 2,
+    "eval nowhere": 2,
+    "sample nowhere --temperature -1": 2,
+    "train text-small --data nowhere --out y": 2,
+    "bench attention --lengths 0": 2,
     "completion bash": 0,
 }
 """Arguments and the exit code that they must give."""

@@ -58,14 +58,22 @@ def test_verbs_presets_and_flags(complete):
         "longstride tr": {"train"},
         "longstride plot a": {"attention"},
         "longstride help tr": {"train"},
-        "longstride train text": {"text-small"},
-        "longstride train text-small --model.la": {"--model.layers"},
+        "longstride train text-s": {"text-small"},
+        "longstride train text-small --model.lay": {"--model.layers"},
         "longstride train text-small --optimizer.name a": {"adamw", "adafactor"},
         "longstride sample RUN --temp": {"--temperature"},
     }
     *offered, verbs = complete(*expected, "longstride ")
     assert dict(zip(expected, offered)) == expected
     assert {name.split()[0] for name in find_verbs()} <= verbs
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_a_script_fits_into_one_argument_of_a_process(shell):
+    """fish passes it so; Linux allows 128 KiB."""
+    script = completion_script(shell)
+    assert len(script.encode()) < 2**17 - 1024
+    assert "'Residual blocks, N in the paper. (default: 30)" in script
 
 
 def test_files_where_no_verb_or_flag_fits(complete):

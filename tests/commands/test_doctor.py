@@ -6,8 +6,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from longstride.commands.doctor import find_config, sampling_report, show_sampling
+from longstride.commands.doctor import sampling_report, show_sampling
 from longstride.model.presets import preset
+from longstride.model.saved_config import find_config
 from tests.model import small
 
 
@@ -42,31 +43,31 @@ def test_has_a_row_for_each_kind_of_pattern():
 def test_finds_runs_models_and_presets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small.model(width=32).save_pretrained("model")
-    assert find_config("model") == small.config(width=32)
+    assert find_config("doctor", "model") == small.config(width=32)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps({"steps": 4, "model": asdict(small.config(heads=4))}))
-    assert find_config("run") == small.config(heads=4)
+    assert find_config("doctor", "run") == small.config(heads=4)
     (tmp_path / "enwik8").mkdir()  # Prepared data often has this name.
-    assert find_config("enwik8") == preset("enwik8")
-    assert find_config("enwik8-dense") == preset("enwik8-dense")
+    assert find_config("doctor", "enwik8") == preset("enwik8")
+    assert find_config("doctor", "enwik8-dense") == preset("enwik8-dense")
     small.model().save_pretrained("text-small")
-    assert find_config("text-small") == small.config()
+    assert find_config("doctor", "text-small") == small.config()
 
 
 def test_a_checkpoint_has_its_runs_config(tmp_path):
     small.model().save_pretrained(tmp_path)
     (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
-    assert find_config(str(tmp_path / "checkpoints" / "step-3")) == small.config()
+    assert find_config("doctor", str(tmp_path / "checkpoints" / "step-3")) == small.config()
 
 
 def test_what_is_none_of_them_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"^doctor: there is no folder 'enwik9', and .*did you mean 'enwik8'"):
-        find_config("enwik9")
+        find_config("doctor", "enwik9")
     with pytest.raises(ValueError, match=r"is no run and no saved model: it has no config\.json"):
-        find_config(str(tmp_path))
+        find_config("doctor", str(tmp_path))
     (tmp_path / "book.txt").touch()
     with pytest.raises(ValueError, match=r"^doctor: .*book\.txt is no run and no saved model: it is a file"):
-        find_config(str(tmp_path / "book.txt"))
+        find_config("doctor", str(tmp_path / "book.txt"))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
-        find_config(str(tmp_path))
+        find_config("doctor", str(tmp_path))

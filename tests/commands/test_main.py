@@ -466,6 +466,7 @@ def test_plot_attention(capsys, tmp_path):
 
 def test_plot_attention_without_matplotlib(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    (tmp_path / "config.json").write_text("{}")
     code, _, err = run(capsys, "plot", "attention", str(tmp_path))
     assert code == 2
     assert "pip install 'longstride[plot]'" in err
@@ -538,7 +539,7 @@ def test_no_room_for_what_is_printed():
         done = subprocess.run(
             [sys.executable, "-m", "longstride", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
         )  # fmt: skip
-    assert (done.returncode, done.stderr) == (2, "longstride: [Errno 28] No space left on device\n")
+    assert (done.returncode, done.stderr) == (2, "longstride: [Errno 28] No space left on device: standard output\n")
 
 
 def test_train_resumes_if_there_is_a_run(capsys, tmp_path, text_file):
@@ -590,6 +591,19 @@ QUIET = """if True:
         ("train text-smal", 2),
         ("train text-small --model.heads 3 --data x --out y", 2),
         ("eval RUN --batch x", 2),
+        ("eval nowhere", 2),
+        ("sample nowhere", 2),
+        ("sample nowhere --temperature -1", 2),
+        ("plot attention nowhere", 2),
+        ("plot run nowhere", 2),
+        ("doctor nowhere", 2),
+        ("train text-small --data nowhere --out run", 2),
+        ("train text-small --data . --out run --init-from nowhere", 2),
+        ("train text-small --data . --out .", 2),
+        ("bench attention --lengths 0", 2),
+        ("bench attention --patterns nothing", 2),
+        ("bench sampling --preset nothing", 2),
+        ("completion nothing", 2),
     ],
 )
 def test_help_and_bad_arguments_import_nothing_heavy(words, code):

@@ -8,9 +8,9 @@ from longstride.commands.presets import show
 from longstride.model import PRESETS
 
 
-def printed(dense):
+def printed(dense, width=100):
     out = io.StringIO()
-    show(dense, Console(file=out, width=100))
+    show(dense, Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -20,6 +20,11 @@ def test_every_preset_is_listed():
     assert "94.9" in text
     assert "1,048,576" in text
     assert "-dense " in text
+
+
+def test_nothing_is_cut_off_in_a_narrow_terminal():
+    for width in (40, 59, 60, 70):
+        assert "\u2026" not in printed(dense=False, width=width)
 
 
 def test_dense_forms_on_request():

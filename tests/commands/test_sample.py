@@ -226,9 +226,10 @@ def test_several_texts_in_a_file_and_in_a_folder(capfdbinary, tmp_path):
     assert err.splitlines()[-1].startswith("220 of 220 bytes  ")
     parts = [f"==== sample {number} ====\n{one}\n" for number, one in enumerate(made)]
     assert (folder / "sample.txt").read_bytes().decode() == "\n".join(parts)
-    run(capfdbinary, *words, "--out", tmp_path / "texts")
-    assert [path.name for path in sorted((tmp_path / "texts").iterdir())][::10] == ["sample-00.txt", "sample-10.txt"]
-    assert [path.read_bytes().decode() for path in sorted((tmp_path / "texts").iterdir())] == made
+    texts = tmp_path / "new" / "texts"
+    run(capfdbinary, *words, "--out", texts)
+    assert [path.name for path in sorted(texts.iterdir())][::10] == ["sample-00.txt", "sample-10.txt"]
+    assert [path.read_bytes().decode() for path in sorted(texts.iterdir())] == made
 
 
 def test_a_prompt_from_a_file(capfdbinary, tmp_path):
@@ -393,7 +394,7 @@ def test_nothing_is_replaced_unless_it_may_be(capfdbinary, tmp_path):
         ("--scale 65", "sample: scale must be at most 64, got 65"),
         ("--seconds 1", "sample: seconds = 1.0 is for audio, and the model makes text; leave it out"),
         ("--checkpoint step-3", "has no checkpoint 'step-3'; it has none yet"),
-        ("--device nowhere", "sample: device = 'nowhere' cannot be used"),
+        ("--device nowhere", "device = 'nowhere' cannot be used: there is no such device; give auto, cpu, cuda or cuda:1"),
         ("--kind audio --out a.mp3", "sample: out = 'a.mp3' must end in .wav, or be a folder, for audio"),
         ("--kind bytes --count 2 --out a.bin", "sample: count = 2 of bytes do not go into one file; give --out a folder"),
         ("--out Makefile.txt/a.txt", "cannot be written"),

@@ -71,9 +71,9 @@ def test_a_preset_for_other_data(capsys, tmp_path, digits):
 @pytest.mark.parametrize(("kind", "preset", "fitting"), [
     ("audio", "text-small", "audio-small, music-65536, music-262144, music-1048576"),
     ("audio", "enwik8-dense", "audio-small, music-65536, music-262144, music-1048576"),
-    ("text", "audio-small", "text-small, enwik8"),
-    ("text", "image-small", "text-small, enwik8"),
-    ("bytes", "image-small", "text-small, enwik8"),
+    ("text", "audio-small", "text-small, enwik8, text-modern"),
+    ("text", "image-small", "text-small, enwik8, text-modern"),
+    ("bytes", "image-small", "text-small, enwik8, text-modern"),
 ])  # fmt: skip
 def test_a_preset_for_another_kind_of_data_is_refused(capsys, tmp_path, kind, preset, fitting):
     stream = np.random.default_rng(0).integers(0, 256, 8000, dtype=np.uint8)

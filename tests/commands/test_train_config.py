@@ -64,3 +64,37 @@ def test_a_wrong_file_is_one_line(tmp_path, capsys, name, text, says):
     with pytest.raises(SystemExit):
         main(["train", "--config", str(tmp_path / "nowhere.toml")])
     assert "nowhere.toml' is no file; give a TOML file" in capsys.readouterr().err
+
+
+def test_an_exponent_in_toml_is_a_whole_number_as_on_the_command_line(tmp_path, started):
+    path = tmp_path / "run.toml"
+    path.write_text("steps = 1e3\nsave_every = 2.5e2\n[optimizer]\nlearning_rate = 1e-3\n")
+    main(["train", "text-small", "--config", str(path), "--data", "x", "--out", "new"])
+    (config,) = started
+    assert (config.steps, config.save_every, config.optimizer.learning_rate) == (1000, 250, 0.001)
+    assert [type(value) for value in (config.steps, config.optimizer.learning_rate)] == [int, float]
+
+
+def test_a_file_without_a_model_asks_for_a_preset(tmp_path, capsys):
+    path = tmp_path / "run.toml"
+    path.write_text("steps = 3\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--config", str(path), "--data", "x", "--out", "new"])
+    assert "has no model; name a preset first: longstride train text-small" in capsys.readouterr().err
+
+
+def test_a_recipe_replaces_preset_and_file_and_flags_replace_it(tmp_path, started):
+    path = tmp_path / "run.toml"
+    path.write_text("steps = 7\n[model]\nlayers = 2\nlast_bytes = 2\n[optimizer]\nlearning_rate = 0.5\n")
+    main(["train", "enwik8", "--recipe", "modern", "--model.last-bytes", "4"])
+    main(["train", "enwik8", "--config", str(path), "--recipe=modern", "--optimizer.flat", "0.5"])
+    first, second = started
+    assert first == train_preset("enwik8", "modern", model={"last_bytes": 4})
+    assert second == train_preset("enwik8", "modern", steps=7, model={"layers": 2}, optimizer={"flat": 0.5})
+
+
+def test_an_unknown_recipe(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "enwik8", "--recipe", "old"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "longstride: train: recipe must be one of paper, modern, got 'old'\n"

@@ -232,10 +232,9 @@ def test_a_file_with_other_content_is_replaced_only_by_force(server, tmp_path):
     assert fetch("thing", tmp_path, progress=False, force=True).read_bytes() == CONTENT
 
 
-def test_only_the_folder_that_was_asked_for_is_made(server, tmp_path):
-    with pytest.raises(ValueError, match=r"cannot be written: there is no folder .*b; make it first"):
-        fetch("thing", tmp_path / "a" / "b", progress=False)
-    assert names(tmp_path) == []
+def test_the_folder_and_those_above_it_are_made(server, tmp_path):
+    assert fetch("thing", tmp_path / "a" / "b", progress=False).read_bytes() == CONTENT
+    assert names(tmp_path / "a" / "b") == ["thing.zip"]
 
 
 def test_a_folder_that_is_a_file(server, tmp_path):

@@ -61,8 +61,9 @@ def byte_by_byte(network, data, min_context):
 
 @pytest.mark.parametrize("min_context", [0, 1, 5, 12, 23])
 @pytest.mark.parametrize("length", [1, 10, CONTEXT, CONTEXT + 1, 3 * CONTEXT, 77])
-def test_agrees_with_scoring_byte_by_byte(length, min_context):
-    network = model().eval()
+@pytest.mark.parametrize("changes", [{}, {"embedding": "rotary", "last_bytes": 3}], ids=str)
+def test_agrees_with_scoring_byte_by_byte(length, min_context, changes):
+    network = model(**changes).eval()
     data = some_bytes(1, length)[0].to(torch.uint8).numpy()
     found = bits_per_byte(network, data, min_context=min_context, batch=3)
     assert found.nats == pytest.approx(byte_by_byte(network, data, min_context), rel=1e-6)

@@ -15,13 +15,14 @@ from PIL import JpegImagePlugin, PngImagePlugin  # noqa: F401
 
 from longstride.attention import attend
 from longstride.attention.kernels import saved
-from longstride.commands.doctor import find_config, sampling_report
+from longstride.commands.doctor import sampling_report
 from longstride.data import audio
 from longstride.data.image_files import open_images
 from longstride.data.prepare import open_data, prepare
 from longstride.data.store import open_store, verify
 from longstride.evaluation.results import Results
 from longstride.model import SparseTransformer
+from longstride.model.saved_config import find_config
 from longstride.patterns.notation import parse
 from longstride.pictures import benchmarks, patterns  # noqa: F401
 from longstride.pictures.run import plot_run, read_settings, summarize
@@ -43,7 +44,7 @@ def load_model() -> None:
 
 def examine_model() -> None:
     """As `longstride doctor`."""
-    list(sampling_report("model", find_config("model" if Path("model").is_dir() else "run")))
+    list(sampling_report("model", find_config("doctor", "model" if Path("model").is_dir() else "run")))
 
 
 def open_run() -> None:

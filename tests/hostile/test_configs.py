@@ -346,7 +346,8 @@ def test_weights_larger_than_the_memory_are_refused_before_any_is_allocated(tmp_
     assert "and cpu has 0.0 GiB" in found
     assert "make the network smaller" in refusal(lambda: cost.check_memory(config(), torch.device("cuda")))
     assert refusal(lambda: cost.check_memory(config(), torch.device("cuda"), shares=10)) is None
-    words = ["train", "text-small", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    (tmp_path / "data.txt").write_text("text " * 1000)
+    words = ["train", "text-small", "--data", str(tmp_path / "data.txt"), "--out", str(tmp_path / "run"), "--device", "cpu"]
     assert "make the network smaller" in ends(words, capsys)
 
 

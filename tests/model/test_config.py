@@ -20,7 +20,7 @@ from tests.model.small import config
         ({"pattern": "merged(fixed(4, 8))"}, r"config: pattern 'merged\(fixed\(4, 8\)\)': .*c = 8"),
         ({"pattern": None}, "pattern must be text, got None"),
         ({"embedding": "image(2, 2, 3)"}, "config: embedding .* has 12 bytes and context is 24"),
-        ({"init": "papers"}, "init must be one of paper, release, got 'papers'"),
+        ({"init": "papers"}, "init must be one of paper, release, modern, got 'papers'"),
         ({"precision": "half"}, "precision must be one of float32, bfloat16, float16, float64, got 'half'"),
         ({"recompute": True}, "recompute must be one of off, on, selective, got True"),
     ],

@@ -27,7 +27,15 @@ def test_flops_are_those_that_pytorch_counts(pattern, dropout, recompute):
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_what_a_forward_pass_keeps(precision, dropout):
     """Reckoned and counted: every storage that autograd holds, once."""
-    made = model(layers=4, width=64, context=512, precision=precision, dropout=dropout, chunk=64)
+    check_kept(model(layers=4, width=64, context=512, precision=precision, dropout=dropout, chunk=64), 0.15)
+
+
+@pytest.mark.parametrize("changes", [{"embedding": "rotary"}, {"qk_norm": True}, {"embedding": "rotary", "qk_norm": True}])
+def test_rotated_and_normalised_keys_are_kept_too(changes):
+    check_kept(model(layers=4, width=64, context=512, chunk=64, **changes), 0.05)
+
+
+def check_kept(made, tolerance):
     weights = {parameter.untyped_storage().data_ptr() for parameter in made.parameters()}
     held = {}
 
@@ -39,7 +47,7 @@ def test_what_a_forward_pass_keeps(precision, dropout):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         made.loss(some_bytes(1, 512))
     counted = sum(x.untyped_storage().nbytes() for x in held.values())
-    assert kept_bytes(made.config) == pytest.approx(counted, rel=0.15)
+    assert kept_bytes(made.config) == pytest.approx(counted, rel=tolerance)
 
 
 def test_a_step_costs_more_in_every_way_with_more_of_it():

@@ -24,7 +24,7 @@ def test_an_image_has_rows_columns_and_channels():
     ("text", "message"),
     [
         ("image(2, 3, 3)", r"has 18 bytes and context is 12; context must be height \* width \* channels"),
-        ("image(2, 6)", r"must be matrix\(width\) or image\(height, width, channels\)"),
+        ("image(2, 6)", r"must be matrix\(width\), image\(height, width, channels\) or rotary"),
         ("matrix(0)", "the width must be at least 1, got 0"),
         ("matrix(2.5)", "the width must be a whole number"),
         ("matrix 4", "does not read as one"),

@@ -13,6 +13,8 @@ from longstride.patterns import Dilated
 from tests.attention.error_rule import Ran
 from tests.model.small import config, model, some_bytes
 
+MODERN = {"embedding": "rotary", "qk_norm": True, "norm": "rms", "last_bytes": 3}
+
 
 def dropped(x, dropout, seed):
     mask = torch.empty(x.shape, dtype=torch.bool).bernoulli_(1 - dropout, generator=torch.Generator().manual_seed(seed))
@@ -295,22 +297,25 @@ def test_the_forward_is_one_short_file():
     assert len(Path(transformer.__file__).read_text().splitlines()) <= 250
 
 
+@pytest.mark.parametrize("changes", [{}, MODERN], ids=str)
 @pytest.mark.parametrize("recompute", ["off", "on"])
-def test_blocks_compile_without_a_graph_break(recompute):
+def test_blocks_compile_without_a_graph_break(recompute, changes):
     torch._dynamo.reset()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    block = model(layers=1, recompute=recompute).to(device).blocks[0]
+    made = model(layers=1, recompute=recompute, context=48, **changes).to(device)
+    block, rotation = made.blocks[0], made.embedding.rotation(torch.arange(48, device=device))
     h = torch.randn(2, 48, block.attention.sizes[2], device=device, requires_grad=True)
     inputs = h, *block.parameters()
-    expected = torch.autograd.grad(block(h).square().sum(), inputs)
+    expected = torch.autograd.grad(block(h, rotation=rotation).square().sum(), inputs)
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(torch.autograd.grad(compiled(h).square().sum(), inputs), expected)
+    torch.testing.assert_close(torch.autograd.grad(compiled(h, rotation=rotation).square().sum(), inputs), expected)
 
 
-def test_one_graph_for_torch_compile():
+@pytest.mark.parametrize("changes", [{}, MODERN], ids=str)
+def test_one_graph_for_torch_compile(changes):
     """The look at the bytes' range is left out there: it would break the graph."""
     torch._dynamo.reset()
-    made, tokens = model(layers=1), some_bytes()
+    made, tokens = model(layers=1, **changes), some_bytes()
     compiled = torch.compile(made, fullgraph=True, backend="eager")
     assert torch.equal(compiled(tokens), made(tokens))
     loss = torch.compile(made.loss, fullgraph=True, backend="eager")(tokens)

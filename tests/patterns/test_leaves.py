@@ -1,5 +1,8 @@
 import doctest
 import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,11 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import longstride.patterns.leaves
+from longstride import attend
 from longstride.patterns import (
     Block,
     Column,
     Dense,
     Dilated,
+    Leaf,
     Local,
     Pattern,
     Summary,
@@ -278,3 +283,51 @@ def test_a_mask_in_parts_is_the_whole_one(monkeypatch):
     whole = pattern.mask(50)
     monkeypatch.setattr(longstride.patterns.leaves, "MASK_ENTRIES", 130)
     assert torch.equal(pattern.mask(50), whole)
+
+
+def _names(member):
+    """The global names that a method or property uses."""
+    code = getattr(getattr(member, "fget", member), "__code__", None)
+    return code.co_names if code else ()
+
+
+def test_the_recipe_for_a_leaf_names_every_method_that_it_needs():
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    recipe = page.partition("### A new pattern")[2].partition("###")[0]
+    step = recipe.partition("2. A new leaf")[2].partition("\n3.")[0]
+
+    @dataclass(frozen=True, repr=False)
+    class First(Leaf):
+        """The first positions of the sequence."""
+
+        count: int
+        text = "First"
+
+        def sees(self, query, key):
+            return (key <= query) & (key < self.count)
+
+        def pairs(self, n):
+            return sum(min(i + 1, self.count) for i in range(n))
+
+        def contains(self, other):
+            return False
+
+        def repeats(self, shift):
+            return False
+
+        def touches(self, queries, keys):
+            return keys[0] < self.count
+
+        @property
+        def order(self):
+            return (9, self.count)
+
+    members = {**vars(Pattern), **vars(Leaf)}
+    missing = {name for name, member in members.items() if "NotImplementedError" in _names(member)}
+    assert missing == {name for name in vars(First) if name in missing}
+    assert missing <= set(re.findall(r"`(\w+)`", step))
+    q, k, v = torch.randn(3, 1, 1, 12, 4).unbind()
+    both = First(2) | Local(1)
+    assert torch.equal(both.mask(12), First(2).mask(12) | Local(1).mask(12))
+    out = torch.softmax((q @ k.mT / 2).masked_fill(~both.mask(12), -torch.inf), -1) @ v
+    torch.testing.assert_close(attend(q, k, v, both, impl="reference"), out)

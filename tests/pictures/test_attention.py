@@ -201,14 +201,15 @@ def texts(monkeypatch):
 
 def test_the_legend_explains_the_signs_that_are_shown(tmp_path, texts):
     folder, _ = saved(tmp_path, "text", context=32, pattern="heads(dense(), dense())")
-    for number, text in enumerate(("plain ASCII", "lines\nof text\n", "one caf\u00e9\t")):
+    for number, text in enumerate(("plain ASCII", "lines\nof text\n", "one caf\u00e9\t", "\U00013000 ")):
         repeated = np.frombuffer(text.encode() * 20, np.uint8)
         data = write_store(tmp_path / f"data-{number}", "text", {"train": repeated, "valid": repeated})
         plot_attention(folder, [31], data=data.folder, out=tmp_path / f"look-{number}.png")
     legends = [" ".join(drawn[-1].split()) for drawn in texts]
-    assert [legend.partition("predicts.")[2] for legend in legends] == [
+    assert [legend.partition("predicts.")[2] for legend in legends[:3]] == [
         "", " \u21b5: a line end.", " \u203f: a further byte of a letter. \u2192: a tab.",
     ]  # fmt: skip
+    assert legends[3].endswith("\u00b7: a byte of no letter that the font has.")
     assert not any("Black" in legend or "Dark blue" in legend for legend in legends)
 
 
@@ -330,3 +331,11 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ValueError, match=r"plot attention needs .* pip install 'longstride\[plot\]'"):
         plot_attention(folder, data=data, out=tmp_path / "look.png")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "columns"), [("heads(local(8), summary(12, 2))", 12), ("local(30)", 9), ("dense()", 9)], ids=str
+)
+def test_rotary_positions_are_shown_in_rows_of_the_longest_period(pattern, columns, tmp_path):
+    example = open_example(*saved(tmp_path, "text", embedding="rotary", pattern=pattern), "valid", 0, CPU)
+    assert (example.columns, example.rows) == (columns, -(-96 // columns))

@@ -164,6 +164,17 @@ def test_the_last_value_stands_behind_the_lines():
     assert box.x1 < axes.get_window_extent().x1
 
 
+def test_small_learning_rates_leave_room_for_the_title(tmp_path):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    rows = [{**row, "learning_rate": rate} for row, rate in zip(ROWS, (0.0015, 0.0005, 0.0002))]
+    figure = page._page(run(tmp_path / "run", rows), rows)
+    FigureCanvasAgg(figure).draw()
+    axes = next(axes for axes in figure.axes if axes.get_ylabel() == "learning rate")
+    title = axes.yaxis.label.get_window_extent()
+    assert all(title.x1 < label.get_window_extent().x0 for label in axes.get_yticklabels() if label.get_text())
+
+
 def test_several_runs_go_where_one_is(tmp_path, monkeypatch):
     folders = [run(tmp_path / name) for name in "ab"]
     monkeypatch.chdir(tmp_path)

@@ -12,8 +12,8 @@ from triton.runtime.jit import JITFunction
 
 from longstride.sampling import batched, resident
 from longstride.sampling.batched import BatchedStreams
+from longstride.sampling.params import SamplingParams
 from longstride.sampling.resident import ResidentStreams
-from longstride.sampling.sampler import SamplingParams
 from tests.model.small import model
 
 

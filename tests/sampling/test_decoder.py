@@ -8,7 +8,10 @@ import torch
 from longstride.model import PRESETS, SparseTransformer, preset
 from longstride.sampling import decoder
 from longstride.sampling.decoder import Decoder, in_float32
+from longstride.sampling.streams import choose_implementation, open_streams
 from tests.model.small import model, some_bytes
+from tests.model.test_modern import CHANGES as MODERN
+from tests.model.test_modern import filled
 
 PLACEMENTS = [
     "dense()",
@@ -108,3 +111,28 @@ def test_lists_of_what_is_seen_are_short_where_much_is_seen(monkeypatch):
         found.append(torch.stack([streams.step(tokens[:, at - 1] if at else None) for at in range(6)]))
         assert len(streams._ahead) == (24 if listed > 1 else 1)
     torch.testing.assert_close(*found, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("prompt", [0, 1, 2, 3, 13])
+@pytest.mark.parametrize("changes", MODERN, ids=str)
+def test_networks_beyond_the_papers(changes, prompt):
+    """The cache has rotated and normalised keys; the first positions have fewer bytes before them than are embedded."""
+    check(filled(context=47, pattern="merged(fixed(6, 2)) + local(5)", **changes), some_bytes(2, 47), prompt)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_only_plain_decoding_of_networks_beyond_the_papers(device):
+    settings = filled(**MODERN[-1]).config
+    name, reason = choose_implementation(settings, 1, torch.device(device))
+    assert name == "pytorch"
+    if device == "cuda":
+        assert reason.startswith(
+            "since the sampling kernels know the paper's network only, and this one has embedding = rotary"
+        )
+
+
+@pytest.mark.parametrize("name", ["resident", "batched"])
+def test_kernels_refuse_networks_beyond_the_papers(name):
+    says = f"^sampling: the {name} kernels know the paper's network only, and this one has qk_norm = True; use .*'pytorch'$"
+    with pytest.raises(ValueError, match=says):
+        open_streams(model(qk_norm=True), 1, 24, name)

@@ -6,7 +6,8 @@ import torch
 
 from longstride.sampling import generate
 from longstride.sampling.decoder import Decoder, TorchStreams
-from longstride.sampling.sampler import SamplingParams, probabilities
+from longstride.sampling.params import SamplingParams
+from longstride.sampling.sampler import probabilities
 from tests.model.small import model, some_bytes
 
 
@@ -77,8 +78,9 @@ def test_beyond_the_context_the_window_slides():
         assert whole(generate(made, [prompt], 31, seed=1, first=number)) == [together[number][:31]]
 
 
-def test_each_window_begins_with_the_last_half_of_the_one_before():
-    made = model(context=24)
+@pytest.mark.parametrize("changes", [{}, {"embedding": "rotary", "last_bytes": 3}], ids=str)
+def test_each_window_begins_with_the_last_half_of_the_one_before(changes):
+    made = model(context=24, **changes)
     (sample,) = whole(generate(made, [b"ab"], 60, top_k=1))
     text = b"ab" + sample
     assert whole(generate(made, [b"ab"], top_k=1)) == [text[2:24]]

@@ -17,8 +17,9 @@ from longstride.sampling import batched, generate, resident
 from longstride.sampling.batched import BatchedStreams, in_terms
 from longstride.sampling.decoder import TorchStreams
 from longstride.sampling.kernels.arguments import Partition, ProductSizes
+from longstride.sampling.params import SamplingParams
 from longstride.sampling.resident import ResidentStreams, fits
-from longstride.sampling.sampler import SamplingParams, random_state
+from longstride.sampling.sampler import random_state
 from longstride.sampling.streams import choose_implementation, open_streams
 from tests.model.small import config, model, some_bytes
 

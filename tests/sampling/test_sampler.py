@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longstride.sampling.sampler import SamplingParams, pick_bytes, probabilities, random_state, uniform
+from longstride.sampling.params import SamplingParams
+from longstride.sampling.sampler import pick_bytes, probabilities, random_state, uniform
 
 LOGITS = torch.tensor([[2.0, 1.0, 1.0, 0.0, -1.0] + [-torch.inf] * 251])
 

@@ -21,6 +21,7 @@ from tests.training.worker import (
     overflowed,
     refused,
     saved,
+    shared_muon,
     sparing,
     trained,
     trained_in_float32,
@@ -194,6 +195,18 @@ def test_weights_stay_equal_on_all_ranks(folder):
     first, second = start(saved, folder, both(model={"dropout": 0.2}), 10)
     assert first.found == second.found
     assert first.found[0] != first.found[1]
+
+
+def test_muon_shares_its_matrices():
+    """Each rank orthogonalizes its part of a stack: of five and of one here. The weights are the same on all."""
+    (alone,) = start(shared_muon, ranks=1)
+    assert alone.found[1] == [5, 1] * 3
+    for count, parts in ((2, [[3, 1], [2]]), (3, [[2, 1], [2], [1]])):
+        done = start(shared_muon, ranks=count)
+        assert [one.found[1] for one in done] == [part * 3 for part in parts]
+        assert all(one.found[0] == done[0].found[0] for one in done)
+        for ours, theirs in zip(done[0].found[0], alone.found[0]):
+            torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("how", PARALLEL)

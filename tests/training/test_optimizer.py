@@ -4,7 +4,8 @@ import torch
 from longstride.model import SparseTransformer
 from longstride.training import OptimizerConfig
 from longstride.training.muon import BatchedMuon
-from longstride.training.optimizer import learning_rate, make_optimizers, set_learning_rate
+from longstride.training.optimizer import learning_rate, make_optimizers, rate_factors, set_learning_rate
+from longstride.training.precision import Updates
 from tests.training.small import MODEL
 
 NAMES = ("adamw", "muon", "adafactor")
@@ -100,3 +101,49 @@ def test_set_learning_rate(name):
     optimizers = make_optimizers(SparseTransformer(MODEL), OptimizerConfig(name))
     set_learning_rate(optimizers, 0.125)
     assert {group["lr"] for group in groups(optimizers)} == {0.125}
+
+
+def test_a_flat_part_and_a_line():
+    config = OptimizerConfig(learning_rate=0.5, warmup=10, schedule="linear", flat=0.4, final=0.1)
+    rates = [learning_rate(config, step, 200) for step in range(201)]
+    assert rates[:10] == pytest.approx([0.05 * step for step in range(1, 11)])
+    assert rates[10:81] == pytest.approx([0.5] * 71)
+    assert rates[110] == pytest.approx(0.5 * (0.1 + 0.9 * 0.75))
+    assert rates[200] == pytest.approx(0.05)
+    late = OptimizerConfig(learning_rate=0.5, flat=0.5)
+    assert [learning_rate(late, step, 100) for step in (50, 75, 100)] == pytest.approx([0.5, 0.25, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_embeddings_may_have_a_rate_of_their_own(name):
+    model = SparseTransformer(MODEL)
+    optimizers = make_optimizers(model, OptimizerConfig(name, embedding_factor=2.5))
+    set_learning_rate(optimizers, 0.5)
+    rates = {id(x): group["lr"] for group in groups(optimizers) for x in group["params"]}
+    for name, x in model.named_parameters():
+        assert rates[id(x)] == (1.25 if name.startswith("embedding.") else 0.5), name
+    assert rate_factors(optimizers) == {1.0, 2.5}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decay_of_the_blocks_only(name):
+    model = SparseTransformer(MODEL)
+    decays = {
+        id(x): group["weight_decay"]
+        for group in groups(make_optimizers(model, OptimizerConfig(name, decay=0.25, decayed="blocks")))
+        for x in group["params"]
+    }
+    for name, x in model.named_parameters():
+        assert decays[id(x)] == (0.25 if name.startswith("blocks.") and x.ndim == 2 else 0), name
+
+
+def test_rates_on_the_device_are_filled_not_replaced():
+    """A captured step reads the same tensors for ever."""
+    model = SparseTransformer(MODEL)
+    optimizers = make_optimizers(model, OptimizerConfig("muon", embedding_factor=2.5))
+    updates = Updates(model, optimizers, "float32", 1.0, torch.device("cpu"), waits=False)
+    updates.set_learning_rate(0.5)
+    before = [group["lr"] for group in groups(optimizers)]
+    updates.set_learning_rate(0.25)
+    assert all(group["lr"] is rate for group, rate in zip(groups(optimizers), before, strict=True))
+    assert {float(rate) for rate in before} == {0.25, 0.625}

@@ -84,7 +84,7 @@ def test_a_run_of_such_images_goes_on(digits, tmp_path):
     [
         (
             "cifar10", "text",
-            "has text, and the model is for images of 32 x 32 x 3; presets for text: text-small, enwik8",
+            "has text, and the model is for images of 32 x 32 x 3; presets for text: text-small, enwik8, text-modern",
         ),
         (
             "text-small", "digits",

@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import replace
 
@@ -6,8 +7,10 @@ import pytest
 from longstride.data.kinds import all_kinds
 from longstride.model import preset
 from longstride.model.presets import PRESETS
-from longstride.training import train_preset
-from longstride.training.presets import SETTINGS
+from longstride.model.recipes import RECIPES
+from longstride.training import OptimizerConfig, train, train_preset
+from longstride.training.presets import MODERN, SETTINGS
+from tests.training.small import config, same, store, weights
 
 
 def test_every_model_has_its_training():
@@ -67,6 +70,43 @@ def test_every_preset_is_for_some_data():
     assert {name for names in made_for.values() for name in names} == PRESETS.keys()
     for name in PRESETS:
         assert (name in made_for["images"]) == preset(name).embedding.startswith("image(")
+
+
+def test_recipes():
+    made = train_preset("enwik8", recipe="modern", steps=3)
+    assert made.model == preset("enwik8", recipe="modern")
+    assert (made.optimizer, made.steps, made.batch) == (MODERN, 3, 8)
+    assert train_preset("enwik8", recipe="paper") == train_preset("enwik8")
+    assert train_preset("text-modern", recipe="modern") == train_preset("text-modern")
+    assert train_preset("text-small", recipe="paper").optimizer == OptimizerConfig()
+    with pytest.raises(ValueError, match=r"^train: recipe must be one of paper, modern, got 'old'$"):
+        train_preset("enwik8", recipe="old")
+
+
+FIRST_LOSSES = {
+    "paper": [7.9519, 7.7393, 7.5446, 7.3932, 7.2746, 7.295],
+    "modern": [7.8627, 6.8827, 5.5701, 4.8542, 4.3917, 4.7594],
+}
+"""Bits per byte of every fifth step. Those of the paper's recipe are older than recipes are, and must stay."""
+
+
+@pytest.mark.parametrize("recipe", FIRST_LOSSES)
+def test_first_losses(recipe, tmp_path):
+    data = store(tmp_path / "data")
+    small = {"layers": 2, "width": 64, "context": 64}
+    changes = {"steps": 30, "log_every": 5, "validate_every": 30, "validate_bytes": 1024, "model": small}
+    train(train_preset("text-small", recipe, data=data, out=str(tmp_path / "run"), **changes))
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["bits_per_byte"] for row in rows] == pytest.approx(FIRST_LOSSES[recipe], abs=0.002)
+
+
+def test_a_modern_run_goes_on_to_the_bit(tmp_path):
+    optimizer, model = vars(MODERN), {"embedding": "rotary", **RECIPES["modern"], "dropout": 0.1}
+    whole, parts = (config(tmp_path / name, optimizer=optimizer, model=model) for name in ("whole", "parts"))
+    train(whole)
+    train(parts, until=7)
+    train(parts, resume=True)
+    assert same(weights(tmp_path / "whole" / "run"), weights(tmp_path / "parts" / "run"))
 
 
 def test_an_unknown_name():

@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from longstride.commands.main import main
 from longstride.model import SparseTransformer
 from longstride.training import checkpoint_files as state_files
-from longstride.training import distributed, interrupts, train
+from longstride.training import distributed, interrupts, muon, train
 from longstride.training.checkpoint_files import Writer
 from longstride.training.distributed import full_tensor
+from longstride.training.muon import BatchedMuon
 from longstride.training.precision import Updates
 from longstride.training.ranks import REPORTED, join_process_group
 from longstride.training.trainer import Trainer
@@ -50,6 +51,26 @@ def trained_in_float32(folder, plans):
     """Muon computes in bfloat16, where whatever is added in another order differs visibly."""
     with patch.object(torch.Tensor, "bfloat16", torch.Tensor.float):
         return trained(folder, plans)
+
+
+def shared_muon():
+    """Three steps of Muon in stacks: the weights, and how many matrices this process orthogonalized."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in 5 * [(8, 24)] + [(16, 16)]]
+    counted, orthogonalize = [], muon.orthogonalize
+
+    def counting(stack, *iteration):
+        counted.append(len(stack))
+        return orthogonalize(stack, *iteration)
+
+    with join_process_group("cpu") as ranks, patch.object(muon, "orthogonalize", counting):
+        optimizer = BatchedMuon(weights, lr=0.02)
+        optimizer.ranks = ranks
+        for _ in range(3):
+            for x in weights:
+                x.grad = torch.randn(x.shape, generator=generator)
+            optimizer.step_in_stacks()
+    return [[x.tolist() for x in weights], counted]
 
 
 def step(trainer):

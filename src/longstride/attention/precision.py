@@ -1,4 +1,4 @@
-"""Autocast: casts the inputs of `attend` as it would, and is disabled inside the implementations."""
+"""Autocast: the inputs of `attend` are cast to the region's dtype, and the implementations run with autocast disabled."""
 
 from contextlib import AbstractContextManager, nullcontext
 

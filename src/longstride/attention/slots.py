@@ -75,12 +75,12 @@ class Slots:
         query = queries[:, None]
         for index, leaf in enumerate(self.leaves):
             lengths = torch.tensor([_key_count(leaf, position) for position in queries.tolist()])[:, None]
-            number = torch.arange(int(lengths.max()))
+            key_index = torch.arange(int(lengths.max()))
             if leaf.summary:
-                keys = leaf.summary.cell_position(number).expand(len(queries), -1)
+                keys = leaf.summary.cell_position(key_index).expand(len(queries), -1)
             else:
-                keys = query - number * leaf.index_stride
-            valid = number < lengths
+                keys = query - key_index * leaf.index_stride
+            valid = key_index < lengths
             for earlier in self.pattern.leaves[:index]:
                 valid = valid & ~earlier.sees(query, keys)
             by_leaf.append(torch.where(valid, self.of(keys), NO_SLOT))

@@ -60,8 +60,16 @@ def completion_script(shell: str) -> str:
         raise ValueError(f"completion: tyro {version('tyro')} has none for {shell}; update it: pip install -U tyro")
     for old, new in CHANGES[shell].items():
         script = script.replace(old, new)
-    # A description is one line.
-    return re.sub(r"COMPLETION_SPEC = .*", lambda spec: re.sub(r"\\+n *", " ", spec[0]), script, count=1)
+    return re.sub(r"COMPLETION_SPEC = .*", lambda spec: _shorten(spec[0]), script, count=1)
+
+
+def _shorten(spec: str) -> str:
+    """Makes every description one line, and that of a flag its first sentence and default; leaves out values that the script
+    assumes anyway. fish passes all of it as one argument of a process, which may have 128 KiB."""
+    spec = re.sub(r"\\+n *", " ", spec)
+    spec = re.sub(r"(• (?:(?!\. |'type': ).)*\.) (?:(?!'type': ).)*?(\(default: )", r"\1 \2", spec)
+    spec = re.sub(r"('description': \\*['\"])(?:(?!'type': ).)*?• ", r"\1", spec)
+    return spec.replace(", 'cascade': False", "").replace(", 'nargs': 1", "")
 
 
 def _verb_tree() -> dict[str, Any]:

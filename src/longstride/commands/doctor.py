@@ -5,7 +5,6 @@ import importlib.util
 import platform
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -20,11 +19,9 @@ from longstride.common.device import choose_device, describe_machine
 from longstride.model.byte_cost import cache_bytes, dense_cache_bytes, kept, keys_seen, weight_bytes
 from longstride.model.config import ModelConfig
 from longstride.model.cost import parameter_count
-from longstride.model.presets import DENSE, PRESETS, preset
-from longstride.model.pretrained import read_config, settings_path
+from longstride.model.saved_config import find_config
 from longstride.patterns import Column, Local
 from longstride.sampling.streams import choose_implementation as choose_maker
-from longstride.training.source import find_settings
 from longstride.version import __version__
 
 OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}
@@ -32,7 +29,7 @@ OPTIONAL = {"triton": "GPU kernels", "matplotlib": "pictures"}
 
 def examine(model: str = "") -> bool:
     """Prints the report, with the cost of sampling if a model is named. Returns whether everything works."""
-    config = find_config(model) if model else None
+    config = find_config("doctor", model) if model else None
     all_work = True
     for what, finding in report():
         print(f"{what:<16}{finding}")
@@ -58,17 +55,6 @@ def report() -> Iterator[tuple[str, str]]:
             yield f"auto on {device}", f"FAILED here: {error}"
         else:
             yield f"auto on {device}", f"{picked.impl}: {picked.reason}; {_compare_with_reference(device)}"
-
-
-def find_config(name: str) -> ModelConfig:
-    """The config of a run, a saved model or a preset. A folder with a config precedes a preset of the same name."""
-    folder, is_preset = Path(name), name.removesuffix(DENSE) in PRESETS
-    if settings_path(folder).is_file() or (folder.exists() and not is_preset):
-        return read_config(find_settings("doctor", folder))
-    try:
-        return preset(name)
-    except ValueError as error:
-        raise ValueError(f"doctor: there is no folder {name!r}, and {error}") from None
 
 
 def sampling_report(name: str, config: ModelConfig) -> Iterator[tuple[str, str]]:

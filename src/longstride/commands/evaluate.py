@@ -22,7 +22,7 @@ from longstride.data.store import Store
 from longstride.evaluation.results import Results
 from longstride.evaluation.scoring import Bytes, Score, bits_per_byte, check_min_context
 from longstride.model import SparseTransformer
-from longstride.model.pretrained import read_config, settings_path
+from longstride.model.saved_config import read_config, settings_path
 from longstride.training.preflight import open_verified
 from longstride.training.ranks import Ranks, join_process_group
 from longstride.training.source import WEIGHTS, Source, open_source, open_source_data

@@ -40,7 +40,7 @@ def exit_with_message(verb: str) -> Iterator[None]:
     except BrokenPipeError:
         _exit(BROKEN_PIPE, at_once=_is_joined())
     except (ValueError, OSError, FloatingPointError) as error:
-        _exit(BAD_INPUT, "" if _is_reported(error) else str(error), at_once=_is_joined())
+        _exit(BAD_INPUT, "" if _is_reported(error) else _message(error), at_once=_is_joined())
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -65,6 +65,11 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def is_only_process() -> bool:
+    """Whether torchrun started no other processes, which would print the same error."""
+    return os.environ.get("WORLD_SIZE", "1") == "1"
+
+
 def _ranks() -> ModuleType | None:
     """The module of distributed training, if it has been imported. Importing it here would import torch."""
     return sys.modules.get("longstride.training.ranks")
@@ -85,6 +90,17 @@ def _is_reported(error: BaseException) -> bool:
 def _has_threads() -> bool:
     """Whether threads are running for which a normal exit would wait."""
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
+
+
+def _message(error: Exception) -> str:
+    """The error's message. A full disk's names no file: standard output is named if that cannot be written."""
+    if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+        try:
+            _flush()
+        except OSError as again:
+            if again.errno == error.errno:
+                return f"{error}: standard output"
+    return str(error)
 
 
 def _flush() -> None:

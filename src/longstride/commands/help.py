@@ -78,7 +78,7 @@ def box_lines(box: str) -> list[str]:
 
 
 def _description(flags: str, text: str) -> str:
-    """Without the defaults that say nothing: the description says what happens where a flag is left out."""
+    """The description of a flag, with yes or no for True or False, without empty defaults, and with (required)."""
     text = re.sub(r" ?\(default: (?:None|'')?\)$", "", text)
     text = re.sub(r"\(default: (True|False)\)$", lambda default: f"(default: {YES_NO[default[1]]})", text)
     is_required = flags[:1] not in "-[" and not text.endswith("(required)")
@@ -86,7 +86,7 @@ def _description(flags: str, text: str) -> str:
 
 
 def _without_none(flags: str) -> str:
-    """As typed: nobody types None."""
+    """The flag's choices without None, which cannot be typed: it is the value if the flag is left out."""
     return flags.replace("{None}|", "").replace("{None,", "{")
 
 

@@ -72,7 +72,7 @@ def _help(verbs: dict[str, Verb]) -> str:
 
 
 def _unknown(words: Sequence[str], verbs: Sequence[str]) -> str:
-    """What is wrong with words that name no verb, and what was probably meant."""
+    """Returns the error message for arguments that name no verb, with the nearest verb if there is one."""
     import difflib
 
     first, listed = words[0], "longstride --help lists the verbs"

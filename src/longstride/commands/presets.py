@@ -8,17 +8,21 @@ from longstride.model.config import ModelConfig
 from longstride.model.cost import cost
 from longstride.model.presets import DENSE, PRESETS, preset
 
+FOLDED_BELOW = 60
+"""Width of a terminal below which all columns may be folded, so that nothing is cut off."""
+
 
 def show(dense: bool = False, console: Console | None = None) -> None:
     """Prints the presets with their size, pattern and cost. `dense`: with their forms with full attention."""
     console = console or Console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("preset", no_wrap=True)
-    table.add_column("million\nweights", justify="right", no_wrap=True)
-    table.add_column("context", justify="right", no_wrap=True)
+    whole = console.width >= FOLDED_BELOW
+    table.add_column("preset", no_wrap=whole, overflow="fold")
+    table.add_column("million\nweights", justify="right", no_wrap=whole, overflow="fold")
+    table.add_column("context", justify="right", no_wrap=whole, overflow="fold")
     table.add_column("pattern", overflow="fold")
     for unit in ("TFLOP", "GiB"):
-        table.add_column(f"step\n{unit}", justify="right", no_wrap=True)
+        table.add_column(f"step\n{unit}", justify="right", no_wrap=whole, overflow="fold")
     for name in PRESETS:
         table.add_row(*_row(name, preset(name)))
         if dense:

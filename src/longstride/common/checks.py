@@ -30,8 +30,8 @@ def short_repr(value: object) -> str:
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Replaces what would move a terminal's cursor or change its settings, as names of files from others may. `kept`: such
-    characters that stay."""
+    """Replaces control characters, with which a file's name could move a terminal's cursor or change its settings. `kept`:
+    control characters to leave in."""
     return "".join(x if x.isprintable() or x in kept else REPLACEMENT for x in text)
 
 

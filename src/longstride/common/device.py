@@ -15,6 +15,11 @@ def choose_device(owner: str, name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
+        torch.device(name)
+    except RuntimeError:  # PyTorch's message lists twenty types that few machines have.
+        known = "give auto, cpu, cuda or cuda:1"
+        raise ValueError(f"{owner}: device = {name!r} cannot be used: there is no such device; {known}") from None
+    try:
         torch.ones(1, device=name).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

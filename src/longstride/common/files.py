@@ -122,6 +122,18 @@ def open_inside(path: Path, flags: int) -> int:
     return handle
 
 
+def check_source(source: str | Path) -> Path:
+    """Returns the path of a file or folder of data, with ~ expanded; ValueError if it cannot be read."""
+    source = Path(source).expanduser()
+    if not source.exists():
+        raise ValueError(f"{source} does not exist; give a file or a folder")
+    if not source.is_file() and not source.is_dir():
+        raise ValueError(f"{source} is no file and no folder")
+    if not os.access(source, os.R_OK):
+        raise ValueError(f"{source} cannot be read: permission denied")
+    return source
+
+
 def check_run_folder(owner: str, folder: Path) -> None:
     """Refuses a run's folder that holds anything but regular files and folders: through a link, a write or removal would
     reach files elsewhere. The folder itself may be a link. Call this before anything is written."""

@@ -24,6 +24,8 @@ class Limits:
     """Weights of a model, computed from its config in closed form."""
     batch: int = 2**20
     """Sequences of a training step."""
+    last_bytes: int = 256
+    """Bytes before a position that have an embedding there."""
     placed: int = 2**15
     """Blocks in a model's cycle of patterns, times heads; also the number of patterns in one text."""
     leaves: int = 256

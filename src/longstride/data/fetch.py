@@ -65,8 +65,8 @@ def fetch(name: str, folder: str | Path, progress: bool = True, force: bool = Fa
     path = Path(folder) / source.file
     if path.is_file() and path.stat().st_size == source.size and file_sha256(path) == source.sha256:
         return path
-    if path.parent.parent.is_dir() and not path.parent.exists():
-        check_writable("fetch", "folder", path)  # Makes the folder that was asked for, but none above it.
+    if not path.parent.exists():
+        check_writable("fetch", "folder", path)  # Makes the folder.
     check_output("fetch", "folder", path, may_replace=force)
     part = path.with_name(path.name + ".part")
     _download(source, part, progress)

@@ -123,5 +123,5 @@ def _order(seed: int, epoch: int, items: int) -> Places:
     return _generator(seed, epoch).permutation(items)
 
 
-def _generator(seed: int, number: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=np.array([seed, number], np.uint64)))
+def _generator(seed: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.array([seed, stream], np.uint64)))

@@ -48,10 +48,10 @@ class Plan:
     """The files of a folder that are read. All others are left out."""
 
 
-def split_sizes(owner: object, count: int, things: str) -> dict[str, int]:
+def split_sizes(owner: object, count: int, nouns: str) -> dict[str, int]:
     """Returns the split sizes: 90, 5 and 5 per cent of `count`, and at least one for each split."""
     if count < 3:
-        raise ValueError(f"{owner} holds {count} {things}; at least 3 are needed, for train, valid and test")
+        raise ValueError(f"{owner} holds {count} {nouns}; at least 3 are needed, for train, valid and test")
     part = max(1, count * 5 // 100)
     return {"train": count - 2 * part, "valid": part, "test": part}
 

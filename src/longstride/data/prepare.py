@@ -4,7 +4,6 @@ longstride data prepare enwik8.zip prepared/enwik8
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from longstride.common.checks import printable
 from longstride.common.console import Progress, StandardError, print_line
-from longstride.common.files import real_path, walk
+from longstride.common.files import check_source, real_path, walk
 from longstride.data.hashes import cached_sha256, data_cache
 from longstride.data.kind import DataKind
 from longstride.data.kinds import KINDS, all_kinds, kind_class
@@ -47,7 +46,7 @@ def prepare(
     The source may decompress to `max_bytes`; by default to 1 GiB, or 100 times its size if that is more. `out` appears only
     when it is complete.
     """
-    source, out = _check_source(source), Path(out)
+    source, out = check_source(source), Path(out)
     with _naming_source(source):
         limit = Limit(source, max_bytes)
     check_target(out)
@@ -129,7 +128,7 @@ def open_data(path: str | Path, cache: str | Path | None = None, kind: str | Non
 
     The cache is ~/.cache/longstride/data, or $LONGSTRIDE_CACHE/data.
     """
-    path = _check_source(path)
+    path = check_source(path)
     if path.is_dir() and (path / MANIFEST).is_file():
         return open_store(path)
     cache = data_cache() if cache is None else Path(cache)
@@ -145,7 +144,7 @@ def open_data(path: str | Path, cache: str | Path | None = None, kind: str | Non
 
 def guess_kind(source: str | Path) -> str:
     """Returns the name of the kind, from names and first bytes; ValueError if they do not tell."""
-    source = _check_source(source)
+    source = check_source(source)
     return _guess_folder(source) if source.is_dir() else _guess_file(source)
 
 
@@ -187,17 +186,6 @@ def _guess_folder(folder: Path) -> str:
 def _ask() -> str:
     *first, last = KINDS
     return f"say which kind it is: longstride data prepare SOURCE STORE --kind {', '.join(first)} or {last}"
-
-
-def _check_source(source: str | Path) -> Path:
-    source = Path(source).expanduser()
-    if not source.exists():
-        raise ValueError(f"{source} does not exist; give a file or a folder")
-    if not source.is_file() and not source.is_dir():
-        raise ValueError(f"{source} is no file and no folder")
-    if not os.access(source, os.R_OK):
-        raise ValueError(f"{source} cannot be read: permission denied")
-    return source
 
 
 def _choose_kind(source: Path, kind: str | None) -> str:

@@ -37,7 +37,12 @@ class Text(DataKind):
     is_printed = True
     default_length = 500
     letters_per_byte = 1
-    signs = ((CONTINUED, "a further byte of a letter"), ("↵", "a line end"), ("→", "a tab"), (UNSHOWN, "another byte"))
+    signs = (
+        (CONTINUED, "a further byte of a letter"),
+        ("↵", "a line end"),
+        ("→", "a tab"),
+        (UNSHOWN, "a byte of no letter that the font has"),
+    )
 
     @classmethod
     def plan(

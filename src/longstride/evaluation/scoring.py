@@ -86,7 +86,7 @@ def bits_per_byte(
     array = _array(data)
     items = array.ndim > 1
     sizes = model.config.positions.sizes
-    shapes = [sizes, (model.config.context,)] + ([sizes[:2]] if sizes[-1] == 1 else [])
+    shapes = [sizes, (model.config.context,)] + ([sizes[:2]] if sizes[-1:] == (1,) else [])
     if items and len(sizes) == 3 and array.shape[1:] not in shapes:
         raise ValueError(
             f"bits_per_byte: data must be [images, {', '.join(map(str, sizes))}] for this model, got {list(array.shape)}; "

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from longstride.attention import attend as attend_over
 from longstride.model.config import ModelConfig
-from longstride.model.layers import Linear
+from longstride.model.layers import Linear, rms_norm
+from longstride.model.rotary import rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values [batch, heads, n, d] -> [batch, heads, n, d_v]."""
+QK_FACTOR = 3.0
+"""Normalised queries and keys have a root mean square of 1. This factor makes their softmax sharp enough to begin with."""
 
 
 class Attention(nn.Module):
@@ -18,17 +22,26 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.patterns = config.patterns(block)
         self.sizes = (config.qk_width, config.qk_width, config.width)
-        self.query_key_value = Linear(config.width, sum(self.sizes))
-        self.project = Linear(config.width, config.width)
+        has_bias = config.norm == "layer"
+        self.query_key_value = Linear(config.width, sum(self.sizes), bias=has_bias)
+        self.project = Linear(config.width, config.width, bias=has_bias)
+        self.query_scale = nn.Parameter(torch.ones(config.heads)) if config.qk_norm else None
 
-    def forward(self, x: Tensor, attend: Attend | None = None) -> Tensor:
-        """[batch, n, width] -> [batch, n, width]. `attend` replaces the operator, e.g. to record keys or to use a cache."""
+    def forward(self, x: Tensor, attend: Attend | None = None, rotation: Tensor | None = None) -> Tensor:
+        """[batch, n, width] -> [batch, n, width]. `attend` replaces the operator, e.g. to record keys or to use a cache; it
+        gets queries and keys as they are multiplied, normalised and rotated. `rotation`: from `rotary.rotation`, if the
+        network has rotary positions."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [batch, heads, n, d]
             for part in self.query_key_value(x).split(self.sizes, -1)
         )
+        if self.query_scale is not None:
+            q = rms_norm(q) * (QK_FACTOR * self.query_scale)[:, None, None]
+            k = rms_norm(k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         attend = attend or self.attend
-        return self.project(attend(q, k, v).transpose(1, 2).flatten(2))
+        return self.project(attend(q.to(x.dtype), k.to(x.dtype), v).transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend_over(q, k, v, self.patterns)

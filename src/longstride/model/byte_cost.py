@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from longstride.attention.slots import Slots, slots
-from longstride.model.config import BYTES, ModelConfig
+from longstride.model.config import ModelConfig
 from longstride.model.cost import parameter_count, pattern_counts
 from longstride.patterns import Block, Leaf, Pattern, Summary, total_pairs, union
 
@@ -21,7 +21,7 @@ class CacheUse:
     """Cache use of all heads with one kind of pattern, over all blocks, for one stream."""
 
     pattern: Pattern
-    """The pattern of one of them; `part` of a summary may differ between heads."""
+    """The pattern of one of these heads. Others may differ in the `part` of a Summary."""
     heads: int
     slots: str
     """Description of the slots of a head."""
@@ -52,7 +52,7 @@ def step_bytes(config: ModelConfig, batch: int, first: int, steps: int) -> float
 
     A mean over `steps` steps from position `first` on. Embedding tables are left out: a step reads few of their rows.
     """
-    tables = FLOAT_BYTES * config.width * (BYTES + 1 + sum(config.positions.sizes))
+    tables = FLOAT_BYTES * config.width * config.table_rows
     head_slot_bytes = slot_bytes(config) / config.heads
     return weight_bytes(config) - tables + batch * head_slot_bytes * keys_seen(config, first, steps)
 

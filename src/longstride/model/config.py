@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from math import isqrt
 from typing import Any, Literal
 
-from longstride.common.checks import Choice, Real, Rule, Text, Whole, check_field_names, check_fields, short_repr
+from longstride.common.checks import Boolean, Choice, Real, Rule, Text, Whole, check_field_names, check_fields, short_repr
 from longstride.common.files import parse_object
 from longstride.common.limits import check_limit
 from longstride.model.placement import Heads, place
 from longstride.model.positions import Positions, positions
+from longstride.patterns import Dilated
 
 ROUNDING = 1e-6
 BYTES = 256
@@ -28,10 +29,13 @@ RULES: dict[str, Rule] = {
     "qk_ratio": Real(0, LARGEST_RATIO),
     "ff_ratio": Real(0, LARGEST_RATIO),
     "dropout": Real(0, 1, below=True),
-    "init": Choice("paper", "release"),
+    "init": Choice("paper", "release", "modern"),
     "precision": Choice("float32", "bfloat16", "float16", "float64"),
     "recompute": Choice("off", "on", "selective"),
     "chunk": Whole(1, "positions"),
+    "norm": Choice("layer", "rms"),
+    "qk_norm": Boolean(),
+    "last_bytes": Whole(1, "last_bytes"),
 }
 
 
@@ -42,11 +46,11 @@ class ModelConfig:
     Without a default are layers, width, heads (which must divide width), context (the longest sequence, in bytes),
     pattern and embedding, both as text. `pattern` gives each block and head its pattern, such as
     'interleave(strided(128))' or 'distinct(merged(fixed(128, 32)))'; every pattern is causal. `embedding` says what a
-    position is: 'matrix(128)' or 'image(32, 32, 3)'.
+    position is: 'matrix(128)', 'image(32, 32, 3)' or 'rotary'.
 
     Defaults: qk_ratio 1.0 and ff_ratio 4.0 (queries and keys [.., width * qk_ratio], inner layer [.., width * ff_ratio]),
     dropout 0.0, init 'release', precision 'float32' (of activations), recompute 'off', chunk 8192 (positions per chunk of
-    the loss). docs/model.md explains each field.
+    the loss), norm 'layer', qk_norm False, last_bytes 1. docs/model.md explains each field.
 
     Example:
         >>> from longstride import ModelConfig
@@ -70,23 +74,31 @@ class ModelConfig:
     pattern: str
     """The pattern of each block and head, such as 'interleave(strided(128))'; `model.placement` defines the notation."""
     embedding: str
-    """Position embedding: 'matrix(128)' for row and column in a matrix as wide as the stride, or 'image(32, 32, 3)' for row,
-    column and channel of an image."""
+    """Position embedding: 'matrix(128)' for row and column in a matrix as wide as the stride, 'image(32, 32, 3)' for row,
+    column and channel of an image, or 'rotary': nothing is learned, and queries and keys are rotated by their position."""
     qk_ratio: float = 1.0
     """Total size of the queries of all heads, and of the keys, relative to the width: 0.5 is the paper's half size."""
     ff_ratio: float = 4.0
     """Size of the feed-forward network's inner layer, relative to the width: 2.0 is the paper's half size."""
     dropout: float = 0.0
     """At the end of each residual addition, and nowhere else."""
-    init: Literal["paper", "release"] = "release"
+    init: Literal["paper", "release", "modern"] = "release"
     """Standard deviation of the weights: "paper" is 0.125 / sqrt(d_in), as the paper says; "release" is sqrt(0.125 / d_in),
-    as in its authors' code, which learns faster (docs/log.md)."""
+    as in its authors' code, which learns faster (docs/log.md). "modern" is 0.5 / sqrt(d_in), with larger embeddings,
+    projections into the residual stream 0 and an output layer that is not."""
     precision: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """Dtype of the activations. Weights are float32, and softmax, norms, logits and loss are computed in float32."""
     recompute: Literal["off", "on", "selective"] = "off"
     """Activation checkpointing: "on" recomputes blocks in the backward pass, "selective" all but the attention itself."""
     chunk: int = 8192
     """Positions whose logits are in memory at a time, for the loss."""
+    norm: Literal["layer", "rms"] = "layer"
+    """"layer" is layer normalization. "rms" divides by the root mean square, also after the embedding; norms then have no
+    weights, and linear layers no biases."""
+    qk_norm: bool = False
+    """Whether queries and keys are normalised, with a learned scale per head."""
+    last_bytes: int = 1
+    """Number of bytes before a position whose embeddings are summed there; 1 in the paper."""
 
     def __post_init__(self) -> None:
         check_fields("config", self, RULES)
@@ -105,6 +117,11 @@ class ModelConfig:
             positions(self.embedding, self.context)
         except ValueError as error:
             raise ValueError(f"config: {error}") from None
+        if self.is_rotary and self.qk_width // self.heads % 2:
+            raise ValueError(
+                f"config: embedding = 'rotary' needs an even size of queries per head, got {self.qk_width // self.heads}; "
+                "change width, heads or qk_ratio"
+            )
         given = f"layers = {self.layers:,}, width = {self.width:,} and embedding = {short_repr(self.embedding)}"
         check_limit("config", f"the weights of {given}", self.parameters, "parameters")
 
@@ -120,10 +137,34 @@ class ModelConfig:
     def parameters(self) -> int:
         """Number of learned parameters, in closed form: equals SparseTransformer.parameter_count()."""
         width, qk, ff = self.width, self.qk_width, self.ff_width
-        attention = width * (2 * qk + width) + 2 * qk + width + width * width + width
-        feed_forward = 2 * width * ff + ff + width
-        embeddings = width * (BYTES + 1 + sum(self.positions.sizes))
-        return embeddings + self.layers * (attention + feed_forward + 4 * width) + 2 * width + BYTES * width
+        attention = width * (2 * qk + width) + width * width + (self.heads if self.qk_norm else 0)
+        block = attention + 2 * width * ff
+        if self.norm == "layer":
+            block += 2 * qk + width + width + ff + width + 4 * width  # biases, and two norms
+        return self.table_rows * width + self.layers * block + 2 * width * (self.norm == "layer") + BYTES * width
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of all embedding tables: bytes, the start vector, and positions."""
+        return BYTES * self.last_bytes + 1 + sum(self.positions.sizes)
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether queries and keys are rotated by their position."""
+        return not self.positions.sizes
+
+    @property
+    def period(self) -> int:
+        """The longest period of the patterns; about sqrt(context) if they have none."""
+        leaves = [leaf for heads in self.cycle for pattern in heads for leaf in pattern.leaves]
+        longest = max(leaf.step if isinstance(leaf, Dilated) else getattr(leaf, "l", 1) for leaf in leaves)
+        return longest if longest > 1 else isqrt(self.context)
+
+    @property
+    def beyond_the_paper(self) -> list[str]:
+        """Names of the fields that make another network than the paper's; initial values of weights do not."""
+        changed = {"embedding": self.is_rotary, "norm": self.norm != "layer", "qk_norm": self.qk_norm}
+        return [name for name, differs in {**changed, "last_bytes": self.last_bytes > 1}.items() if differs]
 
     @property
     def cycle(self) -> tuple[Heads, ...]:
@@ -165,9 +206,9 @@ class ModelConfig:
             raise ValueError(f"{owner}: {str(error).removeprefix('config: ')}") from None
 
 
-def _divisors(number: int, near: int) -> list[int]:
-    """Returns up to NAMED divisors of a number, those around `near`."""
-    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    divisors = sorted({*small, *(number // divisor for divisor in small)})
+def _divisors(size: int, near: int) -> list[int]:
+    """Returns up to NAMED divisors of a size, those around `near`."""
+    small = [divisor for divisor in range(1, isqrt(size) + 1) if size % divisor == 0]
+    divisors = sorted({*small, *(size // divisor for divisor in small)})
     first = max(0, min(bisect(divisors, near) - NAMED // 2, len(divisors) - NAMED))
     return divisors[first : first + NAMED]

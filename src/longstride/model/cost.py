@@ -88,7 +88,9 @@ def _block_bytes(config: ModelConfig) -> int:
     size = getattr(torch, config.precision).itemsize
     width, wide = config.width, 2 * config.qk_width + config.width
     mask = 2 * width if config.dropout else 0
-    attention = size * (width + wide + width) + 4 * config.heads
+    changed = 2 if config.is_rotary or config.qk_norm else 0  # Queries and keys once more, rotated or normalised,
+    changed += config.qk_norm  # and normalised queries for the gradient of their scale.
+    attention = size * (width + wide + width + changed * config.qk_width) + 4 * config.heads
     feed_forward = size * (width + width + 2 * config.ff_width)
     statistics = 2 * 2 * 4  # mean and deviation of two norms
     return mask + size * width + attention + feed_forward + statistics

@@ -1,37 +1,61 @@
 """embed(X, W_e): token embeddings, learned position embeddings, and the start vector.
 
 The input at position i is byte i - 1, and the network predicts byte i there. So every byte is scored, the first from the
-start vector alone. The position embedding is that of the byte to be predicted.
+start vector alone. The position embedding is that of the byte to be predicted. With `last_bytes` = 3, bytes i - 2 and i - 3
+are added, each by a table of its own; nothing is added for a byte before the first.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longstride.model.config import BYTES, ModelConfig
+from longstride.model.layers import rms_norm
+from longstride.model.rotary import rotation
 
 
 class Embedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.positions = config.positions
+        self.rotated_size = config.qk_width // config.heads if config.is_rotary else 0
+        self.rotation_dtype = torch.promote_types(getattr(torch, config.precision), torch.float32)
+        self.normalized = config.norm == "rms"
         self.token = nn.Embedding(BYTES, config.width)
         self.start = nn.Parameter(torch.empty(config.width))
         self.position = nn.ModuleDict(
             {name: nn.Embedding(size, config.width) for name, size in zip(self.positions.names, self.positions.sizes)}
         )
+        self.earlier = nn.ModuleList(nn.Embedding(BYTES, config.width) for _ in range(config.last_bytes - 1))
+        """Tables of the bytes before the last, the nearest first."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Bytes [batch, n] -> H_0 [batch, n, width], float32."""
         batch, n = tokens.shape
         shifted = torch.cat([self.start.expand(batch, 1, -1), self.token(tokens[:, :-1].long())], 1)
-        return self._add_positions(shifted, torch.arange(n, device=tokens.device))
+        for distance, table in enumerate(self.earlier, 2):
+            if distance < n:
+                shifted = shifted + F.pad(table(tokens[:, :-distance].long()), (0, 0, distance, 0))
+        return self._finish(shifted, torch.arange(n, device=tokens.device))
 
     def after(self, tokens: Tensor | None, batch: int, position: Tensor) -> Tensor:
-        """Returns [batch, 1, width] for one position, from the bytes before it [batch]; None before the first."""
-        before = self.start.expand(batch, -1) if tokens is None else self.token(tokens.long())
-        return self._add_positions(before[:, None], position)
+        """Returns [batch, 1, width] for one position, from the bytes before it; None before the first.
 
-    def _add_positions(self, x: Tensor, position: Tensor) -> Tensor:
+        tokens: [batch, m], the newest last; m is `last_bytes`, or `position` if that is less.
+        """
+        if tokens is None:
+            return self._finish(self.start.expand(batch, 1, -1), position)
+        before = self.token(tokens[:, -1:].long())
+        for distance, table in zip(range(2, tokens.shape[1] + 1), self.earlier):
+            before = before + table(tokens[:, -distance, None].long())
+        return self._finish(before, position)
+
+    def rotation(self, position: Tensor) -> Tensor | None:
+        """Returns the rotation of queries and keys at these positions [n]; None if positions are not rotary."""
+        return rotation(position, self.rotated_size, self.rotation_dtype) if self.rotated_size else None
+
+    def _finish(self, x: Tensor, position: Tensor) -> Tensor:
+        """Adds the position embeddings, and normalises."""
         for name, index in zip(self.positions.names, self.positions.indices(position)):
             x = x + self.position[name](index)
-        return x
+        return rms_norm(x) if self.normalized else x

@@ -44,6 +44,18 @@ class Norm(nn.LayerNorm):
         return normalize(x, self.weight, self.bias)[0]
 
 
+def rms_norm(x: Tensor) -> Tensor:
+    """Divides by the root mean square of the last dimension, which PyTorch computes in float32 at least."""
+    return F.rms_norm(x, x.shape[-1:], eps=EPSILON)
+
+
+class RootMeanSquareNorm(nn.Module):
+    """`rms_norm` as a module. It has no weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x)
+
+
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,9 +139,10 @@ def recomputed_feed_forward(x: Tensor, inner: Linear, outer: Linear, mask: Tenso
 class _FeedForwardValue(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, mask: Tensor | None, scale: float
-    ) -> Tensor:
-        w_1, b_1, w_2, b_2 = (weight.to(x.dtype) for weight in (weight_1, bias_1, weight_2, bias_2))
+        x: Tensor, weight_1: Tensor, bias_1: Tensor | None, weight_2: Tensor, bias_2: Tensor | None, mask: Tensor | None,
+        scale: float,
+    ) -> Tensor:  # fmt: skip
+        w_1, w_2, b_1, b_2 = *(weight.to(x.dtype) for weight in (weight_1, weight_2)), _cast(bias_1, x), _cast(bias_2, x)
         result = torch.empty_like(x)
         for part in _parts(x, len(w_1)):
             result[part] = drop(F.linear(gelu(F.linear(x[part], w_1, b_1)), w_2, b_2), _at(mask, part), scale)
@@ -157,17 +170,22 @@ class _FeedForwardGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_1, bias_1, weight_2, bias_2, mask = ctx.saved_tensors
-        w_1, b_1, w_2 = (weight.to(x.dtype) for weight in (weight_1, bias_1, weight_2))
+        w_1, w_2, b_1 = weight_1.to(x.dtype), weight_2.to(x.dtype), _cast(bias_1, x)
         dx = torch.empty_like(x)
-        sums = [torch.zeros_like(weight) for weight in (weight_1, bias_1, weight_2, bias_2)]
+        sums = [None if one is None else torch.zeros_like(one) for one in (weight_1, bias_1, weight_2, bias_2)]
         for part in _parts(x, len(w_1)):
             rows, d_result = x[part].flatten(0, -2), drop(d_output[part], _at(mask, part), ctx.scale).flatten(0, -2)
             inner = F.linear(rows, w_1, b_1)
             d_inner = (d_result @ w_2) * _gelu_derivative(inner)
             dx[part] = (d_inner @ w_1).view_as(x[part])
             for total, added in zip(sums, (d_inner.T @ rows, d_inner.sum(0), d_result.T @ gelu(inner), d_result.sum(0))):
-                total += added
+                if total is not None:
+                    total += added
         return dx, *sums, None, None
+
+
+def _cast(bias: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if bias is None else bias.to(x.dtype)
 
 
 def part_count(inner_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 matrix(128)         d_attn = 2: row and column in a matrix as wide as the stride; for text and audio
 image(32, 32, 3)    d_data = 3: row, column and channel of each byte of an image
+rotary              none of these: queries and keys are rotated by their position (`model.rotary`); for text and audio
 """
 
 import ast
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+ROTARY = "rotary"
+
+
 class Positions(NamedTuple):
-    """Names and sizes of the dimensions; the last varies fastest."""
+    """Names and sizes of the dimensions; the last varies fastest. Rotary positions have none."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -35,6 +39,8 @@ class Positions(NamedTuple):
 def positions(text: str, context: int) -> Positions:
     """Parses `text`, such as 'matrix(128)', for a model of this context."""
     check_limit("embedding", "the length of the text", len(text), "text")
+    if text.strip().lower() == ROTARY:
+        return Positions((), ())
     name, sizes = _read(text)
     owner = f"embedding {short_repr(text)}"
     if name == "matrix" and len(sizes) == 1:
@@ -50,7 +56,7 @@ def positions(text: str, context: int) -> Positions:
                 f"{owner} has {count:,} bytes and context is {context:,}; context must be height * width * channels"
             )
         return Positions(names, tuple(sizes))
-    raise ValueError(f"{owner} must be matrix(width) or image(height, width, channels)")
+    raise ValueError(f"{owner} must be matrix(width), image(height, width, channels) or rotary")
 
 
 def _read(text: str) -> tuple[str, list[Any]]:
@@ -61,4 +67,4 @@ def _read(text: str) -> tuple[str, list[Any]]:
             return node.func.id.lower(), [ast.literal_eval(argument) for argument in node.args]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
-    raise ValueError(f"embedding {short_repr(text)} does not read as one; write matrix(128) or image(32, 32, 3)")
+    raise ValueError(f"embedding {short_repr(text)} does not read as one; write matrix(128), image(32, 32, 3) or rotary")

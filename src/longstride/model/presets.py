@@ -1,4 +1,4 @@
-"""The paper's networks by name, and small ones that train on a laptop. The suffix -dense selects full attention.
+"""The paper's networks by name, small ones for a laptop, and a modern one. The suffix -dense selects full attention.
 
 Where the paper leaves details open, presets follow its authors' code: CIFAR-10 with stride 96, one row of 32 pixels, and one
 block of columns to three of rows; enwik8 with separate summary cells for each head.
@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from longstride.common.checks import suggest
 from longstride.model.config import ModelConfig
+from longstride.model.recipes import apply_recipe, check_recipe
 
 DENSE = "-dense"
 
@@ -112,6 +113,22 @@ def text_small() -> ModelConfig:
     )
 
 
+def text_modern() -> ModelConfig:
+    """57 M parameters; text, with what makes training fast on today's GPUs (docs/log.md)."""
+    return apply_recipe(
+        ModelConfig(
+            layers=8,
+            width=768,
+            heads=12,
+            context=8192,
+            pattern="local(1024) + distinct(merged(fixed(128, 8)))",
+            embedding="rotary",
+            precision="bfloat16",
+        ),
+        "modern",
+    )
+
+
 def image_small() -> ModelConfig:
     """0.9 M parameters; images of 32 x 32 pixels."""
     return ModelConfig(
@@ -146,13 +163,16 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "text-small": text_small,
     "image-small": image_small,
     "audio-small": audio_small,
+    "text-modern": text_modern,
 }
 
 
-def preset(name: str) -> ModelConfig:
-    """Returns the model config of that name."""
+def preset(name: str, recipe: str | None = None) -> ModelConfig:
+    """Returns the model config of that name. `recipe`: "paper" or "modern", instead of the preset's own."""
+    if recipe is not None:
+        check_recipe("preset", recipe)
     plain = name.removesuffix(DENSE)
     if plain not in PRESETS:
         raise ValueError(f"there is no preset {name!r}; {suggest(plain, PRESETS)}")
-    config = PRESETS[plain]()
+    config = PRESETS[plain]() if recipe is None else apply_recipe(PRESETS[plain](), recipe)
     return config if plain == name else replace(config, pattern="dense()")

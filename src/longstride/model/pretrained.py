@@ -10,10 +10,10 @@ from torch import Tensor
 
 from longstride.common.atomic import atomic_path
 from longstride.common.checks import short_reason, short_repr
-from longstride.common.files import read_json, real_path
 from longstride.common.tensor_file import check_finite, save_file
 from longstride.model.config import ModelConfig
 from longstride.model.cost import check_memory
+from longstride.model.saved_config import read_config, settings_path
 
 CHANGEABLE = ("dropout", "precision", "recompute", "chunk")
 """Config fields that may change on loading: they do not affect the weights."""
@@ -62,24 +62,6 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
             raise ValueError(f"{owner}: {short_repr(name)} is {x.dtype}; weights must be float32, as they are saved")
         check_finite(owner, name, x)
     return config, weights
-
-
-def settings_path(folder: Path) -> Path:
-    """Returns the path of a model's config.json: in its folder, or in the run that a checkpoint belongs to."""
-    settings = folder / "config.json"
-    if not settings.is_file():
-        for parent in (folder.parent, real_path(folder).parent):
-            if parent.name == "checkpoints":  # A run has one config.json for all its checkpoints.
-                return parent.parent / "config.json"
-    return settings
-
-
-def read_config(path: Path) -> ModelConfig:
-    """Reads the model config from the config.json of a saved model or of a run."""
-    content = read_json(path, finite=False)
-    if isinstance(content.get("model"), dict):
-        return ModelConfig.from_fields(content["model"], f"{path}: model")
-    return ModelConfig.from_fields(content, str(path))
 
 
 def check(folder: str | Path, wanted: dict[str, tuple[int, ...]], weights: dict[str, Tensor]) -> None:

@@ -7,6 +7,7 @@
 Shapes: bytes [batch, n]; H [batch, n, width]; logits [batch, n, 256], where position t predicts byte t from those before.
 """
 
+from collections.abc import Callable
 from functools import partial
 from math import sqrt
 from pathlib import Path
@@ -22,11 +23,14 @@ from longstride.model.config import BYTES, ModelConfig
 from longstride.model.cost import check_memory
 from longstride.model.dropout import draw_mask, draw_seeds
 from longstride.model.embedding import Embedding
-from longstride.model.layers import Linear, Norm, drop, gelu, recomputed_feed_forward
+from longstride.model.layers import Linear, Norm, RootMeanSquareNorm, drop, gelu, recomputed_feed_forward
 from longstride.model.loss import nats
 
 SCALE = 0.125
 """Factor in the standard deviation of initial weights."""
+MODERN_SCALE, MODERN_EMBEDDING, MODERN_OUTPUT = 0.5, 0.3, 0.02
+"""Standard deviations with init "modern": of the blocks' weights times sqrt(d_in), of the sum of a position's embeddings,
+and of the output layer."""
 INTEGER_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
@@ -35,8 +39,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.inner = Linear(config.width, config.ff_width)
-        self.outer = Linear(config.ff_width, config.width)
+        self.inner = Linear(config.width, config.ff_width, bias=config.norm == "layer")
+        self.outer = Linear(config.ff_width, config.width, bias=config.norm == "layer")
         self.dropout = config.dropout
         self.recompute = config.recompute != "off"
 
@@ -53,19 +57,25 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, config: ModelConfig, block: int) -> None:
         super().__init__()
-        self.norm_attention = Norm(config.width)
+        self.norm_attention = make_norm(config)
         self.attention = Attention(config, block)
-        self.norm_ff = Norm(config.width)
+        self.norm_ff = make_norm(config)
         self.ff = FeedForward(config)
         self.dropout = config.dropout
 
-    def forward(self, h: Tensor, attend: Attend | None = None, seeds: Tensor | None = None) -> Tensor:
-        """`seeds`: of the two dropout masks, [2]; without them nothing is dropped."""
-        a = self.attention(self.norm_attention(h), attend)
+    def forward(
+        self, h: Tensor, attend: Attend | None = None, seeds: Tensor | None = None, rotation: Tensor | None = None
+    ) -> Tensor:
+        """`seeds`: of the two dropout masks, [2]; without them nothing is dropped. `rotation`: of rotary positions."""
+        a = self.attention(self.norm_attention(h), attend, rotation)
         if seeds is not None:
             a = drop(a, draw_mask(a, self.dropout, seeds[0]), 1 / (1 - self.dropout))
         b = self.ff(self.norm_ff(h + a), None if seeds is None else seeds[1])
         return a + b
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    return Norm(config.width) if config.norm == "layer" else RootMeanSquareNorm()
 
 
 class SparseTransformer(nn.Module):
@@ -94,7 +104,7 @@ class SparseTransformer(nn.Module):
         self.config = config
         self.embedding = Embedding(config)
         self.blocks = nn.ModuleList(ResidualBlock(config, block) for block in range(config.layers))
-        self.norm = Norm(config.width)
+        self.norm = make_norm(config)
         self.output = Linear(config.width, BYTES, bias=False)
         self.initialise()
 
@@ -106,11 +116,13 @@ class SparseTransformer(nn.Module):
         """Returns H_N, the output of the last block."""
         self._check(tokens)
         h = self.embedding(tokens).to(getattr(torch, self.config.precision))
+        rotation = self.embedding.rotation(torch.arange(tokens.shape[1], device=tokens.device))
         recompute = self.config.recompute != "off" and torch.is_grad_enabled()
         dropout = self.training and self.config.dropout > 0
         seeds = draw_seeds(len(self.blocks), h.device) if dropout else [None] * len(self.blocks)
         for block, own_seeds in zip(self.blocks, seeds):
-            h = h + (self._checkpointed(block, h, own_seeds) if recompute else block(h, None, own_seeds))
+            run = self._checkpointed(block) if recompute else block
+            h = h + run(h, None, own_seeds, rotation)
         return h
 
     def logits(self, h: Tensor) -> Tensor:
@@ -125,36 +137,53 @@ class SparseTransformer(nn.Module):
         """Returns the mean of `nats`; divided by log(2) it is bits per byte."""
         return self.nats(tokens).mean()
 
-    def _checkpointed(self, block: nn.Module, h: Tensor, seeds: Tensor | None) -> Any:
+    def _checkpointed(self, block: nn.Module) -> Callable[..., Tensor]:
         """Activation checkpointing: saves h only and recomputes the block in backward, with the same dropout masks."""
         contexts: dict[str, Any] = {}
         if self.config.recompute == "selective":
             contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
-        return checkpoint(block, h, None, seeds, use_reentrant=False, preserve_rng_state=False, **contexts)
+        return partial(checkpoint, block, use_reentrant=False, preserve_rng_state=False, **contexts)
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Section 6: normal weights by fan-in, W_2 and W_p divided by sqrt(2N), biases and output layer 0, norms 1."""
-        width, dimensions = self.config.width, len(self.embedding.position)
-        nn.init.normal_(self.embedding.token.weight, std=self._deviation(width))
-        nn.init.normal_(self.embedding.start, std=self._deviation(width))
+        """Section 6: normal weights by fan-in, W_2 and W_p divided by sqrt(2N), biases and output layer 0, norms 1.
+
+        With init "modern", W_2 and W_p are 0, the output layer is not, and embeddings are larger.
+        """
+        modern, width, dimensions = self.config.init == "modern", self.config.width, len(self.embedding.position)
+        of_bytes = MODERN_EMBEDDING / sqrt(self.config.last_bytes) if modern else self._deviation(width)
+        nn.init.normal_(self.embedding.token.weight, std=of_bytes)
+        nn.init.normal_(self.embedding.start, std=MODERN_EMBEDDING if modern else of_bytes)
         for table in self.embedding.position.values():
             assert isinstance(table, nn.Embedding)
-            nn.init.normal_(table.weight, std=self._deviation(width * dimensions))
+            nn.init.normal_(table.weight, std=of_bytes if modern else self._deviation(width * dimensions))
+        for table in self.embedding.earlier:
+            assert isinstance(table, nn.Embedding)
+            nn.init.normal_(table.weight, std=of_bytes)
         for block in self.blocks:
             assert isinstance(block, ResidualBlock)
             for linear in (block.attention.query_key_value, block.attention.project, block.ff.inner, block.ff.outer):
                 nn.init.normal_(linear.weight, std=self._deviation(linear.in_features))
-                nn.init.zeros_(linear.bias)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
             for linear in (block.attention.project, block.ff.outer):
-                linear.weight /= sqrt(2 * self.config.layers)
-        nn.init.zeros_(self.output.weight)
+                if modern:
+                    nn.init.zeros_(linear.weight)
+                else:
+                    linear.weight /= sqrt(2 * self.config.layers)
+            if block.attention.query_scale is not None:
+                nn.init.ones_(block.attention.query_scale)
+        if modern:
+            nn.init.normal_(self.output.weight, std=MODERN_OUTPUT)
+        else:
+            nn.init.zeros_(self.output.weight)
         for module in self.modules():
             if isinstance(module, Norm):
                 module.reset_parameters()
 
     def _deviation(self, fan_in: int) -> float:
-        return SCALE / sqrt(fan_in) if self.config.init == "paper" else sqrt(SCALE / fan_in)
+        by_rule = {"paper": SCALE / sqrt(fan_in), "release": sqrt(SCALE / fan_in), "modern": MODERN_SCALE / sqrt(fan_in)}
+        return by_rule[self.config.init]
 
     def parameter_count(self) -> int:
         """Returns the number of learned parameters: embeddings, blocks, norms and output, as the paper counts them."""

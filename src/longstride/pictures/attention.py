@@ -113,7 +113,7 @@ def draw(example: Example, position: int, inspection: Inspection, layers: Sequen
 
 
 def _legend(example: Example, panels: Sequence[tuple[Weights, Pattern]], shown: str) -> str:
-    """Explains the colours of the panels and the signs in the figure's text, those that it has."""
+    """Explains the colours of the panels and the signs in the text, as far as the figure has them."""
     from longstride.pictures.attention_panels import MATRIX_LEGEND, matrix_legend
 
     if example.item:

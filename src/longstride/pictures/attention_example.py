@@ -34,7 +34,9 @@ class Example:
     @property
     def columns(self) -> int:
         """Row length of the matrix that shows the positions: the stride, with which patterns are periodic."""
-        sizes = self.model.config.positions.sizes
+        sizes = self.model.config.positions.sizes or self.item
+        if not sizes:  # Rotary positions have no matrix.
+            return self.model.config.period
         return sizes[1] if len(sizes) == 2 else sizes[1] * sizes[2]
 
     @property

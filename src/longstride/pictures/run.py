@@ -143,6 +143,9 @@ def _curves(
         for rows, (_, dark) in zip(runs, colours):
             draw_line(axes, rows, name, dark if len(runs) > 1 else PANEL_COLOURS[name], linewidth=1.2)
         axes.set_ylabel(title, fontsize=8)
+        if name == "learning_rate":  # 0.0015 would reach the title beside it; 1.5 with 1e-3 above the axis does not.
+            axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+            axes.yaxis.get_offset_text().set_fontsize(8)
         if name == "bytes_per_second":
             axes.yaxis.set_major_formatter(EngFormatter(sep=""))
             axes.set_ylim(0, axes.get_ylim()[1] * 1.05)

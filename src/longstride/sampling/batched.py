@@ -29,7 +29,7 @@ from longstride.sampling.kernels.batched import (
     multiply,
 )
 from longstride.sampling.kernels.common import BYTES
-from longstride.sampling.sampler import SamplingParams
+from longstride.sampling.params import SamplingParams
 
 TERMS = 3
 """bfloat16 terms whose sum has the 24 bits of a float32; weights in half precision need fewer."""

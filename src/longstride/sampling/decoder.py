@@ -24,7 +24,8 @@ from longstride.attention.slots import NO_SLOT
 from longstride.model import SparseTransformer
 from longstride.model.cache import Cache
 from longstride.model.layers import Linear
-from longstride.sampling.sampler import SamplingParams, pick_bytes, probabilities, uniform
+from longstride.sampling.params import SamplingParams
+from longstride.sampling.sampler import pick_bytes, probabilities, uniform
 
 AHEAD = 64
 """The most positions whose visible slots are listed at a time."""
@@ -48,6 +49,8 @@ class Decoder:
         self.cache = make_cache(model, batch, self.length)
         self.scale = 1 / sqrt(model.config.qk_width // model.config.heads)
         self.position = 0
+        self._earlier: Tensor | None = None
+        """The bytes before the next step's input that the embedding reads, too: [batch, m], m <= last_bytes - 1."""
         self._ahead = range(0)
         self._lists: list[tuple[Tensor, Tensor]] = []
 
@@ -57,6 +60,18 @@ class Decoder:
         if tokens.shape[1]:
             prefill(self.model, self.cache, tokens)
         self.position = tokens.shape[1]
+        self._remember(tokens[:, :-1])
+
+    def _remember(self, tokens: Tensor) -> None:
+        """Keeps the last of these bytes for the next step's embedding."""
+        count = self.model.config.last_bytes - 1
+        self._earlier = tokens[:, -count:] if count else None
+
+    def _embed(self, tokens: Tensor | None, position: Tensor) -> Tensor:
+        if tokens is not None:
+            tokens = tokens[:, None] if self._earlier is None else torch.cat([self._earlier, tokens[:, None]], 1)
+            self._remember(tokens)
+        return self.model.embedding.after(tokens, self.batch, position)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor | None) -> Tensor:
@@ -64,16 +79,16 @@ class Decoder:
         assert self.position < self.length
         assert (tokens is None) == (self.position == 0)
         position = torch.tensor([self.position], device=self.device)
-        h = self.model.embedding.after(tokens, self.batch, position)
+        h, rotation = self._embed(tokens, position), self.model.embedding.rotation(position)
         if self.position not in self._ahead:
             entries = range(min(len(self.model.config.cycle), len(self.model.blocks)))
             each = sum(8 * head.most for entry in entries for head in self.cache.heads[entry])
             self._ahead = range(self.position, min(self.position + max(1, min(AHEAD, LISTED // each)), self.length))
             self._lists = [self._visible_slots(entry) for entry in entries]
         here = self.position - self._ahead.start
-        for number, block in enumerate(self.model.blocks):
-            own, listed = self._lists[number % len(self._lists)]
-            h = h + block(h, partial(self._attend, number, own[here], listed[here]))
+        for layer, block in enumerate(self.model.blocks):
+            own, listed = self._lists[layer % len(self._lists)]
+            h = h + block(h, partial(self._attend, layer, own[here], listed[here]), rotation=rotation)
         self.position += 1
         return self.model.logits(h)[:, 0]
 
@@ -87,9 +102,9 @@ class Decoder:
         filled = [pad(listed, (0, most - listed.shape[1]), value=NO_SLOT) for listed in lists]
         return own.to(self.device), torch.stack(filled, 1).to(self.device)
 
-    def _attend(self, number: int, own: Tensor, listed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.cache.add(number, own, k, v)
-        return decode(q, self.cache.keys[number], self.cache.values[number], listed, self.scale)
+    def _attend(self, layer: int, own: Tensor, listed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.cache.add(layer, own, k, v)
+        return decode(q, self.cache.keys[layer], self.cache.values[layer], listed, self.scale)
 
 
 @torch.inference_mode()
@@ -99,15 +114,15 @@ def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
     rows = max(1, PREFILL_POSITIONS // n)
     for first in range(0, batch, rows):
         streams = slice(first, first + rows)
-        h = model.embedding(tokens[streams])
-        for number, block in enumerate(model.blocks):
-            h = h + block(h, partial(_attend_and_cache, block, cache, number, streams))
+        h, rotation = model.embedding(tokens[streams]), model.embedding.rotation(torch.arange(n, device=tokens.device))
+        for layer, block in enumerate(model.blocks):
+            h = h + block(h, partial(_attend_and_cache, block, cache, layer, streams), rotation=rotation)
 
 
-def _attend_and_cache(block: Any, cache: Cache, number: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    cache.fill(number, k, v, rows)
+def _attend_and_cache(block: Any, cache: Cache, layer: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    cache.fill(layer, k, v, rows)
     # Values are rounded as in the cache: samples must not depend on the length of the prefill.
-    attended: Tensor = block.attention.attend(q, k, v.to(cache.values[number].dtype).to(v.dtype))
+    attended: Tensor = block.attention.attend(q, k, v.to(cache.values[layer].dtype).to(v.dtype))
     return attended
 
 
@@ -166,7 +181,7 @@ def in_float32(model: SparseTransformer) -> SparseTransformer:
         dtype = getattr(torch, model.config.precision)
         for name, module in model.blocks.named_modules():
             if isinstance(module, Linear):
-                for part in ("weight", "bias"):
+                for part, _ in module.named_parameters(recurse=False):
                     weights[f"blocks.{name}.{part}"] = weights[f"blocks.{name}.{part}"].to(dtype)
     with torch.device("meta"):
         twin = SparseTransformer(config)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from longstride.common.checks import whole_number
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.sampling.sampler import SamplingParams, random_state
+from longstride.sampling.params import SamplingParams
+from longstride.sampling.sampler import random_state
 from longstride.sampling.streams import Streams, open_streams, piece_size
 
 
@@ -34,8 +35,8 @@ def generate(
     """
     params = SamplingParams(temperature, top_k, top_p)
     seed, first = _check_seed(seed), whole_number("generate", "first", first, 0)
-    prompts = [_check_prompt(number, prompt) for number, prompt in enumerate(prompts)]
-    ends = [_sample_end(number, prompt, length, model.config) for number, prompt in enumerate(prompts)]
+    prompts = [_check_prompt(index, prompt) for index, prompt in enumerate(prompts)]
+    ends = [_sample_end(index, prompt, length, model.config) for index, prompt in enumerate(prompts)]
     return _generate_windows(model, prompts, ends, params, seed, first)
 
 
@@ -53,17 +54,17 @@ def _generate_windows(
     """
     context, start = model.config.context, 0
     device = next(model.parameters()).device
-    window = {number: bytearray(prompt) for number, prompt in enumerate(prompts)}
+    window = {index: bytearray(prompt) for index, prompt in enumerate(prompts)}
     while window:
-        numbers = list(window)
-        state = random_state(seed, first + torch.tensor(numbers, device=device)) + start
-        given, here = [bytes(window[number]) for number in numbers], [min(ends[n] - start, context) for n in numbers]
+        indices = list(window)
+        state = random_state(seed, first + torch.tensor(indices, device=device)) + start
+        given, here = [bytes(window[index]) for index in indices], [min(ends[n] - start, context) for n in indices]
         for new in _generate_window(model, given, here, params, state):
-            pieces = dict(zip(numbers, new))
-            for number, piece in pieces.items():
-                window[number] += piece
-            yield [pieces.get(number, b"") for number in range(len(prompts))]
-        window = {n: window[n][context - window_overlap(context) :] for n in numbers if ends[n] - start > context}
+            pieces = dict(zip(indices, new))
+            for index, piece in pieces.items():
+                window[index] += piece
+            yield [pieces.get(index, b"") for index in range(len(prompts))]
+        window = {n: window[n][context - window_overlap(context) :] for n in indices if ends[n] - start > context}
         start += context - window_overlap(context)
 
 
@@ -128,18 +129,18 @@ def _check_seed(seed: object) -> int:
     raise ValueError(f"generate: seed must be a whole number of 64 bits, got {seed!r}")
 
 
-def _check_prompt(number: int, prompt: object) -> bytes:
+def _check_prompt(index: int, prompt: object) -> bytes:
     if not isinstance(prompt, bytes | bytearray | memoryview):
-        raise ValueError(f"generate: prompts must be a list of bytes; prompt {number} is {prompt!r}")
+        raise ValueError(f"generate: prompts must be a list of bytes; prompt {index} is {prompt!r}")
     return bytes(prompt)
 
 
-def _sample_end(number: int, prompt: bytes, length: int | None, config: ModelConfig) -> int:
+def _sample_end(index: int, prompt: bytes, length: int | None, config: ModelConfig) -> int:
     """Returns the length of a sample with its prompt; ValueError if the model cannot generate it."""
     context = config.context
     if len(prompt) >= context:
         raise ValueError(
-            f"generate: prompt {number} has {len(prompt):,} bytes, and the context is {context:,}: "
+            f"generate: prompt {index} has {len(prompt):,} bytes, and the context is {context:,}: "
             f"give at most {context - 1:,}"
         )
     if length is None:

@@ -38,6 +38,7 @@ class KernelStreams:
         """convert: makes stacked weight matrices [layers, out, in] what the kernels multiply by. readers: programs that read
         the last byte, each from its own copy."""
         config = model.config
+        assert not config.beyond_the_paper
         self.config, self.batch, self.length = config, batch, length
         self.device = next(model.parameters()).device
         self.model = in_float32(model)
@@ -86,6 +87,7 @@ def stack_weights(model: SparseTransformer, convert: Callable[[Tensor], Tensor])
     """Returns a model's weights for the kernels: those of all blocks stacked, their matrices converted."""
     blocks: Any = model.blocks
     embedding: Any = model.embedding
+    last_norm: Any = model.norm
 
     def stack(parameters: list[Tensor]) -> Tensor:
         return torch.stack([parameter.detach() for parameter in parameters])
@@ -111,7 +113,7 @@ def stack_weights(model: SparseTransformer, convert: Callable[[Tensor], Tensor])
             linear([block.ff.inner for block in blocks]),
             linear([block.ff.outer for block in blocks]),
         ),
-        Norm(model.norm.weight.detach(), model.norm.bias.detach()),
+        Norm(last_norm.weight.detach(), last_norm.bias.detach()),
         model.output.weight.detach(),
     )
 

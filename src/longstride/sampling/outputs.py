@@ -80,8 +80,8 @@ def plan_output(request: Request, source: Source, kind: DataKind, total: int) ->
 def _check_paths(output: Output, may_replace: bool) -> None:
     """Raises ValueError, before the work, if a file cannot be written or must not be replaced."""
     paths = ([output.combined] if output.combined is not None else []) + output.separate
-    if output.separate and not output.location.exists() and output.location.parent.is_dir():
-        check_writable(OWNER, "out", paths[0])  # Creates the folder.
+    if output.separate and not output.location.exists():
+        check_writable(OWNER, "out", paths[0])  # Makes the folder.
     for path in paths:
         check_output(OWNER, "out", path, may_replace)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from longstride.common.checks import finite_number, whole_number
 from longstride.data.kinds import KindName
+from longstride.sampling.params import SamplingParams
 
 OWNER = "sample"
 LARGEST_SCALE = 64
@@ -53,7 +54,7 @@ class Request:
     """Auto is the GPU if there is one."""
 
     def check(self) -> None:
-        """Raises ValueError for values that no model accepts. `generate` checks those of the distribution."""
+        """Raises ValueError for values that no model accepts."""
         if self.prompt is not None and self.prompt_file is not None:
             raise ValueError(f"{OWNER}: prompt = {self.prompt!r} and prompt_file = {str(self.prompt_file)!r}: give one")
         if self.prompt_file is not None and not self.prompt_file.exists():
@@ -68,3 +69,7 @@ class Request:
             raise ValueError(f"{OWNER}: keep_top must be between 0 and 1, got {self.keep_top}; 0.5 keeps the upper half")
         if self.seconds is not None and finite_number(OWNER, "seconds", self.seconds) <= 0:
             raise ValueError(f"{OWNER}: seconds must be above 0, got {self.seconds}")
+        try:
+            SamplingParams(self.temperature, self.top_k, self.top_p)
+        except ValueError as error:
+            raise ValueError(f"{OWNER}: {str(error).removeprefix('generate: ')}") from None

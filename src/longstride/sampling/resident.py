@@ -12,7 +12,7 @@ from longstride.sampling.kernel_streams import KernelStreams, head_blocks, next_
 from longstride.sampling.kernels.arguments import Cache, Partition, Streams, Workspace
 from longstride.sampling.kernels.common import BYTES
 from longstride.sampling.kernels.whole import COUNTER_STRIDE, make_bytes
-from longstride.sampling.sampler import SamplingParams
+from longstride.sampling.params import SamplingParams
 
 HELD_VALUES = 2**14
 """Elements of a matrix, or of values, that fit into the registers of a program."""

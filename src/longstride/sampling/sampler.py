@@ -6,48 +6,14 @@ any batch.
 Shapes: logits and probabilities [batch, 256]; sample indices, uniform numbers and bytes [batch].
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from longstride.common.checks import finite_number, whole_number
-from longstride.model.config import BYTES
+from longstride.sampling.params import SamplingParams
 
 SPLITMIX64 = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 RANDOM_BITS = 32
 """Bits of a random number: few enough that its product with a sum of probabilities stays below that sum."""
-LOWEST_TEMPERATURE = 0.001
-"""Logits divided by a lower temperature might not be finite."""
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """Temperature and filters of the distribution that bytes are drawn from."""
-
-    temperature: float = 1.0
-    """Divides the logits: below 1 likely bytes become likelier; 1 leaves the model's distribution unchanged."""
-    top_k: int | None = None
-    """Only the k most likely bytes."""
-    top_p: float | None = None
-    """Only the smallest set of most likely bytes with at least this total probability."""
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "top_p"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, finite_number("generate", name, getattr(self, name)))
-        if self.temperature < LOWEST_TEMPERATURE:
-            hint = "; top_k = 1 takes the most likely byte" if self.temperature >= 0 else ""
-            raise ValueError(f"generate: temperature must be at least {LOWEST_TEMPERATURE}, got {self.temperature}{hint}")
-        if self.top_k is not None and whole_number("generate", "top_k", self.top_k, 1) > BYTES:
-            raise ValueError(f"generate: top_k must be at most {BYTES}, as there are no more bytes, got {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"generate: top_p must be above 0 and at most 1, got {self.top_p}")
-
-    @property
-    def has_filter(self) -> bool:
-        """Whether top_k or top_p is set."""
-        return self.top_k is not None or self.top_p is not None
 
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -94,7 +60,7 @@ def _logical_shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _as_int64(number: int) -> int:
+def _as_int64(value: int) -> int:
     """Returns the int64 with the same 64 bits."""
-    number %= 2**64
-    return number - 2**64 if number >= 2**63 else number
+    value %= 2**64
+    return value - 2**64 if value >= 2**63 else value

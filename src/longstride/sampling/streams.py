@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.sampling.decoder import TorchStreams
-from longstride.sampling.sampler import SamplingParams
+from longstride.sampling.params import SamplingParams
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MOST_RESIDENT = 8
@@ -52,6 +52,8 @@ def choose_implementation(config: ModelConfig, batch: int, device: torch.device)
         return "pytorch", "on a CPU"
     if not HAS_TRITON:
         return "pytorch", "since Triton is not installed"
+    if config.beyond_the_paper:
+        return "pytorch", f"since the sampling kernels know the paper's network only, {_differences(config)}"
     if batch > MOST_RESIDENT:
         return "batched", f"a CUDA graph of products, for more than {MOST_RESIDENT} streams"
     from longstride.sampling.resident import fits
@@ -59,6 +61,11 @@ def choose_implementation(config: ModelConfig, batch: int, device: torch.device)
     if not fits(config, batch, device):
         return "batched", "a CUDA graph of products, since a matrix is too large for one kernel"
     return "resident", "one persistent kernel, for few streams"
+
+
+def _differences(config: ModelConfig) -> str:
+    names = config.beyond_the_paper
+    return "and this one has " + ", ".join(f"{name} = {getattr(config, name)}" for name in names)
 
 
 def piece_size(device: torch.device) -> int:
@@ -72,6 +79,11 @@ def open_streams(model: SparseTransformer, batch: int, length: int, implementati
     name = implementation or choose_implementation(model.config, batch, device)[0]
     if name == "pytorch":
         return TorchStreams(model, batch, length)
+    if model.config.beyond_the_paper:
+        raise ValueError(
+            f"sampling: the {name} kernels know the paper's network only, {_differences(model.config)}; "
+            "use implementation = 'pytorch'"
+        )
     # Imported late, since Triton may be missing.
     if name == "batched":
         from longstride.sampling.batched import BatchedStreams

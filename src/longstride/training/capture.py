@@ -46,7 +46,7 @@ def choose(config: TrainConfig, device: torch.device, ranks: Ranks) -> str | Non
 class Graph:
     replay: Callable[[], None]
     output: Tensor
-    """Where a replay leaves what the work returned."""
+    """The tensor that the captured function returned. Each replay overwrites it."""
 
 
 class CapturedStep:
@@ -116,7 +116,7 @@ class CapturedStep:
 
 
 def record(work: Callable[[], Tensor], stream: torch.cuda.Stream | None) -> Graph:
-    """Captures what `work` launches. Nothing of it runs before a replay."""
+    """Captures the kernels that `work` launches. They run when the graph is replayed, not before."""
     assert stream is not None
     graph = torch.cuda.CUDAGraph()
     # The outer context restores the current stream after a failure. Only calls of this thread are restricted: the loader's
@@ -131,7 +131,7 @@ def record(work: Callable[[], Tensor], stream: torch.cuda.Stream | None) -> Grap
 
 @contextmanager
 def _capturable(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Context in which Adam accepts that it is captured. The fused one computes the same without the flag."""
+    """Context that sets `capturable`, without which Adam refuses to be captured. Fused Adam computes the same either way."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups if "capturable" in group]
     for group in groups:
         group["capturable"] = True

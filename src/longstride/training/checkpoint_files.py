@@ -30,7 +30,7 @@ from longstride.common.tensor_file import check_finite, save_file
 from longstride.training.distributed import copy_weight, full_weights, local_tensor
 
 MEAN_SQUARES = ("exp_avg_sq", "row_var", "col_var", "variance")
-"""Of the states of Adam and Adafactor, those whose root is taken."""
+"""States of Adam and Adafactor that must not be negative: the optimizers take their square roots."""
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 # Saving without torch.distributed is intended. The filter is permanent, since saves run in a thread and `catch_warnings`
 # changes the filters of all threads.

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal, Self
 
 from longstride.common.checks import (
@@ -18,7 +19,7 @@ from longstride.common.checks import (
     check_fields,
     short_repr,
 )
-from longstride.common.files import parse_object
+from longstride.common.files import parse_object, real_path
 from longstride.model.config import ModelConfig
 
 Resume = bool | Literal["auto"]
@@ -33,6 +34,11 @@ OPTIMIZER_RULES: dict[str, Rule] = {
     "beta2": Real(0, 1, below=True),
     "decay": Real(0, 1000),
     "clip": Real(0, 1e30, above=True, infinite=True),
+    "schedule": Choice("cosine", "linear"),
+    "flat": Real(0, 1, below=True),
+    "embedding_factor": Real(0, 1000),
+    "decayed": Choice("all", "blocks"),
+    "epsilon": Real(0, 1, above=True),
 }
 
 
@@ -42,7 +48,10 @@ FITTED = ("context", "embedding", "pattern")
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Section 6: Adam with decoupled weight decay, linear warm-up, clipped gradients, cosine decay."""
+    """Section 6: Adam with decoupled weight decay, linear warm-up, clipped gradients, cosine decay.
+
+    `training.presets.OPTIMIZERS` has the settings of each recipe.
+    """
 
     name: Literal["adamw", "muon", "adafactor"] = "adamw"
     """Muon takes the matrices of the blocks, and AdamW the rest."""
@@ -60,6 +69,16 @@ class OptimizerConfig:
     """Decoupled weight decay, for weights with two or more dimensions."""
     clip: float = 1.0
     """The largest global gradient norm; larger gradients are scaled down to it."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """How the learning rate falls from the peak to the final one."""
+    flat: float = 0.0
+    """Fraction of the run before the learning rate falls, the warm-up included."""
+    embedding_factor: float = 1.0
+    """Learning rate of the embeddings, as a multiple of the others'."""
+    decayed: Literal["all", "blocks"] = "all"
+    """Which weights with two or more dimensions decay: all, or those of the blocks only."""
+    epsilon: float = 1e-8
+    """Adam's addition to the root of the running average of squared gradients."""
 
     def __post_init__(self) -> None:
         check_fields("optimizer", self, OPTIMIZER_RULES)
@@ -114,6 +133,19 @@ class TrainConfig:
         check_fields("train", self, RULES)
         if self.batch % self.accumulate:
             raise ValueError(f"train: accumulate = {self.accumulate} must divide batch = {self.batch}")
+
+    def folder(self) -> Path:
+        """The run's folder; ValueError if `out` is not given."""
+        if not self.out:
+            raise ValueError("train: --out must be given: the folder of the run")
+        return Path(self.out)
+
+    def check_paths(self) -> None:
+        """Raises ValueError if `data` or `out` is not given, or `out` lies in `data`."""
+        if not self.data:
+            raise ValueError("train: --data must be given: a prepared store, or files to make one of")
+        if real_path(self.data) in (real_path(self.folder()), *real_path(self.out).parents):
+            raise ValueError(f"train: --out {self.out} lies in --data {self.data}, and would become data; give another")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"

@@ -85,13 +85,19 @@ class Metrics:
         return self._backups
 
 
-def read_metrics(folder: str | Path) -> list[Row]:
-    """Returns the rows of a run's metrics, without an incomplete last line."""
+def check_has_metrics(folder: str | Path) -> Path:
+    """Returns the path of a run's metrics; ValueError if it has none."""
     path = Path(folder) / NAME
     if not path.is_file():
         if (Path(folder) / "run.json").is_file():
             raise ValueError(f"{folder} has no {NAME} yet: the run has not logged a step")
         raise ValueError(f"{folder} is no run: it has no {NAME}")
+    return path
+
+
+def read_metrics(folder: str | Path) -> list[Row]:
+    """Returns the rows of a run's metrics, without an incomplete last line."""
+    path = check_has_metrics(folder)
     if path.stat().st_size > LARGEST:
         raise ValueError(f"{path} has {path.stat().st_size:,} bytes; at most {LARGEST:,} are read as a whole")
     return list(iterate(path))

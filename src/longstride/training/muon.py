@@ -3,6 +3,7 @@
 PyTorch's own Muon orthogonalizes one matrix after the other. On a GPU that is thousands of short kernels for a deep network,
 and most of the step's time is their launches. State, hyperparameters and checkpoints are those of `torch.optim.Muon`;
 results differ by the rounding of batched products. On a CPU, and for parameters that FSDP has split, PyTorch's loop runs.
+Where several processes have the same weights (DDP), each orthogonalizes its share of a stack and gathers the others'.
 
 Like PyTorch's fused optimizers it reads `found_inf`, a tensor on the device: if that is 1, a step changes nothing. So the
 host need not wait to learn whether the gradients are finite, and a step can be part of a CUDA graph.
@@ -16,12 +17,16 @@ from torch import Tensor
 from torch.optim import Muon
 from torch.optim._muon import _adjust_lr
 
+from longstride.training.ranks import SINGLE_RANK, Ranks
+
 LARGEST_STACK = 2**26
 """Numbers of a stack: its temporary tensors take some 10 bytes for each."""
 
 
 class BatchedMuon(Muon):
     found_inf: Tensor | None = None
+    ranks: Ranks = SINGLE_RANK
+    """The processes that have the same weights and gradients, and share the work."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -55,9 +60,20 @@ class BatchedMuon(Muon):
                 momentum.lerp_(gradient, 1 - group["momentum"])
                 torch._foreach_copy_(own_momenta, momentum.unbind())
                 update = gradient.lerp_(momentum, group["momentum"]) if group["nesterov"] else momentum
-                orthogonal = orthogonalize(update.bfloat16(), group["ns_coefficients"], group["ns_steps"], group["eps"])
+                orthogonal = self._orthogonalize_shared(update.bfloat16(), group)
                 rate = _adjust_lr(learning_rate, group["adjust_lr_fn"], targets[0].shape)
                 torch._foreach_add_(targets, (orthogonal.to(targets[0].dtype) * -rate).unbind())
+
+    def _orthogonalize_shared(self, stack: Tensor, group: dict[str, Any]) -> Tensor:
+        iteration = group["ns_coefficients"], group["ns_steps"], group["eps"]
+        if self.ranks.count == 1:
+            return orthogonalize(stack, *iteration)
+        each = -(-len(stack) // self.ranks.count)
+        own = stack[self.ranks.rank * each :][:each]
+        share = stack.new_zeros(each, *stack.shape[1:])
+        if len(own):
+            share[: len(own)] = orthogonalize(own, *iteration)
+        return self.ranks.gather(share).flatten(0, 1)[: len(stack)]
 
 
 def orthogonalize(stack: Tensor, coefficients: Sequence[float], steps: int, eps: float) -> Tensor:

@@ -1,15 +1,19 @@
 """Optimizers by name, and the learning rate schedule."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import cos, pi
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Adafactor, AdamW, Optimizer
 
 from longstride.training.config import OptimizerConfig
 from longstride.training.muon import BatchedMuon
+from longstride.training.ranks import SINGLE_RANK, Ranks
+
+BLOCKS = "blocks."
+FACTOR = "rate_factor"
+"""Key of a parameter group: the multiple of the learning rate that it has."""
 
 
 def warmup_steps(config: OptimizerConfig, steps: int) -> int:
@@ -18,12 +22,17 @@ def warmup_steps(config: OptimizerConfig, steps: int) -> int:
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Linear warm-up from 0, then a cosine to `final` times the learning rate. Steps count from 0."""
+    """Linear warm-up from 0, the peak until `flat` of the run, then a cosine or a line to `final` times the peak.
+
+    Steps count from 0.
+    """
     warmup = warmup_steps(config, steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return config.learning_rate * (config.final + (1 - config.final) * (1 + cos(pi * done)) / 2)
+    fall = max(warmup, config.flat * steps)
+    done = max(0, step - fall) / max(1, steps - fall)
+    left = (1 + cos(pi * done)) / 2 if config.schedule == "cosine" else 1 - done
+    return config.learning_rate * (config.final + (1 - config.final) * left)
 
 
 def describe_extension(config: OptimizerConfig, step: int, before: int, steps: int) -> str:
@@ -35,49 +44,66 @@ def describe_extension(config: OptimizerConfig, step: int, before: int, steps: i
     )
 
 
-def make_optimizers(model: nn.Module, config: OptimizerConfig, fused: bool | None = None) -> list[Optimizer]:
+def make_optimizers(
+    model: nn.Module, config: OptimizerConfig, fused: bool | None = None, ranks: Ranks = SINGLE_RANK
+) -> list[Optimizer]:
     """Returns optimizers that together have every parameter once. Only those with 2 or more dimensions decay.
 
-    `fused`: whether AdamW is PyTorch's fused one; by default on GPUs.
+    fused: whether AdamW is PyTorch's fused one; by default on GPUs.
+    ranks: the processes that have the same weights and gradients; Muon shares its work among them.
     """
     named = dict(model.named_parameters())
     if config.name == "adafactor":
-        groups = _groups(named.values(), config.decay)
+        groups = _groups(named, config)
         return [Adafactor(groups, lr=config.learning_rate)]
     matrices = {}
     if config.name == "muon":
-        matrices = {name: x for name, x in named.items() if x.ndim == 2 and name.startswith("blocks.")}
-    rest = [x for name, x in named.items() if name not in matrices]
+        matrices = {name: x for name, x in named.items() if x.ndim == 2 and name.startswith(BLOCKS)}
+    rest = {name: x for name, x in named.items() if name not in matrices}
     if fused is None:
-        fused = bool(rest) and rest[0].device.type == "cuda"
+        fused = bool(rest) and all(x.device.type == "cuda" for x in rest.values())
     betas = (config.beta1, config.beta2)
-    optimizers: list[Optimizer] = [AdamW(_groups(rest, config.decay), lr=config.learning_rate, betas=betas, fused=fused)]
+    optimizers: list[Optimizer] = [
+        AdamW(_groups(rest, config), lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
+    ]
     if matrices:
         # Update sizes like Adam's, so that one learning rate serves both.
-        optimizers.append(
-            BatchedMuon(
-                matrices.values(), lr=config.learning_rate, weight_decay=config.decay, adjust_lr_fn="match_rms_adamw"
-            )
+        muon = BatchedMuon(
+            matrices.values(), lr=config.learning_rate, weight_decay=config.decay, adjust_lr_fn="match_rms_adamw"
         )
+        muon.ranks = ranks
+        optimizers.append(muon)
     return optimizers
 
 
 def can_skip_on_device(optimizers: Sequence[Optimizer]) -> bool:
     """Whether these optimizers read from the GPU whether to skip a step, and the learning rate."""
     parameters = (x for optimizer in optimizers for group in optimizer.param_groups for x in group["params"])
-    able = all(isinstance(one, BatchedMuon) or one.defaults.get("fused", False) for one in optimizers)
+    able = all(isinstance(optimizer, BatchedMuon) or optimizer.defaults.get("fused", False) for optimizer in optimizers)
     return able and all(x.is_cuda and not isinstance(x, DTensor) for x in parameters)
 
 
-def set_learning_rate(optimizers: Iterable[Optimizer], rate: float | Tensor) -> None:
+def rate_factors(optimizers: Iterable[Optimizer]) -> set[float]:
+    """Returns the multiples of the learning rate that some weights have."""
+    return {group.get(FACTOR, 1.0) for optimizer in optimizers for group in optimizer.param_groups}
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], rate: float, tensors: Mapping[float, Tensor] | None = None) -> None:
+    """Sets the rate of every group, times its factor. `tensors`: for each factor the tensor that has the rate."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            factor = group.get(FACTOR, 1.0)
+            group["lr"] = rate * factor if tensors is None else tensors[factor]
 
 
-def _groups(parameters: Iterable[torch.Tensor], decay: float) -> list[dict[str, object]]:
-    parameters = list(parameters)
+def _groups(named: Mapping[str, Tensor], config: OptimizerConfig) -> list[dict[str, object]]:
+    """Returns the groups of parameters with the same decay and the same factor; those that decay come first."""
+    groups: dict[tuple[bool, float], list[Tensor]] = {}
+    for name, x in named.items():
+        decays = x.ndim >= 2 and (config.decayed == "all" or name.startswith(BLOCKS))
+        factor = config.embedding_factor if name.startswith("embedding.") else 1.0
+        groups.setdefault((not decays, factor), []).append(x)
     return [
-        {"params": [x for x in parameters if x.ndim >= 2], "weight_decay": decay},
-        {"params": [x for x in parameters if x.ndim < 2], "weight_decay": 0.0},
+        {"params": group, "weight_decay": 0.0 if without else config.decay, FACTOR: factor}
+        for (without, factor), group in sorted(groups.items(), key=lambda item: item[0])
     ]

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from longstride.common.checks import finite_number, whole_number
 from longstride.training.distributed import full_tensor, local_tensor
-from longstride.training.optimizer import set_learning_rate
+from longstride.training.optimizer import rate_factors, set_learning_rate
 
 FIRST_SCALE = 2.0**16
 LEAST_SCALE = 2.0**-14
@@ -83,7 +83,9 @@ class Updates:
         self.model, self.optimizers, self.clip, self.waits = model, optimizers, clip, waits
         self.loss_scale = LossScale(device) if precision == "float16" else None
         self.stopped = torch.zeros((), dtype=torch.bool, device=device)
-        self.learning_rate, self.found_inf = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.found_inf = torch.zeros((), device=device)
+        self.learning_rates = {factor: torch.zeros((), device=device) for factor in rate_factors(optimizers)}
+        """By the groups' factors, on the device, where a captured step reads them."""
         if not waits:
             for optimizer in optimizers:
                 optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
@@ -93,8 +95,9 @@ class Updates:
         return None if self.loss_scale is None else float(self.loss_scale.value)
 
     def set_learning_rate(self, rate: float) -> None:
-        self.learning_rate.fill_(rate)
-        set_learning_rate(self.optimizers, rate if self.waits else self.learning_rate)
+        for factor, tensor in self.learning_rates.items():
+            tensor.fill_(rate * factor)
+        set_learning_rate(self.optimizers, rate, None if self.waits else self.learning_rates)
 
     def backward(self, loss: Tensor) -> None:
         scaled = loss if self.loss_scale is None else loss * self.loss_scale.value

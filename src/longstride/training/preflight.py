@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longstride.common.files import real_path
 from longstride.data.image_files import shape_text
 from longstride.data.kinds import all_kinds
 from longstride.data.prepare import open_data
@@ -24,10 +23,7 @@ STRIDE = re.compile(r"(?<=\()\d+(?=\))")
 
 def check_settings(config: TrainConfig, ranks: Ranks) -> None:
     """Raises ValueError if these processes cannot train this config."""
-    if not config.data:
-        raise ValueError("train: --data must be given: a prepared store, or files to make one of")
-    if config.out and real_path(config.data) in (real_path(config.out), *real_path(config.out).parents):
-        raise ValueError(f"train: --out {config.out} lies in --data {config.data}, and would become data; give another")
+    config.check_paths()
     if config.parallel == "fsdp" and config.optimizer.name == "adafactor" and ranks.count > 1:
         raise ValueError("train: PyTorch's Adafactor cannot work on parts of weights; use --parallel ddp, or adamw or muon")
     if config.batch % (ranks.count * config.accumulate):

@@ -6,14 +6,22 @@ of ImageNet's 1.28 million images.
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from math import inf
 from typing import Any, TypeVar
 
 from longstride.common.checks import short_repr, suggest
 from longstride.model import ModelConfig, preset
+from longstride.model.recipes import apply_recipe, check_recipe
 from longstride.training.config import OptimizerConfig, TrainConfig
 
 Config = TypeVar("Config", TrainConfig, ModelConfig, OptimizerConfig)
 PAPER = OptimizerConfig()
+MODERN = OptimizerConfig(
+    name="muon", learning_rate=0.004, embedding_factor=2.5, warmup=40, schedule="linear", flat=0.3, final=0.02, beta2=0.99,
+    epsilon=1e-10, decay=0.05, decayed="blocks", clip=inf,
+)  # fmt: skip
+OPTIMIZERS = {"paper": PAPER, "modern": MODERN}
+"""The optimizer of each recipe; `model.recipes` has the fields of the network."""
 SMALL = OptimizerConfig(name="muon", learning_rate=0.006, warmup=50, beta2=0.99)
 """Small networks have minutes, not days: Muon brings text-small to 3.1 bits where AdamW has 4.3 (docs/log.md)."""
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -26,17 +34,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "text-small": {"steps": 1000, "batch": 4, "optimizer": SMALL, "validate_every": 200, "validate_bytes": 2**16},
     "image-small": {"steps": 1000, "batch": 4, "optimizer": SMALL, "validate_every": 200, "validate_bytes": 2**16},
     "audio-small": {"steps": 1000, "batch": 2, "optimizer": SMALL, "validate_every": 200, "validate_bytes": 2**16},
+    "text-modern": {"steps": 10_300, "batch": 4, "optimizer": MODERN},
 }
 
 
-def train_preset(name: str, **changes: Any) -> TrainConfig:
+def train_preset(name: str, recipe: str | None = None, **changes: Any) -> TrainConfig:
     """Returns the complete training settings of a preset.
 
+    `recipe`: "paper" or "modern", for other fields of the network and another optimizer than the preset's own.
     `changes` are fields of TrainConfig; `model` and `optimizer` are a whole config, or a dict of the fields that change:
     train_preset("text-small", steps=2000, model={"layers": 2}, optimizer={"learning_rate": 0.01})
     """
     config = TrainConfig(model=preset(name), **SETTINGS[name.removesuffix("-dense")])
+    if recipe is not None:
+        config = with_recipe(config, recipe)
     return _changed("train_preset", config, changes)
+
+
+def with_recipe(config: TrainConfig, name: str) -> TrainConfig:
+    """Returns the settings with the network's fields and the optimizer of a recipe; sizes, steps and batch stay."""
+    check_recipe("train", name)
+    return replace(config, model=apply_recipe(config.model, name), optimizer=OPTIMIZERS[name])
 
 
 def _changed(owner: str, config: Config, changes: Mapping[str, Any]) -> Config:

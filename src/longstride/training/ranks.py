@@ -71,11 +71,11 @@ class Ranks:
         """Whether the flag is set on any process. Runs on the CPU, without GPU synchronization."""
         return self.maximum(int(flag)) > 0
 
-    def maximum(self, number: int, group: dist.ProcessGroup | None = None) -> int:
+    def maximum(self, value: int, group: dist.ProcessGroup | None = None) -> int:
         """Returns the maximum over all processes."""
         if self.count == 1:
-            return number
-        largest = torch.tensor(number)
+            return value
+        largest = torch.tensor(value)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group)
         return int(largest)
 

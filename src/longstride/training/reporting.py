@@ -71,7 +71,7 @@ class Summary:
     bits_per_byte: float | None
     """Of the last logged training steps."""
     valid_bits_per_byte: float | None
-    """Of the last validation. The saved weights are those of the best one."""
+    """Of the last validation. The saved weights are those of the best validation."""
     best_bits_per_byte: float | None
     best_step: int | None
     seconds: float

@@ -31,7 +31,7 @@ from longstride.data.store import Store
 from longstride.model.pretrained import save_weights
 from longstride.training.config import Resume as Resume
 from longstride.training.config import TrainConfig
-from longstride.training.lock import NAME as LOCK
+from longstride.training.folder import LAUNCH, RUN, check_free
 from longstride.training.lock import Lock
 from longstride.training.metrics import Metrics
 from longstride.training.metrics import read_metrics as read_metrics
@@ -42,10 +42,8 @@ CHANGEABLE = {
 }  # fmt: skip
 """Fields that may change when a run is resumed: they do not change what a step computes, except rounding and dropout masks.
 The data may be at another path but must have the same bytes."""
-
-
-RUN, WEIGHTS = "run.json", "model.safetensors"
-LAUNCH, LAUNCH_ID = "launch.txt", "TORCHELASTIC_RUN_ID"
+WEIGHTS = "model.safetensors"
+LAUNCH_ID = "TORCHELASTIC_RUN_ID"
 """Identifies the launch of torchrun, so that processes that it restarts resume the run by themselves."""
 UNNAMED = ("", "none")
 """Values of the variable for launches without an id."""
@@ -65,20 +63,14 @@ class Run:
     @classmethod
     def new(cls, config: TrainConfig, preset: str = "") -> "Run":
         """Makes a new run; ValueError if the folder is not empty. Writes nothing before `begin`."""
-        run = cls(_folder(config), uuid4().hex, preset)
-        check_run_folder("train", run.folder)
-        if (run.folder / "config.json").exists():
-            raise ValueError(
-                f"train: {run.folder} already holds a run; add --resume to go on with it, or give another --out"
-            )
-        if run.folder.exists() and (not run.folder.is_dir() or any(not _is_leftover(path) for path in run.folder.iterdir())):
-            raise ValueError(f"train: {run.folder} is not an empty folder; give another --out")
+        run = cls(config.folder(), uuid4().hex, preset)
+        check_free(run.folder)
         return run
 
     @classmethod
     def resumed(cls, config: TrainConfig, preset: str = "") -> "Run":
         """Opens the run in the folder; ValueError if it began with other settings, or with another preset."""
-        folder = _folder(config)
+        folder = config.folder()
         check_run_folder("train", folder)
         path = folder / "config.json"
         if not path.is_file():
@@ -97,12 +89,12 @@ class Run:
     @staticmethod
     def exists(config: TrainConfig) -> bool:
         """Whether the folder holds a run."""
-        return (_folder(config) / "config.json").exists()
+        return (config.folder() / "config.json").exists()
 
     @staticmethod
     def is_of_this_launch(config: TrainConfig) -> bool:
         """Whether this launch of torchrun began the run, before a restart."""
-        path = _folder(config) / LAUNCH
+        path = config.folder() / LAUNCH
         return _launch() != "" and path.is_file() and read_text(path) == _launch()
 
     def lock(self) -> None:
@@ -239,22 +231,11 @@ def _launch() -> str:
     return name if name not in UNNAMED else f"process {os.getppid()} on {socket.gethostname()}"
 
 
-def _is_leftover(path: Path) -> bool:
-    """Whether a file may remain of a run that was killed at its start."""
-    return path.name in (LOCK, LAUNCH, RUN, "data.json") or is_temporary(path.name)
-
-
 def _with_absolute_paths(config: TrainConfig) -> TrainConfig:
     """Returns the config with absolute paths, so that they are valid from any working directory."""
     data = str(Path(config.data).expanduser().absolute())
     initial = str(Path(config.init_from).expanduser().absolute()) if config.init_from else ""
     return replace(config, data=data, init_from=initial)
-
-
-def _folder(config: TrainConfig) -> Path:
-    if not config.out:
-        raise ValueError("train: --out must be given: the folder of the run")
-    return Path(config.out)
 
 
 def _difference(before: Any, now: Any) -> str:

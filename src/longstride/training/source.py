@@ -9,7 +9,7 @@ from longstride.common.files import parse_object, read_text, real_path
 from longstride.data.prepare import open_data
 from longstride.data.store import Store
 from longstride.model import ModelConfig
-from longstride.model.pretrained import settings_path
+from longstride.model.saved_config import find_settings
 from longstride.training.checkpoint import check_owner
 from longstride.training.config import TrainConfig
 from longstride.training.manifest import check_manifest, has_manifest
@@ -69,19 +69,6 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
     return Source(folder, folder, config)
 
 
-def find_settings(owner: str, folder: Path) -> Path:
-    """Returns the path of the config.json of a run, a checkpoint or a saved model; ValueError if there is none."""
-    path = settings_path(folder)
-    if not path.is_file():
-        place, why = path.parent, "there is no such folder"
-        if place.is_dir():
-            why = "it has no config.json"
-        elif place.exists():
-            why = "it is a file, and they are folders"
-        raise ValueError(f"{owner}: {place} is no run and no saved model: {why}")
-    return path
-
-
 @dataclass(frozen=True)
 class SourceData:
     """Data for a run or a saved model."""
@@ -130,5 +117,5 @@ def is_training_data(owner: str, source: Source, store: Store, other_allowed: bo
 
 
 def _step(folder: Path) -> tuple[int, str]:
-    number = folder.name.removeprefix("step-")
-    return int(number) if number.isdecimal() else -1, number
+    step = folder.name.removeprefix("step-")
+    return int(step) if step.isdecimal() else -1, step

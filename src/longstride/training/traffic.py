@@ -3,7 +3,7 @@
 An all-gather of a tensor over N processes, and a reduce-scatter, each send (N - 1) / N of the tensor from every process.
 That is the minimum, and a ring reaches it. Each process receives as much.
 
-Messages of a few bytes, such as the loss, and those of Muon and Adafactor on sharded weights are not counted.
+Messages of a few bytes, such as the loss, and those of Muon and Adafactor are not counted.
 """
 
 from dataclasses import replace

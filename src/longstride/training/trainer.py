@@ -73,7 +73,8 @@ class Trainer:
         self.rows = config.batch // ranks.count // config.accumulate
         """Sequences per forward pass of a process."""
         self.parallel = ParallelModel(self.model, self.device, ranks, config.parallel, self.averaging, self.rows)
-        self.optimizers = make_optimizers(self.model, config.optimizer)
+        same_weights = SINGLE_RANK if self.parallel.fsdp else ranks
+        self.optimizers = make_optimizers(self.model, config.optimizer, ranks=same_weights)
         waits = not can_skip_on_device(self.optimizers)
         clip = config.optimizer.clip
         self.updates = Updates(self.model, self.optimizers, config.model.precision, clip, self.device, waits)
@@ -324,7 +325,7 @@ class Trainer:
 
 
 class StepValues:
-    """What a step has computed, on its way to the host."""
+    """The metrics of a step, while they are copied from the device to the host."""
 
     def __init__(self, step: int, rate: float, values: Tensor) -> None:
         self.step, self.rate = step, rate

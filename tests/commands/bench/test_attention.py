@@ -8,7 +8,8 @@ import torch
 from rich.console import Console
 
 from longstride.commands.bench import attention, peers
-from longstride.commands.bench.attention import SHAPES, AttentionBenchmark, run
+from longstride.commands.bench.attention import AttentionBenchmark, run
+from longstride.commands.bench.checks import SHAPES
 from longstride.commands.bench.peers import Contender
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from longstride.commands.bench import sampling, sampling_peers
+from longstride.commands.bench import checks, sampling, sampling_peers
 from longstride.commands.bench.measure import Ceilings
 from longstride.commands.bench.sampling import NothingTimedError, Ours, Row, SamplingBenchmark, Task, random_model, run
 from longstride.commands.bench.sampling_peers import Timing, Transformers, Uncached
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """A small network by every name, and a machine that copies a megabyte in a second and has no transformers."""
-    monkeypatch.setattr(sampling, "preset", lambda name: small.config())
+    monkeypatch.setattr(checks, "preset", lambda name: small.config())
     monkeypatch.setattr(sampling, "ceilings", lambda dtype, device: Ceilings(1e6, 1e9))
     monkeypatch.setattr(sampling_peers, "find_spec", lambda name: None)
 

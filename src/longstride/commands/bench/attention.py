@@ -16,6 +16,7 @@ from longstride.attention import attend
 from longstride.attention.api import choose
 from longstride.commands.bench import peers
 from longstride.commands.bench.attention_tables import show
+from longstride.commands.bench.checks import ALL, Shape, check_attention
 from longstride.commands.bench.measure import (
     Call,
     Ceilings,
@@ -28,10 +29,9 @@ from longstride.commands.bench.measure import (
     seconds_each,
 )
 from longstride.commands.bench.peers import Attention, Contender
-from longstride.commands.bench.report import check_distinct, check_files, plain, reason_of, save
-from longstride.commands.bench.results import CallerTimes, Result, Row, conclude, read_result, shape_name
+from longstride.commands.bench.report import plain, reason_of, save
+from longstride.commands.bench.results import CallerTimes, Result, Row, conclude, read_result
 from longstride.commands.bench.settings import AttentionBenchmark
-from longstride.common.checks import whole_number
 from longstride.common.device import choose_device, describe_machine
 from longstride.patterns import Pattern
 from longstride.patterns.notation import parse
@@ -40,38 +40,6 @@ DENSE_LIMIT = 2**17
 """Past this length dense attention and masks of FlexAttention take too long, or too much memory, to be waited for."""
 CALLER_ROUNDS = 3
 """The most rounds for a caller's times: each round is a median or mean of many calls."""
-ALL = "all"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes and patterns that are measured together. `name` is a data set of the paper, or the length."""
-
-    name: str
-    batch: int
-    heads: int
-    n: int
-    d_qk: int
-    d_v: int
-    patterns: tuple[str, ...]
-
-
-def _paper(name: str, batch: int, heads: int, n: int, d_qk: int, d_v: int, l: int, c: int) -> Shape:
-    merged = (f"merged(strided({l}))", f"merged(fixed({l}, {c}))", f"merged(fixed({l}, 8))")
-    return Shape(name, batch, heads, n, d_qk, d_v, (*dict.fromkeys(merged), f"local({l})", f"column({l})", f"block({l})"))
-
-
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        _paper("enwik8", 8, 8, 12_288, 64, 64, l=128, c=32),
-        _paper("imagenet64", 8, 16, 12_288, 32, 32, l=128, c=8),
-        _paper("cifar10", 32, 2, 3_072, 64, 128, l=96, c=8),
-        _paper("music-65536", 1, 16, 65_536, 32, 32, l=256, c=8),
-        _paper("music-262144", 1, 8, 262_144, 32, 32, l=512, c=8),
-        _paper("music-1048576", 1, 1, 1_048_576, 64, 64, l=1024, c=8),
-    )
-}
 
 
 @dataclass
@@ -88,13 +56,17 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
     """Measures, prints tables, and writes JSON if asked to."""
     console = console or Console()
     if settings.read is not None:
-        check_files("bench attention", settings)
+        check_attention(settings)
         result = read_result(settings.read)
         save(result, settings.json)
         show(result, console)
         return result
+    shapes = check_attention(settings)
     device = choose_device("bench attention", settings.device)
-    shapes = _check(settings, device)
+    try:
+        choose(settings.impl, device)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
     keep_freed_memory()
     dtype = _dtype(settings.dtype, device)
     limits = ceilings(dtype, device)
@@ -128,45 +100,8 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _check(settings: AttentionBenchmark, device: torch.device) -> list[Shape]:
-    """Validates the settings and returns the shapes to measure."""
-    for name in ("batch", "heads", "d_qk", "d_v", "repeats"):
-        whole_number("bench attention", name, getattr(settings, name), least=1)
-    for name in ("lengths", "patterns"):
-        check_distinct("bench attention", name, getattr(settings, name))
-    for n in settings.lengths:
-        whole_number("bench attention", "lengths", n, least=1)
-    for text in settings.patterns:
-        heads = parse(text)
-        if len(heads) != 1:
-            raise ValueError(
-                f"bench attention: patterns has {text!r}, which is {len(heads)} heads; write 'merged({text})' for one head "
-                "that sees what they see"
-            )
-    for shape in settings.shapes:
-        if shape not in SHAPES:
-            raise ValueError(f"bench attention: shapes has {shape!r}; the names are {', '.join(SHAPES)}")
-    measured = settings.shapes or tuple(str(n) for n in settings.lengths)
-    for shape in settings.compile:
-        if shape not in (*measured, ALL):
-            raise ValueError(
-                f"bench attention: compile has {shape!r}, which is not measured; give {', '.join(measured)} or all"
-            )
-    try:
-        choose(settings.impl, device)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from None
-    check_files("bench attention", settings)
-    if settings.shapes:
-        return [SHAPES[name] for name in settings.shapes]
-    return [
-        Shape(shape_name(n), settings.batch, settings.heads, n, settings.d_qk, settings.d_v, settings.patterns)
-        for n in settings.lengths
-    ]
-
-
 def _left_out(settings: AttentionBenchmark, device: torch.device) -> list[str]:
-    """Of the peers that were asked for, those that cannot run here."""
+    """Returns a line for each requested peer that cannot run on this device."""
     wanted = {"none": (), "sdpa": (peers.VARLEN,), "all": (peers.VARLEN, peers.FLEX_FLASH)}[settings.peers]
     return [f"{name}: {reason}" for name, reason in peers.missing(device).items() if name in wanted]
 

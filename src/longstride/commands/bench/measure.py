@@ -55,7 +55,7 @@ def seconds_each(
     clock: Clock | None = None,
     within: Mapping[str, Context] | None = None,
 ) -> dict[str, float]:
-    """The median time of each call. They take turns, so that a machine's slow minutes meet all of them alike.
+    """The median time of each call. The calls take turns, so that slow phases of the machine affect all of them.
 
     `clock`: left out, `gpu_seconds` on a GPU and wall time elsewhere. `within`: contexts that a call needs; they are entered
     before its time starts.

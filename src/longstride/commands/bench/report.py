@@ -1,4 +1,4 @@
-"""What the benchmarks share: validation of settings, and results as JSON, tables and pictures."""
+"""Output of the benchmarks: results as JSON, tables and pictures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,24 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from longstride.commands.bench.settings import AttentionBenchmark, SamplingBenchmark
-from longstride.common.atomic import atomic_path, check_output
+from longstride.common.atomic import atomic_path
 from longstride.common.checks import short_reason
-from longstride.common.figures import picture_path
-
-
-def check_distinct(owner: str, name: str, values: Sequence[Any]) -> None:
-    """Refuses an empty list and one that has a value twice."""
-    if not values or len(set(values)) < len(values):
-        raise ValueError(f"{owner}: {name} must be one or more different ones, got {list(values)}")
-
-
-def check_files(owner: str, settings: AttentionBenchmark | SamplingBenchmark) -> None:
-    """Refuses files that exist, unless `force` is set, and those that cannot be written, before any time is spent."""
-    if settings.picture is not None:
-        picture_path(owner, settings.picture)
-    for name, path in (("json", settings.json), ("picture", settings.picture)):
-        if path is not None:
-            check_output(owner, name, Path(path), may_replace=settings.force)
 
 
 def prepare_drawing(settings: AttentionBenchmark | SamplingBenchmark, plot: str) -> Callable[..., None]:

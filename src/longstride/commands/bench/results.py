@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from longstride.commands.bench.checks import shape_name
 from longstride.commands.bench.measure import Ceilings, exponent
 from longstride.commands.bench.peers import PEERS, SDPA_DENSE
 from longstride.common.files import read_json
@@ -97,7 +98,7 @@ CLOCKS: dict[str, Callable[[Row], Row | CallerTimes | None]] = {
     "caller": lambda row: row.eager,
     "compiled caller": lambda row: row.compiled,
 }
-"""The kinds of time in a row. On a CPU, "kernels" is all there is to a call."""
+"""The times of a row. On a CPU only "kernels" has values: the time of a whole call."""
 
 
 def growth(rows: Sequence[Row]) -> list[Growth]:
@@ -157,13 +158,8 @@ def is_by_length(rows: Sequence[Row]) -> bool:
     return all(row.shape == shape_name(row.n) for row in rows)
 
 
-def shape_name(n: int) -> str:
-    """The shape's name where only n changes from row to row."""
-    return f"n = {n:,}"
-
-
 def conclude(result: Result) -> None:
-    """Fills in what follows from the rows."""
+    """Computes growth and crossings from the rows, if they differ only in n."""
     if is_by_length(result.rows):
         result.growth[:] = growth(result.rows)
         result.crossings[:] = crossings(result.rows)

@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+from longstride.commands.bench.checks import check_sampling
 from longstride.commands.bench.measure import Ceilings, ceilings, keep_freed_memory
 from longstride.commands.bench.report import (
-    check_distinct,
-    check_files,
     plain,
     print_lines,
     print_machine,
@@ -35,12 +34,10 @@ from longstride.commands.bench.sampling_peers import (
     transformers_version,
 )
 from longstride.commands.bench.settings import SamplingBenchmark
-from longstride.common.checks import whole_number
 from longstride.common.console import with_noun
 from longstride.common.device import choose_device, describe_machine
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import cache_bytes, step_bytes
-from longstride.model.presets import preset
 from longstride.sampling import generate
 from longstride.sampling.streams import GPU_PIECE
 
@@ -130,7 +127,7 @@ class Ours:
 
 def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
     """Measures, prints a table, and writes JSON if asked to."""
-    config = _check(settings)
+    config = check_sampling(settings)
     device = choose_device("bench sampling", settings.device)
     console = console or Console()
     keep_freed_memory()
@@ -216,26 +213,6 @@ def _row(task: Task, limits: Ceilings) -> Row:
 def _figures(value: float) -> float:
     """Rounds to six significant digits."""
     return float(f"{value:.6g}")
-
-
-def _check(settings: SamplingBenchmark) -> ModelConfig:
-    """Validates the settings and returns the network's config."""
-    config = preset(settings.preset)
-    for name, least in (("batches", 1), ("positions", 0)):
-        given = getattr(settings, name)
-        check_distinct("bench sampling", name, given)
-        whole_number("bench sampling", name, min(given), least)
-    most = config.context - 2  # One byte more, from which on time counts, and one that is timed.
-    if max(settings.positions) > most:
-        raise ValueError(
-            f"bench sampling: positions has {max(settings.positions):,}, and the context of {settings.preset} is "
-            f"{config.context:,}; give at most {most:,}"
-        )
-    for name, number in (("bytes", settings.bytes), ("repeats", settings.repeats)):
-        if number is not None:
-            whole_number("bench sampling", name, number, least=1)
-    check_files("bench sampling", settings)
-    return config
 
 
 def show(result: Result, console: Console) -> None:

@@ -154,12 +154,14 @@ def _copy(ours: SparseTransformer, theirs: Any) -> None:
         ):
             if source.weight.T.shape == target.weight.shape:
                 target.weight.copy_(source.weight.T)
-                target.bias.copy_(source.bias)
+                if source.bias is not None:
+                    target.bias.copy_(source.bias)
 
 
-def _copy_norm(ours: nn.LayerNorm, theirs: Any) -> None:
-    theirs.weight.copy_(ours.weight)
-    theirs.bias.copy_(ours.bias)
+def _copy_norm(ours: nn.Module, theirs: Any) -> None:
+    if isinstance(ours, nn.LayerNorm):
+        theirs.weight.copy_(ours.weight)
+        theirs.bias.copy_(ours.bias)
 
 
 def _now(device: torch.device) -> float:

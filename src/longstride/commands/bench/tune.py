@@ -47,15 +47,15 @@ def run(settings: TuneBenchmark, console: Console | None = None) -> None:
     before = saved.read(path) if check_writable("bench tune", saved.VARIABLE, path).exists() else {}
     device = torch.device("cuda", torch.cuda.current_device())
     console = console or Console()
-    found: dict[Key, Setting | None] = {}
+    faster: dict[Key, Setting | None] = {}
     for key in track(keys, "tuning", console=console, transient=True):
         bench = Workbench(key, device)
         line = "this GPU has another kernel for it"
         if bench.is_launched():
-            found[key], line = search(bench, settings.repeats)
+            faster[key], line = search(bench, settings.repeats)
         print_lines(console, [f"{key}: {line}"])
         del bench  # Frees its tensors before those of the next are made.
-    print_lines(console, [save(path, gpu(device).name, before, found)])
+    print_lines(console, [save(path, gpu(device).name, before, faster)])
 
 
 def _keys(settings: TuneBenchmark) -> list[Key]:
@@ -90,20 +90,20 @@ def search(bench: "Workbench", repeats: int) -> tuple[Setting | None, str]:
             break
     before, after = (times.get(setting, inf) for setting in (bench.shipped, best))
     # The fastest of many is partly luck: the last round has measured it again, beside the shipped one.
-    found = best if NOISE * after < before else None
-    line = f"shipped {before * 1e3:.3f} ms" + (f", {after * 1e3:.3f} ms with {found}" if found else " is best")
+    faster = best if NOISE * after < before else None
+    line = f"shipped {before * 1e3:.3f} ms" + (f", {after * 1e3:.3f} ms with {faster}" if faster else " is best")
     left_out = Counter(problem for problem in problems.values() if problem)
-    return found, "; ".join([line, *(f"{count} left out: {problem}" for problem, count in left_out.items())])
+    return faster, "; ".join([line, *(f"{count} left out: {problem}" for problem, count in left_out.items())])
 
 
 def neighbours(key: Key, setting: Setting | None) -> set[Setting]:
     """The setting, and those that differ in one field, by one step of its allowed values."""
     start = setting or Setting(key.lane, key.lane, 4, 1, 2)
-    found = {start}
+    settings = {start}
     for name, allowed in saved.choices(key).items():
         index = allowed.index(getattr(start, name))
-        found |= {start._replace(**{name: value}) for value in allowed[max(0, index - 1) : index + 2]}
-    return found
+        settings |= {start._replace(**{name: value}) for value in allowed[max(0, index - 1) : index + 2]}
+    return settings
 
 
 def save(path: Path, name: str, before: saved.ByGpu, found: Mapping[Key, Setting | None]) -> str:
@@ -125,8 +125,8 @@ class Workbench:
         self.key, self.device, self.pattern = key, device, pattern or patterns(key, n)[0]
         self.shipped = shipped(key, gpu(device))
         generator = torch.Generator(device).manual_seed(0)
-        numbers = torch.randn(4, batch, heads, n, key.width, generator=generator, device=device)
-        tensors = numbers.to(key.dtype).unbind()
+        values = torch.randn(4, batch, heads, n, key.width, generator=generator, device=device)
+        tensors = values.to(key.dtype).unbind()
         exact = torch.float64 if key.dtype == torch.float32 else torch.float32
         with trial({}):
             self.call = self._prepare(tensors, "triton")
@@ -165,7 +165,7 @@ class Workbench:
             torch.use_deterministic_algorithms(before)
 
     def problem_elsewhere(self, setting: Setting | None) -> str | None:
-        """The same for every branch of the kernel with memory accesses of its own, and an odd length."""
+        """As `problem`, at an odd length, for a pattern of each branch of the kernel that accesses memory differently."""
         cases = (Workbench(self.key, self.device, pattern) for pattern in patterns(self.key, ODD[2]))
         return next(filter(None, (case.problem(setting) for case in cases)), None)
 

@@ -11,6 +11,10 @@ ORDER = 130
 
 def main(settings: Annotated[AttentionBenchmark, tyro.conf.arg(name="")]) -> None:
     """Measure our patterns, dense SDPA and FlexAttention. Example: longstride bench attention --lengths 4096 16384"""
+    from longstride.commands.bench.checks import check_attention
+
+    check_attention(settings)
+
     from longstride.commands.bench.attention import run
     from longstride.commands.bench.report import prepare_drawing
 

@@ -14,6 +14,11 @@ def main(model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN
     Args:
         model: A run, a saved model or a preset, for the cost of sampling from it: weights, cache and keys.
     """
+    if model:
+        from longstride.model.saved_config import find_config
+
+        find_config("doctor", model)
+
     from longstride.commands.doctor import examine
 
     if not examine(model):

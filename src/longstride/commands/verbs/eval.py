@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from longstride.commands.exits import is_only_process
+
 ORDER = 80
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -39,6 +41,17 @@ def main(
             own. Rows of the same evaluation stay in the file.
         force: Replace a file of another evaluation.
     """
+    from longstride.common.checks import whole_number
+    from longstride.common.files import check_source
+    from longstride.model.saved_config import find_settings
+
+    find_settings("eval", folder)
+    if data is not None and is_only_process():
+        check_source(data)
+    for name, value in (("batch", batch), ("most_bytes", most_bytes)):
+        if value is not None:
+            whole_number("eval", name, value, 1)
+
     from longstride.commands.evaluate import evaluate as run
 
     run(folder, data, split, min_context, checkpoint, batch, device, precision, most_bytes, json, force)

@@ -33,6 +33,15 @@ def main(
         out: The picture to write, PNG or SVG by its ending.
         force: Replace files that exist.
     """
+    from longstride.common.figures import picture_path
+    from longstride.common.files import check_source
+    from longstride.model.saved_config import find_settings
+
+    picture_path("plot attention", out)
+    find_settings("plot attention", folder)
+    if data is not None:
+        check_source(data)
+
     from longstride.pictures.attention import plot_attention
 
     for path in plot_attention(folder, position, layers, heads, data, split, item, out, force):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from longstride.sampling.request import Request
+from longstride.sampling.request import OWNER, Request
 
 ORDER = 90
 
@@ -19,6 +19,11 @@ def main(
     Args:
         folder: A run, of which the best weights are used, one of its checkpoints, or a saved model.
     """
+    from longstride.model.saved_config import find_settings
+
+    request.check()
+    find_settings(OWNER, folder)
+
     from longstride.commands.sample import sample as run
 
     run(folder, request)

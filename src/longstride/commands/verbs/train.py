@@ -13,13 +13,16 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from longstride.commands.ending import describe_ending, exit_if_interrupted
-from longstride.commands.exits import is_main_process
-from longstride.commands.parser import HELP, parse
+from longstride.commands.exits import is_main_process, is_only_process
+from longstride.commands.parser import HELP, parse, whole_number_from
 from longstride.common.checks import short_reason, short_repr
-from longstride.common.files import parse_object, read_text
+from longstride.common.files import check_source, parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
+from longstride.model.recipes import RecipeName
+from longstride.model.saved_config import find_settings
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
-from longstride.training.presets import train_preset
+from longstride.training.folder import check_free
+from longstride.training.presets import train_preset, with_recipe
 
 ORDER = 60
 TAKES_WORDS = True
@@ -54,7 +57,7 @@ def _hint(default: str) -> str:
 
 @dataclass(frozen=True)
 class Flags(TypedConfig):
-    """The flags of a preset. These two have no default."""
+    """The settings as flags. `data` and `out` have no default and are required."""
 
     data: Annotated[
         str,
@@ -82,10 +85,12 @@ def main(words: Sequence[str]) -> None:
     if file is not None:
         start = read_config(Path(file), start)
     assert start is not None
+    if (recipe := _value("--recipe", words)) is not None:
+        start = with_recipe(start, recipe)
     default = Flags.of(start)
     fit = fields_to_fit(words) if resumed is None and file is None else []
 
-    def run(config: Flags, resume: Resume, until: int | None, settings: Path | None) -> None:
+    def run(config: Flags, resume: Resume, until: int | None) -> None:
         _train(words[0], config.checked(), resume, until, fit, file is not None)
 
     verb = make_verb(default, run)
@@ -96,7 +101,7 @@ def main(words: Sequence[str]) -> None:
     parse(verb, prog, typed, "train")()
 
 
-def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | None], None]) -> Callable[..., None]:
+def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None], None]) -> Callable[..., None]:
     """The function whose parameters are the flags after `longstride train PRESET`, with the preset's values as defaults."""
 
     def verb(
@@ -104,6 +109,7 @@ def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | N
         resume: Annotated[Resume, RESUME] = False,
         until: int | None = None,
         settings: Annotated[Path | None, tyro.conf.arg(name="config")] = None,
+        recipe: RecipeName | None = None,
     ) -> None:
         """Train a preset on data. Example: longstride train text-small --data enwik8.zip --out RUN --steps 1000
 
@@ -118,8 +124,10 @@ def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None, Path | N
             until: Pause after this step, as Ctrl-C does.
             settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
                 file with a whole model needs no preset. The file's out is not read.
+            recipe: Fields of the network and an optimizer, together: "paper" as in the paper, or "modern", which learns
+                faster. They replace those of the preset and of --config; flags for single fields replace them.
         """
-        run(config, resume, until, settings)
+        run(config, resume, until)
 
     return verb
 
@@ -129,6 +137,8 @@ def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
     if not path.is_file():
         raise ValueError(f"train: config = {str(path)!r} is no file; give a TOML file or a run's config.json")
     given = _read_toml(path) if path.suffix == ".toml" else parse_object(read_text(path), str(path), finite=False)
+    if start is None and "model" not in given:
+        raise ValueError(f"train: {path} has no model; name a preset first: longstride train text-small --config {path}")
     merged = {} if start is None else asdict(start)
     for name, value in given.items():
         inner = name in ("model", "optimizer") and isinstance(value, dict) and name in merged
@@ -140,11 +150,19 @@ def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
 def _read_toml(path: Path) -> dict[str, Any]:
     text = read_text(path, LARGEST_TOML)
     try:
-        given = tomllib.loads(text)
+        given = tomllib.loads(text, parse_float=_read_number)
         json.dumps(given, default=str)  # Not of a whole number with thousands of digits, or of deep lists.
         return given
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML of settings: {short_reason(error)}") from None
+
+
+def _read_number(text: str) -> int | float:
+    """Parses a number with a point or an exponent. 1e3 is a whole number, as on the command line."""
+    try:
+        return whole_number_from(text)
+    except ValueError:
+        return float(text)
 
 
 def _presets() -> str:
@@ -155,6 +173,14 @@ def _train(
     preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str], has_file: bool
 ) -> None:  # fmt: skip
     """Trains, and prints how it ended. `has_file`: the model may be that of a file, not the preset's."""
+    config.check_paths()
+    if resume is not True and is_only_process():
+        check_source(config.data)
+        if not resume:
+            check_free(config.folder())
+        if config.init_from:
+            find_settings("train: init_from", Path(config.init_from).expanduser())
+
     from longstride.training import train as run
 
     summary = run(config, resume, until, fit=fit, preset="" if has_file else preset)

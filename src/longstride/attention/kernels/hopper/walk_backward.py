@@ -132,7 +132,9 @@ def walk_backward(
         batch, head, tile = walk_place(position + BACK, work, BACK)
         index = tile * 64 + row
         pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + index
-        newest_lse = without_keys(gl.load(pointers, mask=(index >= 0) & (index < work.n), other=float("inf")))
+        # The last positions have no newer tile: memory after the last head is not the caller's.
+        valid = (index >= 0) & (index < work.n) & (position + BACK < work.positions)
+        newest_lse = without_keys(gl.load(pointers, mask=valid, other=float("inf")))
         if PANELS > 1:
             outputs = load_rows(output, batch, head, tile, position + BACK, work, D, PANELS)
         batch, head, tile = walk_place(position, work, BACK)

@@ -1,0 +1,52 @@
+"""The config.json of a run, a checkpoint or a saved model: where it is, and the model that it describes.
+
+Imported without torch, so that a wrong path is refused at once.
+"""
+
+from pathlib import Path
+
+from longstride.common.files import read_json, real_path
+from longstride.model.config import ModelConfig
+from longstride.model.presets import DENSE, PRESETS, preset
+
+
+def find_settings(owner: str, folder: Path) -> Path:
+    """Returns the path of the config.json of a run, a checkpoint or a saved model; ValueError if there is none."""
+    path = settings_path(folder)
+    if not path.is_file():
+        place, why = path.parent, "there is no such folder"
+        if place.is_dir():
+            why = "it has no config.json"
+        elif place.exists():
+            why = "it is a file, and they are folders"
+        raise ValueError(f"{owner}: {place} is no run and no saved model: {why}")
+    return path
+
+
+def settings_path(folder: Path) -> Path:
+    """Returns the path of a model's config.json: in its folder, or in the run that a checkpoint belongs to."""
+    settings = folder / "config.json"
+    if not settings.is_file():
+        for parent in (folder.parent, real_path(folder).parent):
+            if parent.name == "checkpoints":  # A run has one config.json for all its checkpoints.
+                return parent.parent / "config.json"
+    return settings
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Reads the model config from the config.json of a saved model or of a run."""
+    content = read_json(path, finite=False)
+    if isinstance(content.get("model"), dict):
+        return ModelConfig.from_fields(content["model"], f"{path}: model")
+    return ModelConfig.from_fields(content, str(path))
+
+
+def find_config(owner: str, name: str) -> ModelConfig:
+    """The config of a run, a saved model or a preset. A folder with a config precedes a preset of the same name."""
+    folder, is_preset = Path(name), name.removesuffix(DENSE) in PRESETS
+    if settings_path(folder).is_file() or (folder.exists() and not is_preset):
+        return read_config(find_settings(owner, folder))
+    try:
+        return preset(name)
+    except ValueError as error:
+        raise ValueError(f"{owner}: there is no folder {name!r}, and {error}") from None

@@ -1,0 +1,24 @@
+"""Whether a folder is free for a new run."""
+
+from pathlib import Path
+
+from longstride.common.atomic import is_temporary
+from longstride.common.files import check_run_folder
+from longstride.training.lock import NAME as LOCK
+
+LAUNCH, RUN = "launch.txt", "run.json"
+LEFTOVERS = (LOCK, LAUNCH, RUN, "data.json")
+"""Files that may remain of a run that was killed at its start."""
+
+
+def check_free(folder: Path) -> None:
+    """ValueError if the folder holds a run or anything else."""
+    check_run_folder("train", folder)
+    if (folder / "config.json").exists():
+        raise ValueError(f"train: {folder} already holds a run; add --resume to go on with it, or give another --out")
+    if folder.exists() and (not folder.is_dir() or any(not _is_leftover(path.name) for path in folder.iterdir())):
+        raise ValueError(f"train: {folder} is not an empty folder; give another --out")
+
+
+def _is_leftover(name: str) -> bool:
+    return name in LEFTOVERS or is_temporary(name)
