@@ -59,8 +59,9 @@ def test_unequal_dimensions_are_for_tiles():
         ("local(129)", 3072, [(None, None)]),
         ("column(96)", 3072, [("lanes", "lanes")]),
         ("column(48)", 3072, [("lanes", "lanes")]),
-        ("column(32)", 3072, [("lanes", None)]),  # Too long a lane backward.
-        ("block(96)", 3072, [("lanes", None)]),
+        ("column(32)", 3072, [("lanes", "lanes")]),
+        ("column(16)", 3072, [(None, None)]),
+        ("block(96)", 3072, [("lanes", "lanes")]),
         ("block(129)", 3072, [(None, None)]),
         ("merged(strided(96))", 3072, [("walk", "walk"), ("lanes", "lanes")]),
         ("merged(fixed(96, 8))", 3072, [(None, None)]),

@@ -29,7 +29,7 @@ WIDE = (64, 128)
 LONGEST_LANE = 256
 LONGEST_WIDE_LANE = 128
 LARGEST_LANE = 64 * 128
-"""The most rows of a lane, forward; and rows times dimensions, backward."""
+"""The most rows of a lane, forward; and rows times d_qk, backward."""
 
 
 @lru_cache(maxsize=16)
@@ -61,7 +61,7 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
 def whole_lanes(job: Job, backward: bool, d_qk: int, d_v: int) -> bool:
     """Whether whole lanes fit into shared memory."""
     longest = LONGEST_WIDE_LANE if d_v > WIDEST else LONGEST_LANE
-    return _in_panels(d_qk, d_v) and job.limit <= (LARGEST_LANE // d_v if backward else longest)
+    return _in_panels(d_qk, d_v) and job.limit <= (LARGEST_LANE // d_qk if backward else longest)
 
 
 def _in_panels(d_qk: int, d_v: int) -> bool:

@@ -212,7 +212,7 @@ def launch_lane_backward(
 ) -> Launch:  # fmt: skip
     """For the positions of these lanes. row_stats [batch * heads, 2, at least n]: filled for other kernels."""
     *matrices, lse, dq, dk, dv = call.tensors
-    assert lanes.length * call.v.shape[3] <= LARGEST
+    assert lanes.length * call.q.shape[3] <= LARGEST
     assert lse.is_contiguous()
     stats = RowStats(lse, 0) if row_stats is None else RowStats(row_stats, row_stats.shape[2])
     return lane_launch(

@@ -1,8 +1,7 @@
 """How many tiles the lane and walk kernels keep in flight, and how many of their programs share a multiprocessor.
 
 The numbers were measured on an H200, and say what fits into its 227 KiB of shared memory and 65,536 registers. `registers`
-is a cap that lets so many programs of 128 threads in; without one the compiler takes what it likes. Those for values of
-several panels follow from what the compiler says of registers and shared memory; they were not measured yet.
+is a cap that lets so many programs of 128 threads in; without one the compiler takes what it likes.
 """
 
 from typing import NamedTuple
@@ -23,7 +22,7 @@ def lane_forward_settings(d: int, panels: int, rows: int, accumulate: bool) -> L
     if panels > 1:
         if rows > 64:
             return LaneForward(2, 1)
-        return LaneForward(3, 1, registers=168) if accumulate else LaneForward(2, 2)
+        return LaneForward(3, 1, registers=168) if accumulate else LaneForward(4, 1, staged=1, registers=128)
     if rows > 128:
         if accumulate:
             return LaneForward(2 if d <= 32 else 1, 1, part=64)
@@ -44,7 +43,7 @@ class LaneBackward(NamedTuple):
 
 def lane_backward_settings(d: int, panels: int, rows: int, accumulate: bool) -> LaneBackward:
     if panels > 1:
-        return LaneBackward(2, 4) if rows == 64 else LaneBackward(1, 4, part=32)
+        return LaneBackward(2, 2 if not accumulate else 4) if rows == 64 else LaneBackward(1, 4, part=32)
     staged = 3 if rows == 64 else 2
     if rows > 128 or d > 32:
         return LaneBackward(2, staged)
@@ -63,7 +62,7 @@ class Walk(NamedTuple):
 
 def walk_forward_settings(d: int, panels: int) -> Walk:
     if panels > 1:
-        return Walk(2, 1)
+        return Walk(1, 4)
     return Walk(3, 3, registers=168) if d <= 32 else Walk(2, 3)
 
 

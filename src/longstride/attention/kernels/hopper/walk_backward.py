@@ -39,9 +39,13 @@ from longstride.attention.kernels.launch import Launch
 
 @gluon.jit
 def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK: gl.constexpr):
-    """Starts to copy in the keys of a position, and the last queries that see them."""
+    """Starts to copy in the values and keys of a position, and the last queries that see them.
+
+    Tuples with panels come first in both: Triton takes ((a, b), (c,)) and ((a,), (b, c)) for one type and would compile
+    copy_all only once.
+    """
     present = position < end
-    panels: gl.constexpr = 2 + len(queries) * len(key_tiles[1])
+    panels: gl.constexpr = 2 + len(queries) * len(key_tiles[0])
     mbarrier.expect(full, panels * key_tiles[0][0].shape[0] * key_tiles[0][0].shape[1] * 2, pred=present)
     batch, head, tile = walk_place(position + BACK, work, BACK)
     copy_all(queries, batch, head, 0, tile * 64, full, query_tiles, present)
@@ -113,14 +117,14 @@ def walk_backward(
     first = start - BACK
     for slot in gl.static_range(AHEAD):
         newest = (slot + BACK) % RING
-        newest_tiles, keys = tiles_at((d_output_tiles, q_tiles), newest), tiles_at((k_tiles, v_tiles), slot)
+        newest_tiles, keys = tiles_at((d_output_tiles, q_tiles), newest), tiles_at((v_tiles, k_tiles), slot)
         if PANELS == 1:
             fetch(
-                (output, d_output, q), (panels_at(output_tiles, slot),) + newest_tiles, (k, v), keys, first + slot, end,
+                (output, d_output, q), (panels_at(output_tiles, slot),) + newest_tiles, (v, k), keys, first + slot, end,
                 work, full.index(slot), BACK,
             )  # fmt: skip
         else:
-            fetch((d_output, q), newest_tiles, (k, v), keys, first + slot, end, work, full.index(slot), BACK)
+            fetch((d_output, q), newest_tiles, (v, k), keys, first + slot, end, work, full.index(slot), BACK)
 
     row = gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
     dq_next = gl.zeros([64, D], gl.float32, sum_layout)
@@ -184,12 +188,12 @@ def walk_backward(
         done_tiles = tiles_at((d_output_tiles, q_tiles), now)
         if PANELS == 1:
             fetch(
-                (output, d_output, q), (output_tile,) + done_tiles, (k, v), (k_tile, v_tile), position + AHEAD, end, work,
+                (output, d_output, q), (output_tile,) + done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work,
                 full.index(stage), BACK,
             )  # fmt: skip
         else:
             tma.store_wait(0)  # The next tiles are copied to where gradients are written from.
-            fetch((d_output, q), done_tiles, (k, v), (k_tile, v_tile), position + AHEAD, end, work, full.index(stage), BACK)
+            fetch((d_output, q), done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work, full.index(stage), BACK)
     tma.store_wait(0)
 
 
