@@ -22,7 +22,7 @@ def lane_forward_settings(d: int, panels: int, rows: int, accumulate: bool) -> L
     if panels > 1:
         if rows > 64:
             return LaneForward(2, 1)
-        return LaneForward(3, 1, registers=168) if accumulate else LaneForward(4, 1, staged=1, registers=128)
+        return LaneForward(4, 1, staged=1, registers=128)
     if rows > 128:
         if accumulate:
             return LaneForward(2 if d <= 32 else 1, 1, part=64)
@@ -43,7 +43,7 @@ class LaneBackward(NamedTuple):
 
 def lane_backward_settings(d: int, panels: int, rows: int, accumulate: bool) -> LaneBackward:
     if panels > 1:
-        return LaneBackward(2, 2 if not accumulate else 4) if rows == 64 else LaneBackward(1, 4, part=32)
+        return LaneBackward(2, 2 if not accumulate else 4) if rows == 64 else LaneBackward(1, 4)
     staged = 3 if rows == 64 else 2
     if rows > 128 or d > 32:
         return LaneBackward(2, staged)
