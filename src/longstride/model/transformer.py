@@ -2,7 +2,7 @@
 
     H_0 = embed(X, W_e)                      a(H) = dropout(attention(norm(H)))
     H_k = H_(k-1) + resblock(H_(k-1))        b(H) = dropout(ff(norm(H + a(H))))
-    y = softmax(norm(H_N) W_out)             resblock(H) = a(H) + b(H)
+    y = softmax(norm(H_N) W_out)             resblock(H) = a(H) + b(H), added as (H + a(H)) + b(H)
 
 Shapes: bytes [batch, n]; H [batch, n, width]; logits [batch, n, 256], where position t predicts byte t from those before.
 """
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """resblock(H) = a(H) + b(H), without the residual connection: the caller adds H."""
+    """One block with its residual connections: H -> (H + a(H)) + b(H)."""
 
     def __init__(self, config: ModelConfig, block: int) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ class ResidualBlock(nn.Module):
         a = self.attention(self.norm_attention(h), attend, rotation)
         if seeds is not None:
             a = drop(a, draw_mask(a, self.dropout, seeds[0]), 1 / (1 - self.dropout))
-        b = self.ff(self.norm_ff(h + a), None if seeds is None else seeds[1])
-        return a + b
+        h = h + a
+        return h + self.ff(self.norm_ff(h), None if seeds is None else seeds[1])
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -122,7 +122,7 @@ class SparseTransformer(nn.Module):
         seeds = draw_seeds(len(self.blocks), h.device) if dropout else [None] * len(self.blocks)
         for block, own_seeds in zip(self.blocks, seeds):
             run = self._checkpointed(block) if recompute else block
-            h = h + run(h, None, own_seeds, rotation)
+            h = run(h, None, own_seeds, rotation)
         return h
 
     def logits(self, h: Tensor) -> Tensor:
