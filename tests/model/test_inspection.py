@@ -42,7 +42,7 @@ def by_the_oracle(made, tokens, position):
         whole = scores.softmax(-1).nan_to_num(0)  # A query that sees nothing.
         rows.append(whole[0, :, position, : position + 1])
         a = attention.project((whole @ v).transpose(1, 2).flatten(2))
-        h = h + a + block.ff(block.norm_ff(h + a))
+        h = block.ff(h + a, block.norm_ff(h + a))
     return torch.stack(rows), made.logits(h)[0, position].softmax(-1)
 
 

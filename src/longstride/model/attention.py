@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from longstride.attention import attend as attend_over
 from longstride.model.config import ModelConfig
 from longstride.model.layers import Linear, rms_norm
+from longstride.model.residual import Product, product
 from longstride.model.rotary import rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -27,7 +28,7 @@ class Attention(nn.Module):
         self.project = Linear(config.width, config.width, bias=has_bias)
         self.query_scale = nn.Parameter(torch.ones(config.heads)) if config.qk_norm else None
 
-    def forward(self, x: Tensor, attend: Attend | None = None, rotation: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend | None = None, rotation: Tensor | None = None) -> Product:
         """[batch, n, width] -> [batch, n, width]. `attend` replaces the operator, e.g. to record keys or to use a cache; it
         gets queries and keys as they are multiplied, normalised and rotated. `rotation`: from `rotary.rotation`, if the
         network has rotary positions."""
@@ -41,7 +42,7 @@ class Attention(nn.Module):
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         attend = attend or self.attend
-        return self.project(attend(q.to(x.dtype), k.to(x.dtype), v).transpose(1, 2).flatten(2))
+        return product(attend(q.to(x.dtype), k.to(x.dtype), v).transpose(1, 2).flatten(2), self.project)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend_over(q, k, v, self.patterns)
