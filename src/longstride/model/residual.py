@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from longstride.attention.api import HAS_TRITON
 from longstride.model import layers, residual_ops
@@ -109,6 +110,7 @@ class _AddNorm(torch.autograd.Function):
         ctx.mark_non_differentiable(mean, scale)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_stream: Tensor, d_normalized: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         stream, weight, mean, scale, seed = ctx.saved_tensors
         dh, d_dropped, sums = ops.add_norm_backward(
@@ -130,6 +132,7 @@ class _Add(torch.autograd.Function):
         ctx.save_for_backward(seed)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_stream: Tensor) -> tuple[Tensor | None, ...]:
         (seed,) = ctx.saved_tensors
         if seed is None and not ctx.has_bias:
@@ -148,6 +151,7 @@ class _BiasGelu(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
         x, bias = ctx.saved_tensors
         dx, d_bias = ops.bias_gelu_backward(d_output, x, bias)
