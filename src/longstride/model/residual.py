@@ -10,7 +10,8 @@ gradient of the stream, the sums over all rows that are the gradients of biases 
 from its seed, come from one pass. A matrix product leaves its bias to the function that follows (`Product`), whose backward
 sums the bias's gradient. `residual_ops.py` has the operators.
 
-Elsewhere, and without gradients, the functions above are written out with the modules of `layers.py`.
+Elsewhere, and without gradients, the functions above are written out with the modules of `layers.py`. So are additions
+without bias and dropout: torch.compile joins these with the norm that follows.
 """
 
 from typing import Any, NamedTuple
@@ -78,7 +79,7 @@ def add_and_normalize(
 
 def add(h: Tensor, branch: Product, dropout: Dropout | None = None) -> Tensor:
     """Returns h + dropout(branch)."""
-    if is_fused(h):
+    if is_fused(h) and not (branch.bias is None and dropout is None):
         seed, keep = (None, 1.0) if dropout is None else (dropout.seed, dropout.keep)
         return _Add.apply(h, *branch, seed, keep)
     assert branch.bias is None
@@ -89,7 +90,7 @@ def add(h: Tensor, branch: Product, dropout: Dropout | None = None) -> Tensor:
 
 def gelu(x: Product) -> Tensor:
     """The paper's approximation of GELU."""
-    return _BiasGelu.apply(*x) if is_fused(x.value) else layers.gelu(x.value)
+    return layers.gelu(x.value) if x.bias is None else _BiasGelu.apply(*x)
 
 
 class _AddNorm(torch.autograd.Function):
