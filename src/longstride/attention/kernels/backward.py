@@ -1,4 +1,4 @@
-"""backward_delta, backward_row_stats, backward_dq, backward_dkv: the gradients, from weights that are computed again.
+"""The gradients: backward_dq and backward_dkv, from weights that are computed again, with what they need before and after.
 
 With the score s = scale * q k^T and the weight w = exp(s) / sum(exp(s)) of a pair, and the output's gradient do:
 
@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from longstride.attention.kernels.arguments import Matrix
 from longstride.attention.kernels.key_loop import Keys, over_keys, place_keys, sees
 from longstride.attention.kernels.primitives import (
     Tile,
+    cell_position,
     cell_tile,
     excluded,
     head_of,
@@ -66,6 +68,30 @@ def backward_row_stats(
     row_stats += head * 2 * padded + row % step * along + row // step
     tl.store(row_stats, without_keys(total), mask=valid)
     tl.store(row_stats + padded, delta, mask=valid)
+
+
+@triton.jit
+def backward_sum_parts(
+    parts, gradient, first_cells, job, sizes, splits, ROW: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Adds the parts of the summary cells' dk or dv to what is there, in order, for the kernels of Hopper.
+
+    parts: float32 [batch, heads, cells, splits * d]; first_cells: of a block, int32 [heads].
+    """
+    program = tl.program_id(0)
+    head = (program // sizes.tiles % sizes.heads).to(tl.int64)
+    batch = (program // sizes.tiles // sizes.heads).to(tl.int64)
+    cell = program % sizes.tiles * ROWS + tl.arange(0, ROWS)
+    valid = cell < sizes.n
+    own = head_of(parts, batch, head)
+    total = tl.zeros([ROWS, ROW.width], tl.float32)
+    for split in range(splits):
+        part = Matrix(own.data + split * ROW.d, own.batch, own.head, own.row)
+        total += load_rows(part, program * 0, cell, valid, ROW, True)
+    position = cell_position(cell, job.cells, job.block, tl.load(first_cells + head))
+    every = head_of(gradient, batch, head)
+    total += load_rows(every, program * 0, position, valid, ROW, True).to(tl.float32)
+    store_rows(total, every, program * 0, position, valid, ROW)
 
 
 class Queries(NamedTuple):

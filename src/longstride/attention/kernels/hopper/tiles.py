@@ -28,6 +28,7 @@ class Work(NamedTuple):
     inner_shift: Any
     stats_shift: Any  # and to the place of a query's row stats.
     first_cells: Any  # the first summary cell of a block, int32 [heads]
+    splits: Any  # hopper_dkv: items that share the queries of a tile of cells
 
 
 class RowStats(NamedTuple):
