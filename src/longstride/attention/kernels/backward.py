@@ -140,7 +140,7 @@ def backward_dq(
 
         row = tile.first + tl.arange(0, TILES.rows)
         valid = row < tile.length
-        place = row * job.step
+        place = row * job.index_stride
         position = tile.start + place
         queries = Queries(
             load_rows(every_query, tile.start, place, valid, DIMS.qk, True),
@@ -174,11 +174,11 @@ def add_dkv(
 ):  # fmt: skip
     """The queries [first, end) of a lane, in tiles. Pairs lie keys down and queries across: both sums want them so."""
     offset = tl.arange(0, TILES.rows)
-    place = offset * job.step
+    place = offset * job.index_stride
     for start in tl.range(first, end, TILES.rows):
         row = start + offset
         valid = row < tile.length
-        base = tile.start + start * job.step
+        base = tile.start + start * job.index_stride
         position = base + place
         query = load_rows(every.q, base, place, valid, DIMS.qk, True)
         # A row that is not there has weight 0: 2 ** (0 - inf).
@@ -211,7 +211,7 @@ def backward_dkv(
     """CELLS: the keys are summary cells and the queries those of all later lanes; or else both are in one lane's window."""
     job, tile = read_tile(tables, sizes, TILES.columns)
     offset = tl.arange(0, TILES.columns)
-    in_lane = job.lane_shift // job.block * job.cells
+    in_lane = job.lane_stride // job.block * job.cells
     key_count = tile.length
     if CELLS:
         tile = Tile(tile.batch, tile.index, 0, 0, tl.program_id(0) % sizes.tiles * TILES.columns, sizes.n)
@@ -230,12 +230,12 @@ def backward_dkv(
         # The queries are [first, end).
         if CELLS:
             base, place = cell_tile(tile.first, offset, job, TILES.even)
-            seen_from = (key // in_lane + 1) * job.lane_shift
-            first = (tile.first // in_lane + 1) * job.lane_shift
+            seen_from = (key // in_lane + 1) * job.lane_stride
+            first = (tile.first // in_lane + 1) * job.lane_stride
             end = sizes.n
         else:
-            base = tile.start + tile.first * job.step
-            place = offset * job.step
+            base = tile.start + tile.first * job.index_stride
+            place = offset * job.index_stride
             seen_from = key
             first = tile.first + job.near
             end = tl.minimum(tile.length, tile.first + TILES.columns + job.far)
@@ -254,7 +254,7 @@ def backward_dkv(
             bound = tl.maximum(first, end)
             if CELLS:
                 last_key = tl.minimum(tile.first + TILES.columns, key_count) - 1
-                inner = first + tl.cdiv((last_key // in_lane + 1) * job.lane_shift - first, TILES.rows) * TILES.rows
+                inner = first + tl.cdiv((last_key // in_lane + 1) * job.lane_stride - first, TILES.rows) * TILES.rows
                 outer = bound
             else:
                 inner = first + tl.cdiv(TILES.columns - 1, TILES.rows) * TILES.rows

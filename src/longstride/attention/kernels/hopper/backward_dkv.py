@@ -53,7 +53,7 @@ def place_keys(item, job, work, KEYS: gl.constexpr, SPLIT: gl.constexpr):
         first_key = tile * TILE
         lane = 0
         length = work.n
-        first = (first_key // job.cells + 1) * job.lane_shift // ALIGNED * ALIGNED
+        first = (first_key // job.cells + 1) * job.lane_stride // ALIGNED * ALIGNED
         end = work.n
         if SPLIT:
             share = ((end - first + QUERIES - 1) // QUERIES + work.splits - 1) // work.splits * QUERIES
@@ -126,9 +126,9 @@ def seen_by(first_key, head, length, job, work, layout: gl.constexpr, KEYS: gl.c
     """The queries that see the HALF keys from `first_key` on."""
     key = first_key + gl.arange(0, HALF, gl.SliceLayout(1, layout))
     if KEYS.cells > 0:
-        first = (key // job.cells + 1) * job.lane_shift
+        first = (key // job.cells + 1) * job.lane_stride
         last = key * 0 + work.n
-        all_from = ((first_key + HALF - 1) // job.cells + 1) * job.lane_shift
+        all_from = ((first_key + HALF - 1) // job.cells + 1) * job.lane_stride
         all_until = work.n
     else:
         first = key + job.near
@@ -158,7 +158,7 @@ def store_keys(
         position = key // KEYS.cells * job.block + first_cell + key % KEYS.cells
     else:
         valid = key < length
-        position = lane * job.lane_shift + key * job.step
+        position = lane * job.lane_stride + key * job.index_stride
     tiles.store_gradient(total, matrix, batch, head, position, valid, D, ACCUMULATE)
 
 

@@ -67,12 +67,12 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | No
         return [launch_walk_backward(call, job.far)]
     if kind == "lanes":
         return [launch_lane_backward(call, lanes, job.near, accumulate) for lanes in _lane_sets(job, n)]
-    row_stats = _new_row_stats(call, job.step)
+    row_stats = _new_row_stats(call, job.index_stride)
     whole = pass_.summary and bool(job.own) and whole_lanes(job, True, d_qk, d_v)
     if whole:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
         launches = [launch_lane_backward(call, lanes, 0, accumulate, row_stats) for lanes in block_lanes(n, job.block)]
     else:
-        launches = [_fill_row_stats(call, row_stats, job.step)]
+        launches = [_fill_row_stats(call, row_stats, job.index_stride)]
     if call.need_q:
         launches.append(_dq(call, row_stats, pass_, not whole, accumulate or whole))
     if call.need_kv and not whole:
@@ -84,14 +84,22 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | No
 
 def _lane_sets(job: Job, n: int) -> list[Lanes]:
     """A job is of residue classes, or of blocks; one lane alone is both."""
-    return column_lanes(n, job.step) if job.lane_shift == 1 else block_lanes(n, job.block)
+    return column_lanes(n, job.index_stride) if job.lane_stride == 1 else block_lanes(n, job.block)
 
 
 def _window(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
     job, (q, k, v, output, lse) = pass_.jobs[0], call.tensors
     tiles = -(-job.limit // TILE)
     work = _work(call, pass_, tiles * job.lanes, tiles)
-    arguments = _lanes(q, job.step, ROWS), *_key_descriptors(k, v, pass_)[:2], matrix(output), lse, job, work, call.scale
+    arguments = (
+        _lanes(q, job.index_stride, ROWS),
+        *_key_descriptors(k, v, pass_)[:2],
+        matrix(output),
+        lse,
+        job,
+        work,
+        call.scale,
+    )
     constants = {"D_V": v.shape[3], "KEYS": _keys(job, False), "ACCUMULATE": accumulate, "num_warps": 4}
     return Launch(window_forward, min(work.items, processors(q.device)), arguments, constants)
 
@@ -100,7 +108,7 @@ def _past(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
     job, (q, k, v, output, lse) = pass_.jobs[0], call.tensors
     tiles = -(-job.limit // ROWS)
     work = _work(call, pass_, -(-tiles * job.lanes // GROUPS.value), tiles)
-    arguments = _lanes(q, job.step, ROWS), *_key_descriptors(k, v, pass_), matrix(output), lse, job, work, call.scale
+    arguments = _lanes(q, job.index_stride, ROWS), *_key_descriptors(k, v, pass_), matrix(output), lse, job, work, call.scale
     constants = {"D_V": v.shape[3], "KEYS": _keys(job, pass_.summary), "ACCUMULATE": accumulate, "num_warps": 4}
     return Launch(past_forward, min(work.items, processors(q.device)), arguments, constants)
 
@@ -110,7 +118,7 @@ def _dq(call: Backward, row_stats: Tensor, pass_: Pass, window: bool, accumulate
     tiles = -(-job.limit // TILE)
     work = _work(call, pass_, tiles * job.lanes, tiles)
     arguments = (
-        *(_lanes(x, job.step, TILE) for x in (q, call.d_output)), *_key_descriptors(call.k, call.v, pass_),
+        *(_lanes(x, job.index_stride, TILE) for x in (q, call.d_output)), *_key_descriptors(call.k, call.v, pass_),
         RowStats(row_stats, row_stats.shape[2]), matrix(call.dq), job, work, *call.scales,
     )  # fmt: skip
     constants = {"D_QK": q.shape[3], "KEYS": _keys(job, pass_.summary, window), "ACCUMULATE": accumulate, "num_warps": 4}
@@ -120,7 +128,7 @@ def _dq(call: Backward, row_stats: Tensor, pass_: Pass, window: bool, accumulate
 def _dkv(call: Backward, row_stats: Tensor, pass_: Pass, accumulate: bool) -> Launch:
     """For keys of the own lane."""
     job = pass_.jobs[0]
-    keys = [_lanes(x, job.step, TILE) for x in (call.k, call.v)]
+    keys = [_lanes(x, job.index_stride, TILE) for x in (call.k, call.v)]
     tiles = -(-job.limit // TILE) * job.lanes
     results = matrix(call.dk), matrix(call.dv)
     return _launch_dkv(call, row_stats, pass_, keys, tiles, results, False, 1, accumulate)
@@ -166,9 +174,9 @@ def _launch_dkv(
     """tiles: of the keys of a head."""
     job, (batch, heads, n, d_qk) = pass_.jobs[0], call.q.shape
     work = _work(call, pass_, tiles, -(-job.limit // TILE), splits)
-    stats_shape = batch * heads, 2, n if job.step == 1 else row_stats.shape[2]
+    stats_shape = batch * heads, 2, n if job.index_stride == 1 else row_stats.shape[2]
     arguments = (
-        _lanes(call.q, job.step, ROWS), *keys, _lanes(call.d_output, job.step, ROWS),
+        _lanes(call.q, job.index_stride, ROWS), *keys, _lanes(call.d_output, job.index_stride, ROWS),
         Descriptor(row_stats, 0, stats_shape, row_stats.stride(), (1, 2, ROWS)), *results, job, work, *call.scales,
     )  # fmt: skip
     constants = {
@@ -207,7 +215,7 @@ def _work(call: Forward | Backward, pass_: Pass, items: int, tiles: int, splits:
     """items: of a head, before each is split; tiles: of a lane."""
     batch, heads, n, _ = call.q.shape
     job = pass_.jobs[0]
-    shifts = (0, 1) if job.step > 1 else (job.lane_shift, 0)
+    shifts = (0, 1) if job.index_stride > 1 else (job.lane_stride, 0)
     return Work(
         batch * heads * items * splits, heads, batch * heads, n, tiles, tiles * job.lanes, *shifts, _stats_shift(job, n),
         _first_cells(pass_, call.q.device), splits,
@@ -220,7 +228,7 @@ def _keys(job: Job, cells: bool, window: bool = True) -> Keys:
 
 def _stats_shift(job: Job, n: int) -> int:
     """The distance between the row stats of two lanes."""
-    return _aligned(n // job.step) if job.step > 1 else job.lane_shift
+    return _aligned(n // job.index_stride) if job.index_stride > 1 else job.lane_stride
 
 
 @lru_cache(maxsize=256)
@@ -231,7 +239,7 @@ def _first_cells(pass_: Pass, device: torch.device) -> Tensor:
 def _key_descriptors(k: Tensor, v: Tensor, pass_: Pass) -> list[Descriptor]:
     """For windows, then for cells; where there are no cells, those for windows once more."""
     job = pass_.jobs[0]
-    windows = [_lanes(x, job.step, TILE) for x in (k, v)]
+    windows = [_lanes(x, job.index_stride, TILE) for x in (k, v)]
     return [*windows, *([_cells(x, job) for x in (k, v)] if pass_.summary else windows)]
 
 
