@@ -4,13 +4,12 @@ TMA reads a tensor through a descriptor. For lanes it is [batch, heads, n / step
 lane. For summary cells it is [batch, heads, blocks, block, d], and a copy takes the cells of several blocks.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.arguments import Matrix, compiled, matrix, row_shape, row_sizes
+from longstride.attention.kernels.arguments import compiled, matrix, row_shape, row_sizes
 from longstride.attention.kernels.backward import backward_row_stats, backward_sum_parts
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
@@ -76,9 +75,9 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | No
     if call.need_q:
         launches.append(_dq(call, row_stats, pass_, not whole, accumulate or whole))
     if call.need_kv and not whole:
-        launches.append(_dkv(call, row_stats, pass_, accumulate))
+        launches += _dkv(call, row_stats, pass_, False, accumulate)
     if call.need_kv and pass_.summary:
-        launches += _dkv_of_cells(call, row_stats, pass_)
+        launches += _dkv(call, row_stats, pass_, True, True)
     return launches
 
 
@@ -125,36 +124,33 @@ def _dq(call: Backward, row_stats: Tensor, pass_: Pass, window: bool, accumulate
     return Launch(hopper_dq, min(work.items, processors(q.device)), arguments, constants)
 
 
-def _dkv(call: Backward, row_stats: Tensor, pass_: Pass, accumulate: bool) -> Launch:
-    """For keys of the own lane."""
-    job = pass_.jobs[0]
-    keys = [_lanes(x, job.index_stride, TILE) for x in (call.k, call.v)]
-    tiles = -(-job.limit // TILE) * job.lanes
-    results = matrix(call.dk), matrix(call.dv)
-    return _launch_dkv(call, row_stats, pass_, keys, tiles, results, False, 1, accumulate)
-
-
-def _dkv_of_cells(call: Backward, row_stats: Tensor, pass_: Pass) -> list[Launch]:
-    """For summary cells, which later lanes see: adds to the gradients from their own block."""
-    job, (batch, heads, n, _) = pass_.jobs[0], call.q.shape
+def _dkv(call: Backward, row_stats: Tensor, pass_: Pass, cells: bool, accumulate: bool) -> list[Launch]:
+    """For keys of the own lane; or for summary cells, which later lanes see."""
+    job, (batch, heads, n, d_qk) = pass_.jobs[0], call.q.shape
+    tiles = -(-job.limit // TILE)
     count = (job.lanes - 1) * job.cells
-    tiles = -(-count // TILE)
-    splits = _splits(batch * heads * tiles, n, processors(call.q.device))
-    keys = [_cells(x, job) for x in (call.k, call.v)]
-    results = matrix(call.dk), matrix(call.dv)
-    if splits == 1:
-        return [_launch_dkv(call, row_stats, pass_, keys, tiles, results, True, 1, True)]
-    parts = [call.workspace.new(batch, heads, count, splits * x.shape[3]) for x in (call.dk, call.dv)]
-    to_parts = [matrix(part)._replace(row=x.shape[3]) for part, x in zip(parts, (call.dk, call.dv))]
-    launches = [_launch_dkv(call, row_stats, pass_, keys, tiles, to_parts, True, splits, False)]
-    return launches + [_sum_parts(part, x, pass_, splits) for part, x in zip(parts, (call.dk, call.dv))]
-
-
-def _sum_parts(parts: Tensor, gradient: Tensor, pass_: Pass, splits: int) -> Launch:
-    sizes = row_sizes(parts, PART_ROWS)
-    arguments = matrix(parts), matrix(gradient), _first_cells(pass_, parts.device), pass_.jobs[0], sizes, splits
-    constants = {"ROW": row_shape(gradient, True), "ROWS": PART_ROWS}
-    return Launch(backward_sum_parts, sizes.total, arguments, constants)
+    items = -(-count // TILE) if cells else tiles * job.lanes
+    splits = _splits(batch * heads * items, n, processors(call.q.device)) if cells else 1
+    gradients = call.dk, call.dv
+    results = [matrix(x) for x in gradients]
+    sums = []
+    if splits > 1:
+        parts = [call.workspace.new(batch, heads, count, splits * x.shape[3]) for x in gradients]
+        results = [matrix(part)._replace(row=x.shape[3]) for part, x in zip(parts, gradients)]
+        sums = [_sum_parts(part, x, pass_, splits) for part, x in zip(parts, gradients)]
+    work = _work(call, pass_, items, tiles, splits)
+    stats_shape = batch * heads, 2, n if job.index_stride == 1 else row_stats.shape[2]
+    arguments = (
+        _lanes(call.q, job.index_stride, ROWS),
+        *(_cells(x, job) if cells else _lanes(x, job.index_stride, TILE) for x in (call.k, call.v)),
+        _lanes(call.d_output, job.index_stride, ROWS),
+        Descriptor(row_stats, 0, stats_shape, row_stats.stride(), (1, 2, ROWS)), *results, job, work, *call.scales,
+    )  # fmt: skip
+    constants = {
+        "D_QK": d_qk, "D_V": call.v.shape[3], "KEYS": _keys(job, cells), "SPLIT": splits > 1,
+        "ACCUMULATE": accumulate and splits == 1, "num_warps": 4,
+    }  # fmt: skip
+    return [Launch(hopper_dkv, min(work.items, processors(call.q.device)), arguments, constants), *sums]
 
 
 def _splits(items: int, n: int, programs: int) -> int:
@@ -167,23 +163,11 @@ def _splits(items: int, n: int, programs: int) -> int:
     return max(1, min(-(-4 * programs // items), n // LEAST_QUERIES))
 
 
-def _launch_dkv(
-    call: Backward, row_stats: Tensor, pass_: Pass, keys: Sequence[Descriptor], tiles: int, results: Sequence[Matrix],
-    cells: bool, splits: int, accumulate: bool,
-) -> Launch:  # fmt: skip
-    """tiles: of the keys of a head."""
-    job, (batch, heads, n, d_qk) = pass_.jobs[0], call.q.shape
-    work = _work(call, pass_, tiles, -(-job.limit // TILE), splits)
-    stats_shape = batch * heads, 2, n if job.index_stride == 1 else row_stats.shape[2]
-    arguments = (
-        _lanes(call.q, job.index_stride, ROWS), *keys, _lanes(call.d_output, job.index_stride, ROWS),
-        Descriptor(row_stats, 0, stats_shape, row_stats.stride(), (1, 2, ROWS)), *results, job, work, *call.scales,
-    )  # fmt: skip
-    constants = {
-        "D_QK": d_qk, "D_V": call.v.shape[3], "KEYS": _keys(job, cells), "SPLIT": splits > 1, "ACCUMULATE": accumulate,
-        "num_warps": 4,
-    }  # fmt: skip
-    return Launch(hopper_dkv, min(work.items, processors(call.q.device)), arguments, constants)
+def _sum_parts(parts: Tensor, gradient: Tensor, pass_: Pass, splits: int) -> Launch:
+    sizes = row_sizes(parts, PART_ROWS)
+    arguments = matrix(parts), matrix(gradient), _first_cells(pass_, parts.device), pass_.jobs[0], sizes, splits
+    constants = {"ROW": row_shape(gradient, True), "ROWS": PART_ROWS}
+    return Launch(backward_sum_parts, sizes.total, arguments, constants)
 
 
 def _new_row_stats(call: Backward, step: int) -> Tensor:
