@@ -13,19 +13,19 @@ def pairs_of(job: Job, exclusions, n: int) -> torch.Tensor:
     """What the kernels compute for a job, pair by pair, straight from the meaning of its fields."""
     seen = torch.zeros(n, n, dtype=torch.bool)
     for lane in range(job.lanes):
-        start = lane * job.lane_shift
-        length = min(job.limit, (n - 1 - start) // job.step + 1)
-        before = lane * (job.lane_shift // job.block) * job.cells
+        start = lane * job.lane_stride
+        length = min(job.limit, (n - 1 - start) // job.index_stride + 1)
+        before = lane * (job.lane_stride // job.block) * job.cells
         cells = [cell // job.cells * job.block + job.first_cell + cell % job.cells for cell in range(before)]
         for row in range(length):
-            query = start + row * job.step
+            query = start + row * job.index_stride
             seen[query, cells] = True
             for key in range(length):
                 inside = key % job.block
                 is_cell = job.first_cell <= inside < job.first_cell + job.cells
                 own = job.own and row // job.block == key // job.block
                 if job.near <= row - key <= job.far and (own or is_cell):
-                    seen[query, start + key * job.step] = True
+                    seen[query, start + key * job.index_stride] = True
     query, key = torch.arange(n)[:, None], torch.arange(n)[None, :]
     for one in exclusions:
         distance, cell = query - key, key % one.period
@@ -35,8 +35,7 @@ def pairs_of(job: Job, exclusions, n: int) -> torch.Tensor:
 
 
 def test_a_row_is_a_head_and_the_numbers_of_its_geometry():
-    shorter = {"lane_stride": "lane_shift", "index_stride": "step"}
-    assert Job._fields == ("head", *(shorter.get(name, name) for name in Geometry._fields[:10]))
+    assert Job._fields == ("head", *Geometry._fields[:10])
 
 
 @given(patterns(), st.integers(1, 70))

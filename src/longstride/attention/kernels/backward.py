@@ -1,4 +1,4 @@
-"""backward_delta, backward_row_stats, backward_dq, backward_dkv: the gradients, from weights that are computed again.
+"""The gradients: backward_dq and backward_dkv, from weights that are computed again, with what they need before and after.
 
 With the score s = scale * q k^T and the weight w = exp(s) / sum(exp(s)) of a pair, and the output's gradient do:
 
@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from longstride.attention.kernels.arguments import Matrix
 from longstride.attention.kernels.key_loop import Keys, over_keys, place_keys, sees
 from longstride.attention.kernels.primitives import (
     Tile,
+    cell_position,
     cell_tile,
     excluded,
     head_of,
@@ -66,6 +68,30 @@ def backward_row_stats(
     row_stats += head * 2 * padded + row % step * along + row // step
     tl.store(row_stats, without_keys(total), mask=valid)
     tl.store(row_stats + padded, delta, mask=valid)
+
+
+@triton.jit
+def backward_sum_parts(
+    parts, gradient, first_cells, job, sizes, splits, ROW: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Adds the parts of the summary cells' dk or dv to what is there, in order, for the kernels of Hopper.
+
+    parts: float32 [batch, heads, cells, splits * d]; first_cells: of a block, int32 [heads].
+    """
+    program = tl.program_id(0)
+    head = (program // sizes.tiles % sizes.heads).to(tl.int64)
+    batch = (program // sizes.tiles // sizes.heads).to(tl.int64)
+    cell = program % sizes.tiles * ROWS + tl.arange(0, ROWS)
+    valid = cell < sizes.n
+    own = head_of(parts, batch, head)
+    total = tl.zeros([ROWS, ROW.width], tl.float32)
+    for split in range(splits):
+        part = Matrix(own.data + split * ROW.d, own.batch, own.head, own.row)
+        total += load_rows(part, program * 0, cell, valid, ROW, True)
+    position = cell_position(cell, job.cells, job.block, tl.load(first_cells + head))
+    every = head_of(gradient, batch, head)
+    total += load_rows(every, program * 0, position, valid, ROW, True).to(tl.float32)
+    store_rows(total, every, program * 0, position, valid, ROW)
 
 
 class Queries(NamedTuple):
@@ -114,7 +140,7 @@ def backward_dq(
 
         row = tile.first + tl.arange(0, TILES.rows)
         valid = row < tile.length
-        place = row * job.step
+        place = row * job.index_stride
         position = tile.start + place
         queries = Queries(
             load_rows(every_query, tile.start, place, valid, DIMS.qk, True),
@@ -148,11 +174,11 @@ def add_dkv(
 ):  # fmt: skip
     """The queries [first, end) of a lane, in tiles. Pairs lie keys down and queries across: both sums want them so."""
     offset = tl.arange(0, TILES.rows)
-    place = offset * job.step
+    place = offset * job.index_stride
     for start in tl.range(first, end, TILES.rows):
         row = start + offset
         valid = row < tile.length
-        base = tile.start + start * job.step
+        base = tile.start + start * job.index_stride
         position = base + place
         query = load_rows(every.q, base, place, valid, DIMS.qk, True)
         # A row that is not there has weight 0: 2 ** (0 - inf).
@@ -185,7 +211,7 @@ def backward_dkv(
     """CELLS: the keys are summary cells and the queries those of all later lanes; or else both are in one lane's window."""
     job, tile = read_tile(tables, sizes, TILES.columns)
     offset = tl.arange(0, TILES.columns)
-    in_lane = job.lane_shift // job.block * job.cells
+    in_lane = job.lane_stride // job.block * job.cells
     key_count = tile.length
     if CELLS:
         tile = Tile(tile.batch, tile.index, 0, 0, tl.program_id(0) % sizes.tiles * TILES.columns, sizes.n)
@@ -204,12 +230,12 @@ def backward_dkv(
         # The queries are [first, end).
         if CELLS:
             base, place = cell_tile(tile.first, offset, job, TILES.even)
-            seen_from = (key // in_lane + 1) * job.lane_shift
-            first = (tile.first // in_lane + 1) * job.lane_shift
+            seen_from = (key // in_lane + 1) * job.lane_stride
+            first = (tile.first // in_lane + 1) * job.lane_stride
             end = sizes.n
         else:
-            base = tile.start + tile.first * job.step
-            place = offset * job.step
+            base = tile.start + tile.first * job.index_stride
+            place = offset * job.index_stride
             seen_from = key
             first = tile.first + job.near
             end = tl.minimum(tile.length, tile.first + TILES.columns + job.far)
@@ -228,7 +254,7 @@ def backward_dkv(
             bound = tl.maximum(first, end)
             if CELLS:
                 last_key = tl.minimum(tile.first + TILES.columns, key_count) - 1
-                inner = first + tl.cdiv((last_key // in_lane + 1) * job.lane_shift - first, TILES.rows) * TILES.rows
+                inner = first + tl.cdiv((last_key // in_lane + 1) * job.lane_stride - first, TILES.rows) * TILES.rows
                 outer = bound
             else:
                 inner = first + tl.cdiv(TILES.columns - 1, TILES.rows) * TILES.rows

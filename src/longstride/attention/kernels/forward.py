@@ -52,7 +52,7 @@ def forward(
 
         row = tile.first + tl.arange(0, TILES.rows)
         valid = row < tile.length
-        place = row * job.step
+        place = row * job.index_stride
         position = tile.start + place
         query = load_rows(every_query, tile.start, place, valid, DIMS.qk, True)
         if ACCUMULATE:

@@ -13,15 +13,12 @@ from longstride.patterns.geometry import geometry
 
 
 class Job(NamedTuple):
-    """One row of the table: the head, then the numbers of its `Geometry`, which documents them, in the same order.
-
-    Kernels have shorter names for two of them: `lane_shift` is its lane_stride, `step` its index_stride.
-    """
+    """One row of the table: the head, then the numbers of its `Geometry`, which documents them."""
 
     head: int
     lanes: int
-    lane_shift: int
-    step: int
+    lane_stride: int
+    index_stride: int
     limit: int
     near: int
     far: int
@@ -82,7 +79,7 @@ class Pass:
 
     def cell_tiles(self, size: int) -> int:
         """The same for the summary cells that later lanes see."""
-        return max(-(-(job.lanes - 1) * (job.lane_shift // job.block) * job.cells // size) for job in self.jobs)
+        return max(-(-(job.lanes - 1) * (job.lane_stride // job.block) * job.cells // size) for job in self.jobs)
 
     def rows(self) -> tuple[list[tuple[int, ...]], list[list[tuple[int, ...]]]]:
         """The jobs and what they leave out, [jobs, fields] and [jobs, exclusions, fields]."""

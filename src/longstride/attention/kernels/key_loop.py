@@ -45,8 +45,8 @@ def place_keys(every, start, last, TILES: tl.constexpr, CELLS: tl.constexpr):
     if CELLS:
         base, place = cell_tile(start, offset, every.job, TILES.even)
     else:
-        base = every.tile.start + start * every.job.step
-        place = offset * every.job.step
+        base = every.tile.start + start * every.job.index_stride
+        place = offset * every.job.index_stride
     return KeyTile(key, key < last, base, place)
 
 
@@ -60,9 +60,9 @@ def sees(every, at, TILES: tl.constexpr, CELLS: tl.constexpr):
         key = at.base + at.place
     else:
         seen = window_sees(row[:, None], at.key[None, :], job, TILES.grouped) & at.valid[None, :]
-        key = tile.start + at.key * job.step
+        key = tile.start + at.key * job.index_stride
     if TILES.exclude > 0:
-        query = tile.start + row * job.step
+        query = tile.start + row * job.index_stride
         seen = seen & ~excluded(query[:, None], key[None, :], every.exclusions, tile.index, TILES.exclude)
     return seen
 
@@ -82,7 +82,7 @@ def over_tiles(
 def over_keys(sums, queries, every, scale, DIMS: tl.constexpr, TILES: tl.constexpr, ADD: tl.constexpr):
     job, tile = every.job, every.tile
     if TILES.summary:
-        before = tile.lane * (job.lane_shift // job.block) * job.cells
+        before = tile.lane * (job.lane_stride // job.block) * job.cells
         whole = before // TILES.columns * TILES.columns
         if TILES.exclude > 0:
             whole = 0

@@ -51,8 +51,8 @@ def read_lanes(item, shared_job, tables, sizes, TILES: tl.constexpr):
     first = item % sizes.tiles * TILES.together
     row = tl.arange(0, TILES.rows)
     lane = row % TILES.together
-    start = first * job.lane_shift
-    offset = lane * job.lane_shift + row // TILES.together * job.step
+    start = first * job.lane_stride
+    offset = lane * job.lane_stride + row // TILES.together * job.index_stride
     valid = (first + lane < job.lanes) & (row // TILES.together < job.limit) & (start + offset < sizes.n)
     return job, Lanes(index, batch, head, start, offset, valid)
 

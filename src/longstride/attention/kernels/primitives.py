@@ -58,8 +58,8 @@ def read_tile(tables, sizes, SIZE: tl.constexpr):
     along = (job.limit + SIZE - 1) // SIZE - 1 - tile // job.lanes
     lane = job.lanes - 1 - tile % job.lanes
     first = tl.where(along < 0, job.limit, along * SIZE)
-    start = lane * job.lane_shift
-    length = tl.minimum(job.limit, (sizes.n - 1 - start) // job.step + 1)
+    start = lane * job.lane_stride
+    length = tl.minimum(job.limit, (sizes.n - 1 - start) // job.index_stride + 1)
     return job, Tile(batch, index, lane, start, first, length)
 
 

@@ -46,7 +46,7 @@ class Caught:
         def call(*arguments, num_warps=4, maxnreg=None, **constants):
             names = self.kernel.arg_names
             assert sorted(constants) == sorted(names[len(arguments) :])
-            if self.name == "backward_row_stats":  # plain Triton, which other tests interpret
+            if self.name in ("backward_row_stats", "backward_sum_parts"):  # plain Triton, which other tests interpret
                 found.append({"kernel": self.name})
                 return
             signature = {name: describe(x) for name, x in zip(names, arguments)} | dict.fromkeys(constants, "constexpr")
@@ -99,7 +99,7 @@ def as_on_hopper():
     for module in (lane_forward, lane_backward, walk_forward, walk_backward):
         name = module.__name__.rsplit(".", 1)[1]
         setattr(module, name, Caught(getattr(module, name)))
-    for name in ("window_forward", "past_forward", "hopper_dq", "hopper_dkv", "backward_row_stats"):
+    for name in ("window_forward", "past_forward", "hopper_dq", "hopper_dkv", "backward_row_stats", "backward_sum_parts"):
         setattr(launch, name, Caught(getattr(launch, name)))
 
 

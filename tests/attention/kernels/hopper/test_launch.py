@@ -25,6 +25,7 @@ PAST, WINDOW, WALK, LANES = ["past_forward"], ["window_forward"], ["walk_forward
 TILES_BACK = ["backward_row_stats", "hopper_dq", "hopper_dkv"]
 CELLS_BACK = [*TILES_BACK, "hopper_dkv"]
 OWN_BACK = ["lane_backward"] * 2 + ["hopper_dq", "hopper_dkv"]
+PARTS_BACK = ["backward_sum_parts"] * 2
 CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and backward
     ("merged(fixed(128, 32))", 2, 3, 1000, 64, 64, PAST, OWN_BACK),
     ("merged(fixed(128, 8))", 1, 2, 1537, 32, 32, PAST, OWN_BACK),
@@ -33,6 +34,8 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("merged(fixed(96, 16))", 2, 2, 1000, 64, 64, PAST, OWN_BACK),
     ("merged(fixed(1024, 256))", 1, 1, 3500, 64, 64, PAST, CELLS_BACK),
     ("summary(128, 16)", 1, 2, 1000, 64, 64, PAST, CELLS_BACK),
+    ("merged(fixed(128, 8))", 1, 2, 6001, 64, 64, PAST, OWN_BACK + PARTS_BACK),
+    ("merged(fixed(1024, 256))", 1, 1, 9000, 64, 32, PAST, CELLS_BACK + PARTS_BACK),
     ("block(128)|summary(128, 8, 0), block(128)|summary(128, 8, 1)", 1, 2, 900, 64, 64, PAST, OWN_BACK),
     ("dense()", 1, 2, 700, 64, 64, PAST, TILES_BACK),
     ("dense()", 1, 1, 130, 16, 16, PAST, TILES_BACK),

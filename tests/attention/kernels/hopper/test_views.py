@@ -107,6 +107,38 @@ def test_row_stats_lane_by_lane():
         assert (lanes[:, :, lane, expected.shape[2] :] == 0).all()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter")
+@pytest.mark.parametrize("layout", ["together", "apart"])
+def test_parts_of_gradients_are_added_to_the_cells(layout):
+    """Two of three blocks have cells that later blocks see."""
+    (one,) = passes(notation.write(notation.parse("block(20)|summary(20, 4, 0), block(20)|summary(20, 4, 1)")), N)
+    blocks, splits, d = 3, 5, 24
+    gradient = torch.randn(BATCH, 2, N, d)
+    gradient = gradient.transpose(1, 2).contiguous().transpose(1, 2) if layout == "apart" else gradient
+    parts = torch.randn(BATCH, 2, (blocks - 1) * 4, splits * d)
+    expected = gradient.clone()
+    for head, job in enumerate(one.jobs):
+        cells = expected[:, head].unflatten(1, (blocks, 20))[:, :-1, job.first_cell : job.first_cell + 4]
+        cells += parts[:, head].view(BATCH, blocks - 1, 4, splits, d).sum(3)
+    launch._sum_parts(parts, gradient, one, splits).through_triton([])
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(
+    ("items", "n", "splits"),
+    [
+        (64, 1_048_576, 9),
+        (1, 1_048_576, 512),
+        (6, 12_288, 6),
+        (197, 1_048_576, 3),
+        (198, 1_048_576, 1),  # The order of the items is enough.
+        (6, 4095, 1),  # So few queries are not worth it.
+    ],
+)
+def test_how_many_items_share_the_queries_of_a_tile(items, n, splits):
+    assert launch._splits(items, n, 132) == splits
+
+
 KERNELS = [
     launch.window_forward, launch.past_forward, launch.hopper_dq, launch.hopper_dkv, walk_forward, walk_backward,
     lane_forward, lane_backward,

@@ -3,6 +3,9 @@
 Each of two warpgroups has 64 keys of a tile and holds both gradients in registers, while one warp copies the queries that
 see these keys, with the output's gradient, into shared memory. Pairs lie keys down and queries across: weights and the
 gradients of scores then go from registers straight into the products that sum them.
+
+A long sequence with few heads has few tiles of summary cells, and nearly all queries see the first of them. Several items
+then share the queries of a tile: each writes its part of the sums, in float32, and `backward_sum_parts` adds these in order.
 """
 
 # mypy: ignore-errors
@@ -36,7 +39,7 @@ class Seen(NamedTuple):
 
 
 @gluon.jit
-def place_keys(item, job, work, KEYS: gl.constexpr):
+def place_keys(item, job, work, KEYS: gl.constexpr, SPLIT: gl.constexpr):
     """batch and head of an item, its first key, its lane and the lane's length, and the queries [first, end) that see it.
 
     Rows and keys are indices in the lane; for cells the lane is the whole sequence, and keys are indices among the cells.
@@ -44,12 +47,19 @@ def place_keys(item, job, work, KEYS: gl.constexpr):
     """
     head = item % work.all_heads
     tile = item // work.all_heads
+    if SPLIT:
+        tile //= work.splits
     if KEYS.cells > 0:
         first_key = tile * TILE
         lane = 0
         length = work.n
-        first = (first_key // job.cells + 1) * job.lane_shift // ALIGNED * ALIGNED
+        first = (first_key // job.cells + 1) * job.lane_stride // ALIGNED * ALIGNED
         end = work.n
+        if SPLIT:
+            share = ((end - first + QUERIES - 1) // QUERIES + work.splits - 1) // work.splits * QUERIES
+            first += item // work.all_heads % work.splits * share
+            # An item without queries takes one turn past the end, where TMA reads zeros.
+            end = gl.maximum(first + 1, gl.minimum(end, first + share))
     else:
         first_key = tile // job.lanes * TILE
         lane = tile % job.lanes
@@ -62,12 +72,13 @@ def place_keys(item, job, work, KEYS: gl.constexpr):
 
 @gluon.jit
 def copy_tiles(
-    q, k, v, d_output, row_stats, keys, values, queries, d_outputs, stats, job, work, KEYS: gl.constexpr
+    q, k, v, d_output, row_stats, keys, values, queries, d_outputs, stats, job, work,
+    KEYS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """The producer warp."""
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, first_key, lane, _, first, end = place_keys(item_of_round(turn), job, work, KEYS)
+        batch, head, first_key, lane, _, first, end = place_keys(item_of_round(turn), job, work, KEYS, SPLIT)
         if KEYS.cells > 0:
             first_cell = gl.load(work.first_cells + head)
             place = [batch, head, first_key // KEYS.cells, first_cell + first_key % KEYS.cells, 0]
@@ -115,9 +126,9 @@ def seen_by(first_key, head, length, job, work, layout: gl.constexpr, KEYS: gl.c
     """The queries that see the HALF keys from `first_key` on."""
     key = first_key + gl.arange(0, HALF, gl.SliceLayout(1, layout))
     if KEYS.cells > 0:
-        first = (key // job.cells + 1) * job.lane_shift
+        first = (key // job.cells + 1) * job.lane_stride
         last = key * 0 + work.n
-        all_from = ((first_key + HALF - 1) // job.cells + 1) * job.lane_shift
+        all_from = ((first_key + HALF - 1) // job.cells + 1) * job.lane_stride
         all_until = work.n
     else:
         first = key + job.near
@@ -134,24 +145,27 @@ def seen_by(first_key, head, length, job, work, layout: gl.constexpr, KEYS: gl.c
 
 @gluon.jit
 def store_keys(
-    total, matrix, batch, head, lane, first_key, first_cell, length, job,
-    D: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
+    total, matrix, item, batch, head, lane, first_key, first_cell, length, job, work,
+    D: gl.constexpr, KEYS: gl.constexpr, SPLIT: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
-    """Writes a gradient of the HALF keys from `first_key` on."""
+    """Writes a gradient of the HALF keys from `first_key` on. SPLIT: the item's part, beside the other parts."""
     key = first_key + gl.arange(0, HALF, gl.SliceLayout(1, tiles.row_layout(total.shape[1])))
-    if KEYS.cells > 0:
+    if SPLIT:
+        valid = key < (job.lanes - 1) * KEYS.cells
+        position = key * work.splits + item // work.all_heads % work.splits
+    elif KEYS.cells > 0:
         valid = key < (job.lanes - 1) * KEYS.cells
         position = key // KEYS.cells * job.block + first_cell + key % KEYS.cells
     else:
         valid = key < length
-        position = lane * job.lane_shift + key * job.step
+        position = lane * job.lane_stride + key * job.index_stride
     tiles.store_gradient(total, matrix, batch, head, position, valid, D, ACCUMULATE)
 
 
 @gluon.jit
 def compute_tiles(
     half: gl.constexpr, keys, values, queries, d_outputs, stats, dk, dv, job, work, scale, softmax_scale,
-    D_QK: gl.constexpr, D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
+    D_QK: gl.constexpr, D_V: gl.constexpr, KEYS: gl.constexpr, SPLIT: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup, for one half of a tile's keys."""
     dtype: gl.constexpr = queries.tiles.dtype
@@ -164,7 +178,8 @@ def compute_tiles(
     zeros = gl.zeros([HALF, QUERIES], gl.float32, pair_layout)
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, first_key, lane, length, first, end = place_keys(item_of_round(turn), job, work, KEYS)
+        item = item_of_round(turn)
+        batch, head, first_key, lane, length, first, end = place_keys(item, job, work, KEYS, SPLIT)
         first_key += half * HALF
         seen = seen_by(first_key, head, length, job, work, pair_layout, KEYS)
         dk_sum = gl.zeros([HALF, WIDTH_QK], gl.float32, dk_layout)
@@ -202,16 +217,23 @@ def compute_tiles(
         if KEYS.cells > 0:
             first_cell = gl.load(work.first_cells + head)
         dk_sum *= softmax_scale
-        store_keys(dk_sum, dk, batch, head, lane, first_key, first_cell, length, job, D_QK, KEYS, ACCUMULATE)
-        store_keys(dv_sum, dv, batch, head, lane, first_key, first_cell, length, job, D_V, KEYS, ACCUMULATE)
+        store_keys(
+            dk_sum, dk, item, batch, head, lane, first_key, first_cell, length, job, work, D_QK, KEYS, SPLIT, ACCUMULATE
+        )  # fmt: skip
+        store_keys(
+            dv_sum, dv, item, batch, head, lane, first_key, first_cell, length, job, work, D_V, KEYS, SPLIT, ACCUMULATE
+        )  # fmt: skip
 
 
 @gluon.jit
 def hopper_dkv(
     q, k, v, d_output, row_stats, dk, dv, job, work, scale, softmax_scale,
-    D_QK: gl.constexpr, D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
+    D_QK: gl.constexpr, D_V: gl.constexpr, KEYS: gl.constexpr, SPLIT: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
-    """q to row_stats: tensor descriptors. With KEYS.cells the keys are summary cells, seen from later lanes."""
+    """q to row_stats: tensor descriptors. With KEYS.cells the keys are summary cells, seen from later lanes.
+
+    SPLIT: dk and dv are parts, float32 [batch, heads, cells * work.splits, d].
+    """
     dtype: gl.constexpr = q.dtype
     keys = make_ring(dtype, 2, TILE, k.block_type.shape[4], 2)
     values = beside(keys, dtype, TILE, v.block_type.shape[4])
@@ -222,10 +244,10 @@ def hopper_dkv(
     gl.warp_specialize(
         [
             (compute_tiles, (gl.constexpr(0), keys, values, queries, d_outputs, stats, dk, dv, job, work, scale,
-                             softmax_scale, D_QK, D_V, KEYS, ACCUMULATE)),
+                             softmax_scale, D_QK, D_V, KEYS, SPLIT, ACCUMULATE)),
             (compute_tiles, (gl.constexpr(1), keys, values, queries, d_outputs, stats, dk, dv, job, work, scale,
-                             softmax_scale, D_QK, D_V, KEYS, ACCUMULATE)),
-            (copy_tiles, (q, k, v, d_output, row_stats, keys, values, queries, d_outputs, stats, job, work, KEYS)),
+                             softmax_scale, D_QK, D_V, KEYS, SPLIT, ACCUMULATE)),
+            (copy_tiles, (q, k, v, d_output, row_stats, keys, values, queries, d_outputs, stats, job, work, KEYS, SPLIT)),
         ],
         [4, 1],  # warps of the second warpgroup and of the producer
         [240, 24],  # and their registers

@@ -163,7 +163,7 @@ def compute_tiles(
 
         dq_sum = gl.convert_layout(dq_sum, tiles.row_layout(WIDTH_QK)) * softmax_scale
         row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, tiles.row_layout(WIDTH_QK)))
-        position = lane * job.lane_shift + row * job.step
+        position = lane * job.lane_stride + row * job.index_stride
         tiles.store_gradient(dq_sum, dq, batch, head, position, row < length, D_QK, ACCUMULATE)
 
 

@@ -71,14 +71,14 @@ def _in_panels(d_qk: int, d_v: int) -> bool:
 
 def _in_tiles(job: Job, summary: bool, n: int) -> bool:
     """Whether a TMA copy can be a tile of its lanes, and of its cells."""
-    if job.step > 1 and n % job.step:
+    if job.index_stride > 1 and n % job.index_stride:
         return False
     return not summary or TILE % job.cells == 0 or job.cells % TILE == 0
 
 
 def _aligned(job: Job) -> bool:
     """Whether the row stats of a lane, float32, begin at a multiple of 16 bytes."""
-    return job.lanes == 1 or job.step > 1 or job.lane_shift % 4 == 0
+    return job.lanes == 1 or job.index_stride > 1 or job.lane_stride % 4 == 0
 
 
 def fits_tma(*tensors: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longstride.attention.kernels.arguments import compiled, matrix, row_shape, row_sizes
-from longstride.attention.kernels.backward import backward_row_stats
+from longstride.attention.kernels.backward import backward_row_stats, backward_sum_parts
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
@@ -32,6 +32,10 @@ ROWS = 64
 """Queries of a warpgroup."""
 STATS_ROWS = 64
 """Queries of a program of `backward_row_stats`."""
+PART_ROWS = 16
+"""Cells of a program of `backward_sum_parts`."""
+LEAST_QUERIES = 2048
+"""Queries of a tile of cells that are worth an item of their own: two more launches take as long as about a thousand."""
 
 
 def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None:
@@ -62,31 +66,39 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | No
         return [launch_walk_backward(call, job.far)]
     if kind == "lanes":
         return [launch_lane_backward(call, lanes, job.near, accumulate) for lanes in _lane_sets(job, n)]
-    row_stats = _new_row_stats(call, job.step)
+    row_stats = _new_row_stats(call, job.index_stride)
     whole = pass_.summary and bool(job.own) and whole_lanes(job, True, d_qk, d_v)
     if whole:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
         launches = [launch_lane_backward(call, lanes, 0, accumulate, row_stats) for lanes in block_lanes(n, job.block)]
     else:
-        launches = [_fill_row_stats(call, row_stats, job.step)]
+        launches = [_fill_row_stats(call, row_stats, job.index_stride)]
     if call.need_q:
         launches.append(_dq(call, row_stats, pass_, not whole, accumulate or whole))
     if call.need_kv and not whole:
-        launches.append(_dkv(call, row_stats, pass_, False, accumulate))
+        launches += _dkv(call, row_stats, pass_, False, accumulate)
     if call.need_kv and pass_.summary:
-        launches.append(_dkv(call, row_stats, pass_, True, True))
+        launches += _dkv(call, row_stats, pass_, True, True)
     return launches
 
 
 def _lane_sets(job: Job, n: int) -> list[Lanes]:
     """A job is of residue classes, or of blocks; one lane alone is both."""
-    return column_lanes(n, job.step) if job.lane_shift == 1 else block_lanes(n, job.block)
+    return column_lanes(n, job.index_stride) if job.lane_stride == 1 else block_lanes(n, job.block)
 
 
 def _window(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
     job, (q, k, v, output, lse) = pass_.jobs[0], call.tensors
     tiles = -(-job.limit // TILE)
     work = _work(call, pass_, tiles * job.lanes, tiles)
-    arguments = _lanes(q, job.step, ROWS), *_key_descriptors(k, v, pass_)[:2], matrix(output), lse, job, work, call.scale
+    arguments = (
+        _lanes(q, job.index_stride, ROWS),
+        *_key_descriptors(k, v, pass_)[:2],
+        matrix(output),
+        lse,
+        job,
+        work,
+        call.scale,
+    )
     constants = {"D_V": v.shape[3], "KEYS": _keys(job, False), "ACCUMULATE": accumulate, "num_warps": 4}
     return Launch(window_forward, min(work.items, processors(q.device)), arguments, constants)
 
@@ -95,7 +107,7 @@ def _past(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
     job, (q, k, v, output, lse) = pass_.jobs[0], call.tensors
     tiles = -(-job.limit // ROWS)
     work = _work(call, pass_, -(-tiles * job.lanes // GROUPS.value), tiles)
-    arguments = _lanes(q, job.step, ROWS), *_key_descriptors(k, v, pass_), matrix(output), lse, job, work, call.scale
+    arguments = _lanes(q, job.index_stride, ROWS), *_key_descriptors(k, v, pass_), matrix(output), lse, job, work, call.scale
     constants = {"D_V": v.shape[3], "KEYS": _keys(job, pass_.summary), "ACCUMULATE": accumulate, "num_warps": 4}
     return Launch(past_forward, min(work.items, processors(q.device)), arguments, constants)
 
@@ -105,27 +117,57 @@ def _dq(call: Backward, row_stats: Tensor, pass_: Pass, window: bool, accumulate
     tiles = -(-job.limit // TILE)
     work = _work(call, pass_, tiles * job.lanes, tiles)
     arguments = (
-        *(_lanes(x, job.step, TILE) for x in (q, call.d_output)), *_key_descriptors(call.k, call.v, pass_),
+        *(_lanes(x, job.index_stride, TILE) for x in (q, call.d_output)), *_key_descriptors(call.k, call.v, pass_),
         RowStats(row_stats, row_stats.shape[2]), matrix(call.dq), job, work, *call.scales,
     )  # fmt: skip
     constants = {"D_QK": q.shape[3], "KEYS": _keys(job, pass_.summary, window), "ACCUMULATE": accumulate, "num_warps": 4}
     return Launch(hopper_dq, min(work.items, processors(q.device)), arguments, constants)
 
 
-def _dkv(call: Backward, row_stats: Tensor, pass_: Pass, cells: bool, accumulate: bool) -> Launch:
+def _dkv(call: Backward, row_stats: Tensor, pass_: Pass, cells: bool, accumulate: bool) -> list[Launch]:
+    """For keys of the own lane; or for summary cells, which later lanes see."""
     job, (batch, heads, n, d_qk) = pass_.jobs[0], call.q.shape
     tiles = -(-job.limit // TILE)
-    work = _work(call, pass_, -(-(job.lanes - 1) * job.cells // TILE) if cells else tiles * job.lanes, tiles)
-    stats_shape = batch * heads, 2, n if job.step == 1 else row_stats.shape[2]
+    count = (job.lanes - 1) * job.cells
+    items = -(-count // TILE) if cells else tiles * job.lanes
+    splits = _splits(batch * heads * items, n, processors(call.q.device)) if cells else 1
+    gradients = call.dk, call.dv
+    results = [matrix(x) for x in gradients]
+    sums = []
+    if splits > 1:
+        parts = [call.workspace.new(batch, heads, count, splits * x.shape[3]) for x in gradients]
+        results = [matrix(part)._replace(row=x.shape[3]) for part, x in zip(parts, gradients)]
+        sums = [_sum_parts(part, x, pass_, splits) for part, x in zip(parts, gradients)]
+    work = _work(call, pass_, items, tiles, splits)
+    stats_shape = batch * heads, 2, n if job.index_stride == 1 else row_stats.shape[2]
     arguments = (
-        _lanes(call.q, job.step, ROWS),
-        *(_cells(x, job) if cells else _lanes(x, job.step, TILE) for x in (call.k, call.v)),
-        _lanes(call.d_output, job.step, ROWS), Descriptor(row_stats, 0, stats_shape, row_stats.stride(), (1, 2, ROWS)),
-        matrix(call.dk), matrix(call.dv), job, work, *call.scales,
+        _lanes(call.q, job.index_stride, ROWS),
+        *(_cells(x, job) if cells else _lanes(x, job.index_stride, TILE) for x in (call.k, call.v)),
+        _lanes(call.d_output, job.index_stride, ROWS),
+        Descriptor(row_stats, 0, stats_shape, row_stats.stride(), (1, 2, ROWS)), *results, job, work, *call.scales,
     )  # fmt: skip
-    sizes = {"D_QK": d_qk, "D_V": call.v.shape[3]}
-    constants = {**sizes, "KEYS": _keys(job, cells), "ACCUMULATE": accumulate, "num_warps": 4}
-    return Launch(hopper_dkv, min(work.items, processors(call.q.device)), arguments, constants)
+    constants = {
+        "D_QK": d_qk, "D_V": call.v.shape[3], "KEYS": _keys(job, cells), "SPLIT": splits > 1,
+        "ACCUMULATE": accumulate and splits == 1, "num_warps": 4,
+    }  # fmt: skip
+    return [Launch(hopper_dkv, min(work.items, processors(call.q.device)), arguments, constants), *sums]
+
+
+def _splits(items: int, n: int, programs: int) -> int:
+    """How many items share the queries of a tile of cells, so that all programs have about the same work.
+
+    Later cells have fewer queries. With one and a half tiles for each program or more, the order of items balances that.
+    """
+    if 2 * items >= 3 * programs:
+        return 1
+    return max(1, min(-(-4 * programs // items), n // LEAST_QUERIES))
+
+
+def _sum_parts(parts: Tensor, gradient: Tensor, pass_: Pass, splits: int) -> Launch:
+    sizes = row_sizes(parts, PART_ROWS)
+    arguments = matrix(parts), matrix(gradient), _first_cells(pass_, parts.device), pass_.jobs[0], sizes, splits
+    constants = {"ROW": row_shape(gradient, True), "ROWS": PART_ROWS}
+    return Launch(backward_sum_parts, sizes.total, arguments, constants)
 
 
 def _new_row_stats(call: Backward, step: int) -> Tensor:
@@ -153,14 +195,14 @@ def _fill_row_stats(call: Backward, row_stats: Tensor, step: int) -> Launch:
     return Launch(backward_row_stats, sizes.total, arguments, constants)
 
 
-def _work(call: Forward | Backward, pass_: Pass, items: int, tiles: int) -> Work:
-    """items and tiles: of a head, and of a lane."""
+def _work(call: Forward | Backward, pass_: Pass, items: int, tiles: int, splits: int = 1) -> Work:
+    """items: of a head, before each is split; tiles: of a lane."""
     batch, heads, n, _ = call.q.shape
     job = pass_.jobs[0]
-    shifts = (0, 1) if job.step > 1 else (job.lane_shift, 0)
+    shifts = (0, 1) if job.index_stride > 1 else (job.lane_stride, 0)
     return Work(
-        batch * heads * items, heads, batch * heads, n, tiles, tiles * job.lanes, *shifts, _stats_shift(job, n),
-        _first_cells(pass_, call.q.device),
+        batch * heads * items * splits, heads, batch * heads, n, tiles, tiles * job.lanes, *shifts, _stats_shift(job, n),
+        _first_cells(pass_, call.q.device), splits,
     )  # fmt: skip
 
 
@@ -170,7 +212,7 @@ def _keys(job: Job, cells: bool, window: bool = True) -> Keys:
 
 def _stats_shift(job: Job, n: int) -> int:
     """The distance between the row stats of two lanes."""
-    return _aligned(n // job.step) if job.step > 1 else job.lane_shift
+    return _aligned(n // job.index_stride) if job.index_stride > 1 else job.lane_stride
 
 
 @lru_cache(maxsize=256)
@@ -181,7 +223,7 @@ def _first_cells(pass_: Pass, device: torch.device) -> Tensor:
 def _key_descriptors(k: Tensor, v: Tensor, pass_: Pass) -> list[Descriptor]:
     """For windows, then for cells; where there are no cells, those for windows once more."""
     job = pass_.jobs[0]
-    windows = [_lanes(x, job.step, TILE) for x in (k, v)]
+    windows = [_lanes(x, job.index_stride, TILE) for x in (k, v)]
     return [*windows, *([_cells(x, job) for x in (k, v)] if pass_.summary else windows)]
 
 

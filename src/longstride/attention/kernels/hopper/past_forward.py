@@ -187,7 +187,7 @@ def compute_tiles(
         length = gl.where(unit + group < work.all_tiles, tiles.lane_length(lane, job, work.n), 0)
         rows = tiles.place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
         running_max, weight, sums = tiles.begin_softmax(
-            rows, job.step, output.row, layout, sum_layout, D_V, WIDTH_V, ACCUMULATE
+            rows, job.index_stride, output.row, layout, sum_layout, D_V, WIDTH_V, ACCUMULATE
         )  # fmt: skip
 
         query = queries.wait_full(GROUPS * turn + group).load(tiles.operand_layout(layout))
@@ -222,7 +222,7 @@ def compute_tiles(
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
         result = sums * by_sums(1.0 / weight, sums)
-        tiles.store_rows(result, running_max, weight, nothing, rows, job.step, output.row, D_V)
+        tiles.store_rows(result, running_max, weight, nothing, rows, job.index_stride, output.row, D_V)
 
 
 @gluon.jit

@@ -28,6 +28,7 @@ class Work(NamedTuple):
     inner_shift: Any
     stats_shift: Any  # and to the place of a query's row stats.
     first_cells: Any  # the first summary cell of a block, int32 [heads]
+    splits: Any  # hopper_dkv: items that share the queries of a tile of cells
 
 
 class RowStats(NamedTuple):
@@ -86,7 +87,7 @@ def locate(item, job, work):
 @gluon.jit
 def lane_length(lane, job, n):
     """The last lanes may be shorter than `limit`."""
-    return gl.minimum(job.limit, (n - 1 - lane * job.lane_shift) // job.step + 1)
+    return gl.minimum(job.limit, (n - 1 - lane * job.lane_stride) // job.index_stride + 1)
 
 
 @gluon.jit
@@ -189,7 +190,7 @@ def store_gradient(total, matrix, batch, head, position, valid, D: gl.constexpr,
 
 @gluon.jit
 def place_rows(output, lse, batch, head, lane, first, length, job, work, layout: gl.constexpr):
-    start = lane * job.lane_shift
+    start = lane * job.lane_stride
     lse += (batch * work.heads + head).to(gl.int64) * work.n + start
     index = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     return Rows(head_pointer(output, batch, head), lse, start, first, index, length)

@@ -81,7 +81,7 @@ def compute_tiles(
         length = tiles.lane_length(lane, job, work.n)
         rows = tiles.place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
         running_max, weight, sums = tiles.begin_softmax(
-            rows, job.step, output.row, layout, sum_layout, D_V, WIDTH_V, ACCUMULATE
+            rows, job.index_stride, output.row, layout, sum_layout, D_V, WIDTH_V, ACCUMULATE
         )  # fmt: skip
 
         query = queries.wait_full(2 * turn + group)
@@ -105,7 +105,7 @@ def compute_tiles(
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
         result = sums / gl.convert_layout(weight, gl.SliceLayout(1, sum_layout))[:, None]
-        tiles.store_rows(result, running_max, weight, nothing, rows, job.step, output.row, D_V)
+        tiles.store_rows(result, running_max, weight, nothing, rows, job.index_stride, output.row, D_V)
 
 
 @gluon.jit
