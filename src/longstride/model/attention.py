@@ -31,17 +31,24 @@ class Attention(nn.Module):
         """[batch, n, width] -> [batch, n, width]. `attend` replaces the operator, e.g. to record keys or to use a cache; it
         gets queries and keys as they are multiplied, normalised and rotated. `rotation`: from `rotary.rotation`, if the
         network has rotary positions."""
+        attend = attend or self.attend
+        return self.project(attend(*self.split(self.query_key_value(x), rotation)).transpose(1, 2).flatten(2))
+
+    def split(
+        self, projected: Tensor, rotation: Tensor | None = None, heads: slice = slice(None)
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Returns queries, keys and values [batch, heads, n, d] from the results of `query_key_value` for these heads."""
+        count = len(range(self.heads)[heads])
         q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [batch, heads, n, d]
-            for part in self.query_key_value(x).split(self.sizes, -1)
+            part.unflatten(-1, (count, -1)).transpose(1, 2)
+            for part in projected.split([size // self.heads * count for size in self.sizes], -1)
         )
         if self.query_scale is not None:
-            q = rms_norm(q) * (QK_FACTOR * self.query_scale)[:, None, None]
+            q = rms_norm(q) * (QK_FACTOR * self.query_scale[heads])[:, None, None]
             k = rms_norm(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        attend = attend or self.attend
-        return self.project(attend(q.to(x.dtype), k.to(x.dtype), v).transpose(1, 2).flatten(2))
+        return q.to(projected.dtype), k.to(projected.dtype), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend_over(q, k, v, self.patterns)
