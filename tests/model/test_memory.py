@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longstride.model import preset
-from longstride.model.memory import kept_bytes, pinned_bytes, step_memory
+from longstride.model.memory import host_bytes, kept_bytes, step_memory
 from tests.model.small import config, model, some_bytes
 
 GIB = 2**30
@@ -72,4 +72,4 @@ def test_accumulated_gradients_exist_from_the_start():
 
 def test_host_memory_of_inputs():
     made = config(layers=3, width=16, context=24, recompute="parts + 2*host")
-    assert step_memory(made, batch=3).host == 2 * pinned_bytes(3 * 24 * 16 * 4) == 2 * 8192
+    assert step_memory(made, batch=3).host == 2 * host_bytes(made, 3) == 2 * 8192

@@ -48,17 +48,19 @@ class StepMemory:
 
 
 def step_memory(
-    config: ModelConfig, batch: int = 1, states: int | None = None, optimizer: int = 0, accumulate: bool = False
+    config: ModelConfig, batch: int = 1, states: int | None = None, optimizer: int = 0, accumulate: bool = False,
+    shares: int = 1,
 ) -> StepMemory:  # fmt: skip
     """`batch`: sequences of a forward pass. `states`: bytes of the optimizer's states, by default Adam's. `optimizer`: bytes
-    of its temporary tensors. `accumulate`: gradients exist before the forward pass."""
+    of its temporary tensors. `accumulate`: gradients exist before the forward pass. `shares`: processes that share weights,
+    gradients and states."""
     n = batch * config.context
     width, size = config.width, _size(config)
     unit = size * n * width
-    weights = WEIGHT_BYTES * config.parameters
-    block_gradients = WEIGHT_BYTES * config.block_parameters
+    weights = WEIGHT_BYTES * config.parameters // shares
+    block_gradients = WEIGHT_BYTES * config.block_parameters // shares
     outside = weights - config.layers * block_gradients
-    states = ADAM_BYTES * config.parameters if states is None else states
+    states = (ADAM_BYTES * config.parameters if states is None else states) // shares
     kept = [kept_bytes(config, batch, choice) for choice in config.recomputed]
     in_flight = unit if "host" in config.recomputed else 0  # The newest input is still on the device.
     table = 4 * n * width
@@ -70,16 +72,17 @@ def step_memory(
         ("the embedding", before, 0, TABLES * table + unit),
         ("the loss", before, sum(kept), in_flight + loss),
     ]
-    gradients = max(before, outside)
+    gradients, kept_now = max(before, outside), sum(kept)
+    work = {choice: working_bytes(config, batch, choice) for choice in set(config.recomputed)}
+    if shares > 1:  # The weights of a block are gathered, and its gradients not yet shared.
+        work = {choice: working + 2 * shares * block_gradients for choice, working in work.items()}
     for block in reversed(range(config.layers)):
-        choice = config.recomputed[block]
-        working = working_bytes(config, batch, choice)
-        phases.append((f"the backward pass of block {block}", gradients, sum(kept[: block + 1]), working))
-        gradients = min(weights, gradients + block_gradients)
+        phases.append((f"the backward pass of block {block}", gradients, kept_now, work[config.recomputed[block]]))
+        gradients, kept_now = min(weights, gradients + block_gradients), kept_now - kept[block]
     phases.append(("the gradient of the embedding", weights, 0, unit + 2 * table))
     phases.append(("the optimizer", weights, 0, optimizer))
     phase, gradients, kept_now, working = max(phases, key=lambda phase: sum(phase[1:]))
-    buffers = config.recomputed.count("host") * pinned_bytes(unit)
+    buffers = config.recomputed.count("host") * host_bytes(config, batch)
     return StepMemory(weights, states, gradients, kept_now, working + WORKSPACE, phase, buffers)
 
 
@@ -123,9 +126,9 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
     return held + max(attention, feed_forward, qkv // groups + rows * (changed + 3 * 4 * width + 2 * size * width))
 
 
-def pinned_bytes(size: int) -> int:
-    """Bytes of a pinned buffer: PyTorch rounds up to a power of two."""
-    return 1 << (size - 1).bit_length()
+def host_bytes(config: ModelConfig, batch: int) -> int:
+    """Bytes of the pinned buffer for a block's input: PyTorch rounds up to a power of two."""
+    return 1 << (_size(config) * batch * config.context * config.width - 1).bit_length()
 
 
 def _saved_bytes(config: ModelConfig) -> int:
