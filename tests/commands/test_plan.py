@@ -35,7 +35,7 @@ def test_ways_to_divide_the_batch(capsys):
 
 def test_the_nearest_that_fits(capsys):
     text = said(capsys, LONG.replace("100GiB", "20GiB"))
-    assert "Nothing fits: one sequence at a time takes at least 9.6 GiB of the GPU with 48.0 GiB of the host" in text
+    assert "Nothing fits: one sequence at a time takes at least 9.8 GiB of the GPU with 48.0 GiB of the host" in text
     assert "The nearest that fits has a context of 524,288:" in text
     assert "--model.context 524288" in text
     text = said(capsys, "cifar10 --gpu-memory 1GB")
@@ -81,7 +81,7 @@ def test_train_with_a_memory_chooses_and_records(train, capsys, tmp_path):
     main([*train, "--steps", "1", "--gpu-memory", "16GB"])
     assert "recompute off: predicted peak" in capsys.readouterr().err
     assert (saved(tmp_path)["model"]["recompute"], saved(tmp_path)["gpu_memory"]) == ("off", "16GB")
-    main([*train, "--steps", "2", "--resume", "--gpu-memory", "1GB"])
+    main([*train, "--steps", "2", "--resume", "--gpu-memory", "2GB"])
     assert saved(tmp_path)["model"]["recompute"] == "off"
 
 

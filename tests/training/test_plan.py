@@ -47,10 +47,10 @@ def test_inputs_go_to_host_memory_where_nothing_else_fits():
 
 
 def test_a_batch_that_does_not_fit_is_accumulated():
-    plan = planned("enwik8", 3)
+    plan = planned("enwik8", 3.5)
     assert plan.config.accumulate > 1
     assert plan.config.batch == train_preset("enwik8").batch
-    assert planned("enwik8", 3, processes=2).config.accumulate < plan.config.accumulate
+    assert planned("enwik8", 3.5, processes=2).config.accumulate < plan.config.accumulate
 
 
 def test_recomputation_that_is_given_stays():
@@ -92,10 +92,12 @@ def test_the_optimizer_counts():
 
 
 def test_estimated_times_of_steps_that_were_measured():
-    """On an H200, compiled and captured: 233 ms and 352 ms with dropout and recomputation; 121 ms."""
+    """On an H200, compiled and captured: 233 ms and 352 ms with dropout and recomputation; 121 ms. The others are not."""
     from longstride.training.step_time import step_seconds
 
     off = {"dropout": 0.0, "recompute": "off"}
-    assert step_seconds(train_preset("enwik8", model=off)) == pytest.approx(0.233, rel=0.2)
-    assert step_seconds(train_preset("enwik8")) == pytest.approx(0.352, rel=0.2)
-    assert step_seconds(train_preset("cifar10", batch=16, model=off)) == pytest.approx(0.121, rel=0.3)
+    assert step_seconds(train_preset("enwik8", compile=True, model=off)) == pytest.approx(0.233, rel=0.2)
+    assert step_seconds(train_preset("enwik8", compile=True)) == pytest.approx(0.352, rel=0.2)
+    assert step_seconds(train_preset("cifar10", compile=True, batch=16, model=off)) == pytest.approx(0.121, rel=0.3)
+    for choice, seconds in (("on", 0.44), ("parts", 0.55), ("host", 0.6)):
+        assert step_seconds(train_preset("music-65536", model={"recompute": choice})) == pytest.approx(seconds, rel=0.2)

@@ -71,7 +71,8 @@ def show(
             highlight=False,
         )
     console.print(
-        "Times are estimated for an H200 with compiled blocks, with errors of a fifth; nothing is measured.", highlight=False
+        f"Times are estimated for an H200, {'with' if config.compile else 'without'} --compile, with errors of a fifth.",
+        highlight=False,
     )
     console.print(f"\n{_command(preset, plan, memory)}", highlight=False, soft_wrap=True)
 
@@ -119,6 +120,8 @@ def _command(preset: str, plan: Plan, memory: int) -> str:
     for name in ("batch", "accumulate"):
         if getattr(chosen, name) != getattr(start, name):
             words += [f"--{name}", str(getattr(chosen, name))]
+    if chosen.compile:
+        words.append("--compile")
     if chosen.optimizer.name != start.optimizer.name:
         words += ["--optimizer.name", chosen.optimizer.name]
     return shlex.join(words)

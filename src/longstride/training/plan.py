@@ -17,7 +17,7 @@ from longstride.training.config import TrainConfig
 from longstride.training.muon import LARGEST_STACK
 from longstride.training.step_time import block_seconds, step_seconds
 
-CONTEXT_BYTES = 5 * 2**27
+CONTEXT_BYTES = 7 * 2**27
 """Memory of the CUDA context and of libraries, outside of PyTorch's tensors."""
 MARGIN = 0.06
 """Share of the memory that is left free, for fragments and errors of the prediction."""
@@ -146,7 +146,7 @@ def recomputation_plan(config: TrainConfig, gpu: int, host: int, processes: int 
     choices = [choice for choice in CHOICES if in_parts or choice in ("off", "selective", "on")]
     rows = config.batch // processes // config.accumulate
     kept = {choice: kept_bytes(config.model, rows, choice) for choice in choices}
-    seconds = {choice: block_seconds(config.model, rows, choice) for choice in choices}
+    seconds = {choice: block_seconds(config.model, rows, choice, config.compile) for choice in choices}
     layers = config.model.layers
     starts = [Counter({choice: layers}) for choice in reversed(choices)]
     if "host" in choices:  # As many inputs as the host can have.

@@ -17,6 +17,7 @@ def main(
     embedding: str | None = None,
     recompute: str = "auto",
     optimizer: Literal["adamw", "muon", "adafactor"] | None = None,
+    compile: bool = False,
 ) -> None:
     """What fits into a GPU, and what a training step takes. Example: longstride plan enwik8 --gpu-memory 16GB
 
@@ -33,12 +34,16 @@ def main(
         embedding: Position embedding, such as 'matrix(1024)'.
         recompute: off, selective, on, parts, host, or a sum such as '10*off + 20*on', to see what it takes; auto chooses.
         optimizer: The optimizer; by default the preset's.
+        compile: Estimate times of compiled blocks.
     """
     from longstride.common.checks import size_in_bytes
     from longstride.training.presets import train_preset
 
     model = {"context": context, "pattern": pattern, "embedding": embedding, "recompute": recompute}
-    changes: dict[str, Any] = {"model": {name: value for name, value in model.items() if value is not None}}
+    changes: dict[str, Any] = {
+        "compile": compile,
+        "model": {name: value for name, value in model.items() if value is not None},
+    }
     if batch is not None:
         changes |= {"batch": batch, "accumulate": 1}
     if optimizer is not None:
