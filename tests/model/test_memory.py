@@ -15,6 +15,9 @@ MEASURED = [
     ("cifar10", {"dropout": 0.0, "recompute": "off"}, 16, 34.1),
     ("music-65536", {}, 1, 5.8),
     ("music-65536", LONG, 1, 17.9),
+    ("music-65536", {"recompute": "parts"}, 1, 5.63),
+    ("music-65536", {"recompute": "host"}, 1, 3.32),
+    ("music-65536", {**LONG, "recompute": "20*parts + 28*host"}, 1, 9.95),
     ("music-262144", {}, 1, 6.3),
     ("music-1048576", {}, 1, 7.5),
 ]
