@@ -40,7 +40,7 @@ def written_out(made, tokens, dtype, dropout=0.0):
         x = F.layer_norm(h + a, (width,), *linear[f"{here}norm_ff"], 1e-5)
         inner = F.linear(x, *linear[f"{here}ff.inner"])
         b = dropped(F.linear(inner * torch.sigmoid(1.702 * inner), *linear[f"{here}ff.outer"]), dropout, seeds[index][1])
-        h = h + (a + b)
+        h = h + a + b
     return F.linear(F.layer_norm(h, (width,), *linear["norm"], 1e-5), weights["output.weight"])
 
 
@@ -228,7 +228,7 @@ def test_depth_leaves_activations_alone(depths, init):
             made = deep(layers, init)
             h = made.embedding(some_bytes())
             for block in made.blocks:
-                h = h + block(h)
+                h = block(h)
             sizes.append(h.square().mean().sqrt().item())
     assert max(sizes) < 1.5 * min(sizes)
 

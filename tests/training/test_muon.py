@@ -42,6 +42,23 @@ def test_the_same_numbers_to_rounding(options, largest, monkeypatch):
         torch.testing.assert_close(a["momentum_buffer"], b["momentum_buffer"])
 
 
+@pytest.mark.parametrize("rows", [(8, 8, 8), (4, 4, 16)], ids=str)
+def test_a_matrix_of_several_is_updated_like_those(rows):
+    options = {"lr": 0.02, "weight_decay": 0.3, "adjust_lr_fn": "match_rms_adamw"}
+    (joined, other), (_, same) = parameters([(24, 8), (8, 24)]), parameters([(24, 8), (8, 24)])
+    apart = [nn.Parameter(part.clone()) for part in joined.detach().split(rows)]
+    optimizer = BatchedMuon([{"params": [joined], "rows": rows}, {"params": [other]}], **options)
+    plain = Muon([*apart, same], **options)
+    for step in range(3):
+        set_gradients([joined, other], step)
+        for x, gradient in zip([*apart, same], [*joined.grad.split(rows), other.grad], strict=True):
+            x.grad = gradient.clone()
+        optimizer.step()
+        plain.step()
+    torch.testing.assert_close(joined, torch.cat(apart), rtol=0, atol=0.02 * 3 * 0.02)
+    torch.testing.assert_close(other, same, rtol=0, atol=0.02 * 3 * 0.02)
+
+
 def test_states_go_from_one_to_the_other():
     ours, theirs = parameters(), parameters()
     batched, plain = BatchedMuon(ours, lr=0.02), Muon(theirs, lr=0.02)

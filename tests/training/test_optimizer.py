@@ -147,3 +147,15 @@ def test_rates_on_the_device_are_filled_not_replaced():
     updates.set_learning_rate(0.25)
     assert all(group["lr"] is rate for group, rate in zip(groups(optimizers), before, strict=True))
     assert {float(rate) for rate in before} == {0.25, 0.625}
+
+
+def test_muon_splits_the_projections_to_queries_keys_and_values():
+    model = SparseTransformer(MODEL)
+    _, muon = make_optimizers(model, OptimizerConfig("muon", split_projections=True))
+    split = {id(x): group["rows"] for group in muon.param_groups for x in group["params"] if "rows" in group}
+    projections = [block.attention.query_key_value.weight for block in model.blocks]
+    assert split == {id(x): block.attention.sizes for x, block in zip(projections, model.blocks, strict=True)}
+    assert sum(len(group["params"]) for group in muon.param_groups) == 4 * len(model.blocks)
+    _, joint = make_optimizers(model, OptimizerConfig("muon"))
+    assert len(joint.param_groups) == 1
+    assert "rows" not in joint.param_groups[0]

@@ -89,6 +89,36 @@ def attend(
     return implementation(q, k, v, heads, _validate_scale(scale, q.shape[3]))
 
 
+def attend_packed(
+    packed: Tensor, sizes: Sequence[int], patterns: Sequence[Pattern], *, impl: str = "auto"
+) -> Tensor:  # fmt: skip
+    """`attend` for queries, keys and values side by side, as a projection makes them.
+
+    Args:
+        packed: [batch, n, sum(sizes)], and so is its gradient, which the Triton kernels write as it is.
+        sizes: Widths of the queries, keys and values of all heads.
+        patterns: One per head.
+
+    Returns:
+        [batch, heads, n, d_v].
+    """
+    q, k, v = unpack(packed, sizes, len(patterns))
+    needs_grad = torch.is_grad_enabled() and packed.requires_grad
+    if not needs_grad or autocast_is_enabled(packed.device) or _implementation_name(impl, packed.device.type) != "triton":
+        return attend(q, k, v, patterns, impl=impl)
+    _validate_tensors(q, k, v)
+    # Imported on first use, since Triton is optional.
+    from longstride.attention.kernels.packed import attend_packed_triton
+
+    return attend_packed_triton(packed, sizes, patterns, 1 / sqrt(q.shape[3]))
+
+
+def unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
+    """Returns the queries, keys and values of a packed tensor as views, [batch, heads, n, d]."""
+    parts = packed.split(list(sizes), -1)  # type: ignore[no-untyped-call]
+    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
+
+
 class Choice(NamedTuple):
     """The implementation that runs, and the reason for it."""
 

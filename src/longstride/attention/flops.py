@@ -10,7 +10,7 @@ from longstride.patterns import notation
 def count_flops(forward: Any, backward: Any) -> None:
     """Registers flop formulas for an implementation's two ops in `torch.ops.longstride`."""
     register_flop_formula(forward)(_forward_flops)
-    register_flop_formula(backward)(_backward_flops)
+    register_flop_formula(backward)(backward_flops)
 
 
 def _forward_flops(q: Any, k: Any, v: Any, patterns: str, *_: Any, **__: Any) -> int:
@@ -18,7 +18,7 @@ def _forward_flops(q: Any, k: Any, v: Any, patterns: str, *_: Any, **__: Any) ->
     return int(2 * q[0] * (q[3] + v[3]) * _pairs(patterns, q[2]))
 
 
-def _backward_flops(gradient: Any, q: Any, k: Any, v: Any, *others: Any, **__: Any) -> int:
+def backward_flops(gradient: Any, q: Any, k: Any, v: Any, *others: Any, **__: Any) -> int:
     """Five products per pair: the recomputed score, and the gradients of weight, value, query and key."""
     patterns = next(argument for argument in others if isinstance(argument, str))
     return int(2 * q[0] * (3 * q[3] + 2 * v[3]) * _pairs(patterns, q[2]))

@@ -5,9 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from longstride.attention import attend as attend_over
+from longstride.attention.api import attend as attend_over
+from longstride.attention.api import attend_packed, unpack
 from longstride.model.config import ModelConfig
 from longstride.model.layers import Linear, rms_norm
+from longstride.model.residual import Product, product
 from longstride.model.rotary import rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -27,28 +29,29 @@ class Attention(nn.Module):
         self.project = Linear(config.width, config.width, bias=has_bias)
         self.query_scale = nn.Parameter(torch.ones(config.heads)) if config.qk_norm else None
 
-    def forward(self, x: Tensor, attend: Attend | None = None, rotation: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend | None = None, rotation: Tensor | None = None) -> Product:
         """[batch, n, width] -> [batch, n, width]. `attend` replaces the operator, e.g. to record keys or to use a cache; it
         gets queries and keys as they are multiplied, normalised and rotated. `rotation`: from `rotary.rotation`, if the
         network has rotary positions."""
-        attend = attend or self.attend
-        return self.project(attend(*self.split(self.query_key_value(x), rotation)).transpose(1, 2).flatten(2))
+        packed = self.query_key_value(x)
+        if attend is None and rotation is None and self.query_scale is None:
+            attended = attend_packed(packed, self.sizes, self.patterns)
+        else:
+            attended = (attend or self.attend)(*self.split(packed, rotation))
+        return product(attended.transpose(1, 2).flatten(2), self.project)
 
     def split(
-        self, projected: Tensor, rotation: Tensor | None = None, heads: slice = slice(None)
+        self, packed: Tensor, rotation: Tensor | None = None, heads: slice = slice(None)
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Returns queries, keys and values [batch, heads, n, d] from the results of `query_key_value` for these heads."""
         count = len(range(self.heads)[heads])
-        q, k, v = (
-            part.unflatten(-1, (count, -1)).transpose(1, 2)
-            for part in projected.split([size // self.heads * count for size in self.sizes], -1)
-        )
+        q, k, v = unpack(packed, tuple(size // self.heads * count for size in self.sizes), count)
         if self.query_scale is not None:
             q = rms_norm(q) * (QK_FACTOR * self.query_scale[heads])[:, None, None]
             k = rms_norm(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        return q.to(projected.dtype), k.to(projected.dtype), v
+        return q.to(packed.dtype), k.to(packed.dtype), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend_over(q, k, v, self.patterns)

@@ -29,7 +29,7 @@ Rows = Any
 def block_in_parts(
     block: Any, h: Tensor, seeds: Tensor | None, rotation: Tensor | None, host: HostInputs | None
 ) -> Tensor:  # fmt: skip
-    """Returns h + block(h) of a ResidualBlock. `host`: where to keep h; None: on the device.
+    """Returns block(h) of a ResidualBlock. `host`: where to keep h; None: on the device.
 
     The backward pass overwrites the gradient of the result with that of h, to save memory.
     """
@@ -55,10 +55,9 @@ class _BlockInParts(torch.autograd.Function):
         parts = BlockParts(block, h, seeds, rotation)
         result = parts.attention_output()
         for rows in parts.rows:  # The result takes the memory of the output of attention.
-            a, s = parts.add_attention(h[rows], result[rows], rows)
-            ff = block.ff
+            s, ff = parts.add_attention(h[rows], result[rows], rows), block.ff
             b = drop(ff.outer(gelu(ff.inner(block.norm_ff(s)))), parts.mask(1, rows), parts.scale)
-            result[rows] = h[rows] + (a + b)
+            result[rows] = s + b
         return result
 
     @staticmethod
@@ -92,10 +91,9 @@ class BlockParts:
         """Returns the output of attention for all heads, [batch, n, width]."""
         return self._attend()[0]
 
-    def add_attention(self, h: Tensor, output: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Returns a(H) and H + a(H) of some rows. `output`: of attention."""
-        a = drop(self.block.attention.project(output), self.mask(0, rows), self.scale)
-        return a, h + a
+    def add_attention(self, h: Tensor, output: Tensor, rows: Rows) -> Tensor:
+        """Returns H + a(H) of some rows. `output`: of attention."""
+        return h + drop(self.block.attention.project(output), self.mask(0, rows), self.scale)
 
     def backward(self, d_h: Tensor) -> None:
         """Turns d_h, the gradient of the block's result, into that of its input, in place, and sums those of the weights."""
@@ -106,7 +104,7 @@ class BlockParts:
         for rows in self.rows:
             with torch.enable_grad():
                 inputs = self.h[rows].detach().requires_grad_(), output[rows].detach().requires_grad_()
-                _, s = self.add_attention(*inputs, rows)
+                s = self.add_attention(*inputs, rows)
                 b = feed_forward_gradient(block.norm_ff(s), ff.inner, ff.outer, self.mask(1, rows), self.scale)
             d_result = d_h[rows]
             d_h[rows], d_output[rows], *gradients = torch.autograd.grad((s, b), (*inputs, *weights), (d_result, d_result))

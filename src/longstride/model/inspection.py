@@ -61,7 +61,7 @@ def inspect_attention(
                     rows[index] = last_row(q[0, heads], k[0, heads], [patterns[head] for head in heads])
                 return attend(q, k, v, patterns)
 
-            h = h + block(h, attend=attend_and_record, rotation=rotation)
+            h = block(h, attend=attend_and_record, rotation=rotation)
         logits = model.logits(h[:, -1:])[0, 0]
     finally:
         model.train(was_training)

@@ -111,10 +111,10 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_output: Tensor) -> Tensor:
-        return d_output * _gelu_derivative(*ctx.saved_tensors)
+        return d_output * gelu_derivative(*ctx.saved_tensors)
 
 
-def _gelu_derivative(x: Tensor) -> Tensor:
+def gelu_derivative(x: Tensor) -> Tensor:
     gate = torch.sigmoid(SLOPE * x)
     return gate + SLOPE * x * gate * (1 - gate)
 
@@ -182,7 +182,7 @@ class _FeedForwardGradient(torch.autograd.Function):
         for part in row_parts(x, len(w_1)):
             rows, d_result = x[part].flatten(0, -2), drop(d_output[part], _at(mask, part), ctx.scale).flatten(0, -2)
             inner = F.linear(rows, w_1, b_1)
-            d_inner = (d_result @ w_2) * _gelu_derivative(inner)
+            d_inner = (d_result @ w_2) * gelu_derivative(inner)
             dx[part] = (d_inner @ w_1).view_as(x[part])
             for total, added in zip(sums, (d_inner.T @ rows, d_inner.sum(0), d_result.T @ gelu(inner), d_result.sum(0))):
                 if total is not None:

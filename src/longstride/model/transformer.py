@@ -2,7 +2,7 @@
 
     H_0 = embed(X, W_e)                      a(H) = dropout(attention(norm(H)))
     H_k = H_(k-1) + resblock(H_(k-1))        b(H) = dropout(ff(norm(H + a(H))))
-    y = softmax(norm(H_N) W_out)             resblock(H) = a(H) + b(H)
+    y = softmax(norm(H_N) W_out)             resblock(H) = a(H) + b(H), added as (H + a(H)) + b(H)
 
 Shapes: bytes [batch, n]; H [batch, n, width]; logits [batch, n, 256], where position t predicts byte t from those before.
 """
@@ -25,9 +25,10 @@ from longstride.model.cost import check_memory
 from longstride.model.dropout import draw_mask, draw_seeds
 from longstride.model.embedding import Embedding
 from longstride.model.host_inputs import HostInputs, HostMemory
-from longstride.model.layers import Linear, Norm, RootMeanSquareNorm, drop, gelu, recomputed_feed_forward
+from longstride.model.layers import Linear, Norm, RootMeanSquareNorm, recomputed_feed_forward
 from longstride.model.loss import nats
 from longstride.model.recompute import IN_PARTS
+from longstride.model.residual import Dropout, add, add_and_normalize, gelu, normalize, product
 
 SCALE = 0.125
 """Factor in the standard deviation of initial weights."""
@@ -38,7 +39,7 @@ INTEGER_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 class FeedForward(nn.Module):
-    """ff(x) = W_2 gelu(W_1 x + b_1) + b_2, followed by dropout."""
+    """ff(x) = W_2 gelu(W_1 x + b_1) + b_2, and its addition to the stream with dropout."""
 
     def __init__(self, config: ModelConfig, block: int) -> None:
         super().__init__()
@@ -47,16 +48,16 @@ class FeedForward(nn.Module):
         self.dropout = config.dropout
         self.recompute = config.recomputed[block] != "off"
 
-    def forward(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
-        mask = None if seed is None else draw_mask(x, self.dropout, seed)
-        scale = 1 / (1 - self.dropout)
+    def forward(self, h: Tensor, x: Tensor, dropout: Dropout | None = None) -> Tensor:
+        """Returns h + dropout(ff(x))."""
         if self.recompute and torch.is_grad_enabled():
-            return recomputed_feed_forward(x, self.inner, self.outer, mask, scale)
-        return drop(self.outer(gelu(self.inner(x))), mask, scale)
+            mask = None if dropout is None else draw_mask(x, dropout.rate, dropout.seed)
+            return h + recomputed_feed_forward(x, self.inner, self.outer, mask, 1 / (1 - self.dropout))
+        return add(h, product(gelu(product(x, self.inner)), self.outer), dropout)
 
 
 class ResidualBlock(nn.Module):
-    """resblock(H) = a(H) + b(H), without the residual connection: the caller adds H."""
+    """One block with its residual connections: H -> (H + a(H)) + b(H)."""
 
     def __init__(self, config: ModelConfig, block: int) -> None:
         super().__init__()
@@ -70,11 +71,10 @@ class ResidualBlock(nn.Module):
         self, h: Tensor, attend: Attend | None = None, seeds: Tensor | None = None, rotation: Tensor | None = None
     ) -> Tensor:
         """`seeds`: of the two dropout masks, [2]; without them nothing is dropped. `rotation`: of rotary positions."""
-        a = self.attention(self.norm_attention(h), attend, rotation)
-        if seeds is not None:
-            a = drop(a, draw_mask(a, self.dropout, seeds[0]), 1 / (1 - self.dropout))
-        b = self.ff(self.norm_ff(h + a), None if seeds is None else seeds[1])
-        return a + b
+        dropouts = (None, None) if seeds is None else [Dropout(self.dropout, seed) for seed in seeds]
+        h, x = normalize(h, self.norm_attention)
+        h, x = add_and_normalize(h, self.attention(x, attend, rotation), self.norm_ff, dropouts[0])
+        return self.ff(h, x, dropouts[1])
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -129,7 +129,7 @@ class SparseTransformer(nn.Module):
             if choice in IN_PARTS:
                 h = block_in_parts(block, h, own_seeds, rotation, host if choice == "host" else None)
             else:
-                h = h + _checkpointed(block, choice)(h, None, own_seeds, rotation)
+                h = _checkpointed(block, choice)(h, None, own_seeds, rotation)
         return h
 
     def logits(self, h: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class Decoder:
         here = self.position - self._ahead.start
         for layer, block in enumerate(self.model.blocks):
             own, listed = self._lists[layer % len(self._lists)]
-            h = h + block(h, partial(self._attend, layer, own[here], listed[here]), rotation=rotation)
+            h = block(h, partial(self._attend, layer, own[here], listed[here]), rotation=rotation)
         self.position += 1
         return self.model.logits(h)[:, 0]
 
@@ -116,7 +116,7 @@ def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
         streams = slice(first, first + rows)
         h, rotation = model.embedding(tokens[streams]), model.embedding.rotation(torch.arange(n, device=tokens.device))
         for layer, block in enumerate(model.blocks):
-            h = h + block(h, partial(_attend_and_cache, block, cache, layer, streams), rotation=rotation)
+            h = block(h, partial(_attend_and_cache, block, cache, layer, streams), rotation=rotation)
 
 
 def _attend_and_cache(block: Any, cache: Cache, layer: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ OPTIMIZER_RULES: dict[str, Rule] = {
     "embedding_factor": Real(0, 1000),
     "decayed": Choice("all", "blocks"),
     "epsilon": Real(0, 1, above=True),
+    "split_projections": Boolean(),
 }
 
 
@@ -80,6 +81,8 @@ class OptimizerConfig:
     """Which weights with two or more dimensions decay: all, or those of the blocks only."""
     epsilon: float = 1e-8
     """Adam's addition to the root of the running average of squared gradients."""
+    split_projections: bool = False
+    """Whether Muon takes the projections to queries, keys and values as three matrices. Not with fsdp."""
 
     def __post_init__(self) -> None:
         check_fields("optimizer", self, OPTIMIZER_RULES)

@@ -19,6 +19,8 @@ from torch.optim._muon import _adjust_lr
 
 from longstride.training.ranks import SINGLE_RANK, Ranks
 
+ROWS = "rows"
+"""Key of a parameter group whose matrices are several in one: the number of rows of each of these."""
 LARGEST_STACK = 2**26
 """Numbers of a stack: its temporary tensors take some 10 bytes for each."""
 
@@ -31,7 +33,8 @@ class BatchedMuon(Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         with_gradient = [x for group in self.param_groups for x in group["params"] if x.grad is not None]
-        if self.found_inf is None and not all(x.is_cuda and type(x.grad) is Tensor for x in with_gradient):
+        in_stacks = all(x.is_cuda for x in with_gradient) or any(ROWS in group for group in self.param_groups)
+        if self.found_inf is None and not (in_stacks and all(type(x.grad) is Tensor for x in with_gradient)):
             return super().step(closure)  # type: ignore[no-untyped-call]
         loss = None
         if closure is not None:
@@ -60,9 +63,11 @@ class BatchedMuon(Muon):
                 momentum.lerp_(gradient, 1 - group["momentum"])
                 torch._foreach_copy_(own_momenta, momentum.unbind())
                 update = gradient.lerp_(momentum, group["momentum"]) if group["nesterov"] else momentum
-                orthogonal = self._orthogonalize_shared(update.bfloat16(), group)
-                rate = _adjust_lr(learning_rate, group["adjust_lr_fn"], targets[0].shape)
-                torch._foreach_add_(targets, (orthogonal.to(targets[0].dtype) * -rate).unbind())
+                parts = []
+                for part in torch.split(update.bfloat16(), group.get(ROWS) or update.shape[1], 1):
+                    rate = _adjust_lr(learning_rate, group["adjust_lr_fn"], part.shape[1:])
+                    parts.append(self._orthogonalize_shared(part, group).to(targets[0].dtype) * -rate)
+                torch._foreach_add_(targets, torch.cat(parts, 1).unbind())
 
     def _orthogonalize_shared(self, stack: Tensor, group: dict[str, Any]) -> Tensor:
         iteration = group["ns_coefficients"], group["ns_steps"], group["eps"]

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Adafactor, AdamW, Optimizer
 
+from longstride.model.attention import Attention
 from longstride.training.config import OptimizerConfig
-from longstride.training.muon import BatchedMuon
+from longstride.training.muon import ROWS, BatchedMuon
 from longstride.training.ranks import SINGLE_RANK, Ranks
 
 BLOCKS = "blocks."
@@ -69,11 +70,26 @@ def make_optimizers(
     if matrices:
         # Update sizes like Adam's, so that one learning rate serves both.
         muon = BatchedMuon(
-            matrices.values(), lr=config.learning_rate, weight_decay=config.decay, adjust_lr_fn="match_rms_adamw"
+            _muon_groups(model, matrices, config),
+            lr=config.learning_rate,
+            weight_decay=config.decay,
+            adjust_lr_fn="match_rms_adamw",
         )
         muon.ranks = ranks
         optimizers.append(muon)
     return optimizers
+
+
+def _muon_groups(model: nn.Module, matrices: Mapping[str, Tensor], config: OptimizerConfig) -> list[dict[str, object]]:
+    """Returns Muon's groups of parameters: with split_projections a group for each way in which matrices are split."""
+    rows: dict[str, tuple[int, ...]] = {}
+    if config.split_projections:
+        layers = (item for item in model.named_modules() if isinstance(item[1], Attention))
+        rows = {f"{name}.query_key_value.weight": layer.sizes for name, layer in layers}
+    groups: dict[tuple[int, ...], list[Tensor]] = {}
+    for name, x in matrices.items():
+        groups.setdefault(rows.get(name, ()), []).append(x)
+    return [{"params": group, **({ROWS: key} if key else {})} for key, group in groups.items()]
 
 
 def can_skip_on_device(optimizers: Sequence[Optimizer]) -> bool:

@@ -18,7 +18,7 @@ Config = TypeVar("Config", TrainConfig, ModelConfig, OptimizerConfig)
 PAPER = OptimizerConfig()
 MODERN = OptimizerConfig(
     name="muon", learning_rate=0.004, embedding_factor=2.5, warmup=40, schedule="linear", flat=0.3, final=0.02, beta2=0.99,
-    epsilon=1e-10, decay=0.05, decayed="blocks", clip=inf,
+    epsilon=1e-10, decay=0.05, decayed="blocks", clip=inf, split_projections=True,
 )  # fmt: skip
 OPTIMIZERS = {"paper": PAPER, "modern": MODERN}
 """The optimizer of each recipe; `model.recipes` has the fields of the network."""

@@ -36,14 +36,14 @@ ALIGNMENT = 15
 def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
     """softmax(q k^T * scale) v over the pairs of each head's pattern, in Triton."""
     patterns = notation.write(heads)
-    if torch.compiler.is_compiling() or _needs_dispatcher(q, k, v):
+    if torch.compiler.is_compiling() or needs_dispatcher(q, k, v):
         return torch.ops.longstride.triton_forward.default(q, k, v, patterns, scale)[0]  # type: ignore[no-any-return]
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _Attend.apply(q, k, v, patterns, scale)  # type: ignore[no-any-return, no-untyped-call]
     return triton_forward(q, k, v, patterns, scale)[0]
 
 
-def _needs_dispatcher(*tensors: Tensor) -> bool:
+def needs_dispatcher(*tensors: Tensor) -> bool:
     """Whether PyTorch's dispatcher must see the call: for a transform, a mode, a tensor subclass, a profiler.
 
     Otherwise the operator's Python functions are called directly, which takes half the time.
@@ -75,7 +75,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, d_output: Tensor) -> Any:
         needed = ctx.needs_input_grad[:3]
         # With create_graph, call the operator: its error says that there is no second derivative.
-        dispatch = torch.is_grad_enabled() or _needs_dispatcher(d_output)
+        dispatch = torch.is_grad_enabled() or needs_dispatcher(d_output)
         compute: Any = torch.ops.longstride.triton_backward.default if dispatch else triton_backward
         gradients = compute(d_output, *ctx.saved_tensors, ctx.patterns, ctx.scale, needed)
         return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None
@@ -125,14 +125,32 @@ def triton_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of q, k and v. A gradient that is not needed is an empty tensor."""
     results = _backward_like(d_output, q, k, v, output, lse, patterns, scale, needed)
-    dq, dk, dv = (x if wanted else torch.empty_like(like) for x, like, wanted in zip(results, (q, k, v), needed))
+    gradients = [x if wanted else torch.empty_like(like) for x, like, wanted in zip(results, (q, k, v), needed)]
+    fill_gradients(gradients, d_output, q, k, v, output, lse, patterns, scale, needed)
+    return results
+
+
+def fill_gradients(
+    gradients: Sequence[Tensor],
+    d_output: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    patterns: str,
+    scale: float,
+    needed: Sequence[bool],
+) -> None:
+    """Fills dq, dk and dv, which may have any strides but for the last, which is 1."""
+    dq, dk, dv = gradients
     negative = scale < 0
     if negative:
         q, scale = -q, -scale
     inputs = _readable(q), _readable(k), _readable(v), _readable(d_output), output
     tensors = *inputs, lse, dq, dk, dv
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | d_output.data_ptr() | output.data_ptr() | lse.data_ptr()
-    aligned = not addresses & ALIGNMENT
+    aligned = not (addresses | dq.data_ptr() | dk.data_ptr() | dv.data_ptr()) & ALIGNMENT
 
     def make() -> Plan:
         with capture_safe(q.is_cuda):
@@ -145,7 +163,6 @@ def triton_backward(
     plan_for((patterns, scale, aligned, *needed, *_description(*inputs, dq, dk, dv)), make).run(tensors)
     if negative:
         dq.neg_()
-    return results
 
 
 def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -50,7 +50,32 @@ def test_choices(text, n, d, expected):
 
 def test_unequal_dimensions_are_for_tiles():
     assert kinds("block(128)", d_qk=64, d_v=32) == [("tiles", "tiles")]
-    assert kinds("block(96)", 3072, d_qk=64, d_v=128) == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "expected"),
+    [
+        ("local(96)", 3072, [("walk", "walk")]),
+        ("local(129)", 3072, [(None, None)]),
+        ("column(96)", 3072, [("lanes", "lanes")]),
+        ("column(48)", 3072, [("lanes", "lanes")]),
+        ("column(32)", 3072, [("lanes", "lanes")]),
+        ("column(16)", 3072, [(None, None)]),
+        ("block(96)", 3072, [("lanes", "lanes")]),
+        ("block(129)", 3072, [(None, None)]),
+        ("merged(strided(96))", 3072, [("walk", "walk"), ("lanes", "lanes")]),
+        ("merged(fixed(96, 8))", 3072, [(None, None)]),
+        ("dense()", 3072, [(None, None)]),
+    ],
+)
+def test_values_of_two_panels_are_for_walks_and_lanes(text, n, expected):
+    assert kinds(text, n, d_qk=64, d_v=128) == expected
+
+
+@pytest.mark.parametrize(("d_qk", "d_v"), [(128, 128), (32, 64), (32, 128), (64, 192), (128, 64), (64, 96)])
+def test_other_unequal_dimensions_are_not(d_qk, d_v):
+    for text in ("local(96)", "column(96)", "block(96)"):
+        assert {"walk", "lanes"}.isdisjoint(kinds(text, 3072, d_qk, d_v)[0])
 
 
 def test_what_tma_reads():

@@ -55,10 +55,18 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("column(10)", 2, 3, 1000, 64, 64, LANES, ["lane_backward"]),
     ("column(8)", 1, 3, 1003, 32, 32, LANES * 2, ["lane_backward"] * 2),
     ("column(9)", 1, 2, 2050, 32, 32, LANES * 2, ["lane_backward"] * 2),
+    ("local(96)", 2, 2, 3072, 64, 128, WALK, ["walk_backward"]),
+    ("local(128)", 2, 3, 1000, 64, 128, WALK, ["walk_backward"]),
+    ("local(40)", 1, 2, 130, 64, 128, WALK, ["walk_backward"]),
+    ("column(96)", 2, 2, 3072, 64, 128, LANES, ["lane_backward"]),
+    ("column(20)", 2, 3, 1003, 64, 128, LANES * 2, ["lane_backward"] * 2),
+    ("block(96)", 2, 2, 3000, 64, 128, LANES * 2, []),
+    ("merged(strided(96))", 2, 2, 3072, 64, 128, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
+    ("merged(strided(16))", 1, 2, 1003, 64, 128, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
     ("merged(strided(16))", 2, 2, 1003, 32, 32, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
     ("merged(strided(10))", 1, 2, 1000, 64, 64, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
 ]
-SLOW = [case for case in CASES[3:] if case[0] not in ("dense()", "merged(strided(10))")]
+SLOW = [case for case in CASES[3:] if case[0] not in ("dense()", "merged(strided(10))", "merged(strided(96))")]
 
 
 def one_for_each_head(text, heads):

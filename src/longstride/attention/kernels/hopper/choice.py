@@ -24,9 +24,12 @@ WIDEST = 64
 """The widest head whose accumulators fit into the registers of a warpgroup."""
 WIDTHS = (32, 64)
 """Head dimensions of walks and lanes."""
+WIDE = (64, 128)
+"""d_qk and d_v of walks and lanes with wider values, which lie in panels of d_qk columns."""
 LONGEST_LANE = 256
+LONGEST_WIDE_LANE = 128
 LARGEST_LANE = 64 * 128
-"""The most rows of a lane, forward; and rows times dimensions, backward."""
+"""The most rows of a lane, forward; and rows times d_qk, backward."""
 
 
 @lru_cache(maxsize=16)
@@ -45,7 +48,7 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
     if not alike or len(pass_.jobs) < heads or pass_.most_exclusions or job.block < job.limit:
         return None
     if not pass_.summary and job.own:
-        if d_qk == d_v and d_qk in WIDTHS and job.lanes == 1 and job.far <= TILE and job.near == 0 and not accumulate:
+        if _in_panels(d_qk, d_v) and job.lanes == 1 and job.far <= TILE and job.near == 0 and not accumulate:
             return "walk"
         if job.far >= job.limit - 1 and whole_lanes(job, backward, d_qk, d_v):
             return "lanes"
@@ -57,7 +60,13 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
 
 def whole_lanes(job: Job, backward: bool, d_qk: int, d_v: int) -> bool:
     """Whether whole lanes fit into shared memory."""
-    return d_qk == d_v and d_qk in WIDTHS and job.limit <= (LARGEST_LANE // d_qk if backward else LONGEST_LANE)
+    longest = LONGEST_WIDE_LANE if d_v > WIDEST else LONGEST_LANE
+    return _in_panels(d_qk, d_v) and job.limit <= (LARGEST_LANE // d_qk if backward else longest)
+
+
+def _in_panels(d_qk: int, d_v: int) -> bool:
+    """Whether walks and lanes have heads of these dimensions."""
+    return (d_qk == d_v and d_qk in WIDTHS) or (d_qk, d_v) == WIDE
 
 
 def _in_tiles(job: Job, summary: bool, n: int) -> bool:

@@ -13,10 +13,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from longstride.attention.kernels.call import Backward
-from longstride.attention.kernels.hopper.lane_descriptors import copy_all, copy_in, copy_out, lane_launch, locate, tiles_at
+from longstride.attention.kernels.hopper.lane_descriptors import (
+    copy_all,
+    copy_in,
+    copy_out,
+    empty_sums,
+    lane_launch,
+    load_panels,
+    locate,
+    row_products,
+    rows_of,
+    tiles_at,
+)
 from longstride.attention.kernels.hopper.lane_settings import lane_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs, without_keys
-from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
+from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
 from longstride.attention.kernels.hopper.tiles import RowStats, mma_layout, row_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.patterns.geometry import Lanes
@@ -30,7 +41,8 @@ def fetch(descriptors, tiles, item, work, full, HEADS_FIRST: gl.constexpr):
     """Starts to copy an item in, if there is such an item."""
     present = item < work.items
     batch, head, lane = locate(item, work, HEADS_FIRST)
-    mbarrier.expect(full, len(tiles) * tiles[0].shape[0] * tiles[0].shape[1] * 2, pred=present)
+    panels: gl.constexpr = 2 + 3 * len(tiles[0])
+    mbarrier.expect(full, panels * tiles[0][0].shape[0] * tiles[0][0].shape[1] * 2, pred=present)
     copy_all(descriptors, batch, head, lane, 0, full, tiles, present)
 
 
@@ -46,19 +58,30 @@ def replaced(entries, INDEX: gl.constexpr, new):
     return result
 
 
+@gluon.constexpr_function
+def gradient_of(number, panels):
+    """Which gradient the number-th tile is of, its panel, and its first row. 64 keys write dq, dk and the panels of dv."""
+    kind = number % (2 + panels)
+    return min(kind, 2), max(kind - 2, 0), number // (2 + panels) * 64
+
+
 @gluon.jit
-def fetch_old(gradients, batch, head, lane, old_full, staging, NUMBER: gl.constexpr):
+def fetch_old(
+    gradients, batch, head, lane, old_full, staging, NUMBER: gl.constexpr, PANELS: gl.constexpr
+):  # fmt: skip
     """Starts to copy in the NUMBER-th tile of an earlier pass' gradients, in the order in which tiles are written."""
     SLOT: gl.constexpr = NUMBER % staging.shape[0]
     mbarrier.expect(old_full.index(SLOT), staging.shape[1] * staging.shape[2] * 2)
-    index: gl.constexpr = NUMBER // 3 * 64
-    copy_in(gradients[NUMBER % 3], batch, head, lane, index, old_full.index(SLOT), staging.index(SLOT), True)
+    PLACE: gl.constexpr = gradient_of(NUMBER, PANELS)
+    copy_in(
+        gradients[PLACE[0]], batch, head, lane, PLACE[2], old_full.index(SLOT), (staging.index(SLOT),), True, PLACE[1]
+    )  # fmt: skip
 
 
 @gluon.jit
 def store_tile(
     value, gradients, batch, head, lane, old_full, staging, count,
-    NUMBER: gl.constexpr, NUMBERS: gl.constexpr, ACCUMULATE: gl.constexpr,
+    NUMBER: gl.constexpr, NUMBERS: gl.constexpr, PANELS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """Starts to write the NUMBER-th tile; ACCUMULATE: added to that of an earlier pass."""
     STAGED: gl.constexpr = staging.shape[0]
@@ -66,14 +89,15 @@ def store_tile(
     if ACCUMULATE:
         if NUMBER > 0 and NUMBER + STAGED - 1 < NUMBERS:
             tma.store_wait(0)
-            fetch_old(gradients, batch, head, lane, old_full, staging, NUMBER + STAGED - 1)
+            fetch_old(gradients, batch, head, lane, old_full, staging, NUMBER + STAGED - 1, PANELS)
         mbarrier.wait(old_full.index(NUMBER % STAGED), (count * (NUMBERS // STAGED) + NUMBER // STAGED) & 1)
         value += staged.load(value.type.layout).to(gl.float32)
     else:
         tma.store_wait(STAGED - 1)
     staged.store(value.to(staged.dtype))
     fence_async_shared()
-    copy_out(gradients[NUMBER % 3], batch, head, lane, NUMBER // 3 * 64, staged)
+    PLACE: gl.constexpr = gradient_of(NUMBER, PANELS)
+    copy_out(gradients[PLACE[0]], batch, head, lane, PLACE[2], staged, PLACE[1])
 
 
 @gluon.jit
@@ -90,16 +114,17 @@ def lane_backward(
     D: gl.constexpr = q.block_type.shape[4]
     STAGES: gl.constexpr = TILES.stages
     COUNT: gl.constexpr = ROWS // 64
-    NUMBERS: gl.constexpr = 3 * COUNT
+    PANELS: gl.constexpr = TILES.panels
+    NUMBERS: gl.constexpr = (2 + PANELS) * COUNT
     sum_layout: gl.constexpr = mma_layout(D)
     load_layout: gl.constexpr = row_layout(D)
     lane_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     vector_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    q_tiles = make_tiles(dtype, STAGES, ROWS, D)
-    k_tiles = make_tiles(dtype, STAGES, ROWS, D)
-    v_tiles = make_tiles(dtype, STAGES, ROWS, D)
-    d_output_tiles = make_tiles(dtype, STAGES, ROWS, D)
-    output_tiles = make_tiles(dtype, STAGES, ROWS, D)
+    q_tiles = make_panels(dtype, STAGES, ROWS, D, 1)
+    k_tiles = make_panels(dtype, STAGES, ROWS, D, 1)
+    v_tiles = make_panels(dtype, STAGES, ROWS, D, PANELS)
+    d_output_tiles = make_panels(dtype, STAGES, ROWS, D, PANELS)
+    output_tiles = make_panels(dtype, STAGES, ROWS, D, PANELS)
     d_scores_tile = make_tiles(dtype, 1, 64, 64).index(0)
     staging = make_tiles(dtype, TILES.staged, 64, D)
     lse_rows = gl.allocate_shared_memory(gl.float32, [ROWS], vector_layout)
@@ -124,7 +149,7 @@ def lane_backward(
         if ACCUMULATE:
             tma.store_wait(0)
             for number in gl.static_range(TILES.staged):
-                fetch_old((dq, dk, dv), batch, head, lane, old_full, staging, number)
+                fetch_old((dq, dk, dv), batch, head, lane, old_full, staging, number, PANELS)
         # A count >> 30 is 0, but not known before the loop: addresses and masks made there would fill the registers.
         stage = count % STAGES + (count >> 30)
         output_tile, d_output_tile, q_tile, k_tile, v_tile = tiles_at(
@@ -133,9 +158,9 @@ def lane_backward(
         mbarrier.wait(full.index(stage), (count // STAGES) & 1)
         lse_rows.store(own_lse)
         for part in gl.static_range(COUNT):
-            d_outputs = d_output_tile.slice(part * 64, 64).load(load_layout).to(gl.float32)
-            outputs = output_tile.slice(part * 64, 64).load(load_layout).to(gl.float32)
-            delta_rows.slice(part * 64, 64).store(gl.sum(d_outputs * outputs, 1))
+            d_outputs = load_panels(rows_of(d_output_tile, part * 64, 64), load_layout)
+            outputs = load_panels(rows_of(output_tile, part * 64, 64), load_layout)
+            delta_rows.slice(part * 64, 64).store(row_products(d_outputs, outputs))
         if STORE_STATS:
             pointers = row_stats.data + (batch * work.heads + head).to(gl.int64) * 2 * row_stats.row
             pointers = pointers + work.first + lane * work.lane_stride + index * work.index_stride
@@ -147,14 +172,14 @@ def lane_backward(
             dq_sums = dq_sums + (gl.zeros([64, D], gl.float32, sum_layout),)
         for key in gl.static_range(COUNT):
             dk_sum = gl.zeros([64, D], gl.float32, sum_layout)
-            dv_sum = gl.zeros([64, D], gl.float32, sum_layout)
+            dv_sum = empty_sums(PANELS, D, sum_layout)
             for query in gl.static_range(key, COUNT):
                 queries = QueryTile(
-                    q_tile.slice(query * 64, 64), d_output_tile.slice(query * 64, 64),
+                    q_tile[0].slice(query * 64, 64), rows_of(d_output_tile, query * 64, 64),
                     lse_rows.slice(query * 64, 64), delta_rows.slice(query * 64, 64),
                 )  # fmt: skip
                 dq_sum, dk_sum, dv_sum = add_pairs(
-                    dq_sums[query], dk_sum, dv_sum, queries, k_tile.slice(key * 64, 64), v_tile.slice(key * 64, 64),
+                    dq_sums[query], dk_sum, dv_sum, queries, k_tile[0].slice(key * 64, 64), rows_of(v_tile, key * 64, 64),
                     d_scores_tile, scale, (count + key) >> 30,
                     (query - key) * 64, TILES.near, ROWS, TILES.part, key == 0, query == key,
                 )  # fmt: skip
@@ -162,15 +187,17 @@ def lane_backward(
                 if query == key:
                     store_tile(
                         dq_sum * softmax_scale, (dq, dk, dv), batch, head, lane, old_full, staging, count,
-                        3 * key, NUMBERS, ACCUMULATE,
+                        (2 + PANELS) * key, NUMBERS, PANELS, ACCUMULATE,
                     )  # fmt: skip
             store_tile(
                 dk_sum * softmax_scale, (dq, dk, dv), batch, head, lane, old_full, staging, count,
-                3 * key + 1, NUMBERS, ACCUMULATE,
+                (2 + PANELS) * key + 1, NUMBERS, PANELS, ACCUMULATE,
             )  # fmt: skip
-            store_tile(
-                dv_sum, (dq, dk, dv), batch, head, lane, old_full, staging, count, 3 * key + 2, NUMBERS, ACCUMULATE
-            )  # fmt: skip
+            for panel in gl.static_range(PANELS):
+                store_tile(
+                    dv_sum[panel], (dq, dk, dv), batch, head, lane, old_full, staging, count,
+                    (2 + PANELS) * key + 2 + panel, NUMBERS, PANELS, ACCUMULATE,
+                )  # fmt: skip
 
         fetch(
             (output, d_output, q, k, v), (output_tile, d_output_tile, q_tile, k_tile, v_tile),

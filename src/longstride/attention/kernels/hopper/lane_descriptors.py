@@ -3,6 +3,9 @@
 A lane is a set of positions at equal distances, as in `patterns.geometry`. A tensor descriptor [batch, heads, lanes, length,
 d] shows lanes in place, whatever the strides. TMA reads zeros past the end of a lane, and writes nothing there. Where n is
 not a multiple of l there are two sets of lanes.
+
+Values may be wider than queries and keys. They lie in shared memory in panels, each as wide as a query, and so do the output
+and its gradient. Everything about them is a tuple, with one entry for each panel.
 """
 
 # mypy: ignore-errors
@@ -14,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from longstride.attention.kernels.arguments import compiled
 from longstride.attention.kernels.hopper.lane_settings import LaneBackward, LaneForward, Walk
@@ -57,6 +60,7 @@ class WalkTiles(NamedTuple):
     back: Any  # which takes so many tiles before the queries' own.
     ahead: Any  # tiles that are copied before they are needed
     part: Any  # queries that backward computes at a time
+    panels: Any  # of a value
 
 
 class LaneTiles(NamedTuple):
@@ -66,16 +70,17 @@ class LaneTiles(NamedTuple):
     stages: Any  # lanes in shared memory at a time
     staged: Any  # tiles of results on their way out
     part: Any  # keys, or backward queries, that are computed at a time
+    panels: Any  # of a value
     heads_first: Any  # whether neighbouring programs take neighbouring heads, not lanes
 
 
-def lane_descriptor(x: Tensor, lanes: Lanes, rows: int) -> Descriptor:
-    """Describes x [batch, heads, n, d] as lanes, of which a copy takes `rows` positions."""
+def lane_descriptor(x: Tensor, lanes: Lanes, rows: int, width: int) -> Descriptor:
+    """Describes x [batch, heads, n, d] as lanes, of which a copy takes `rows` positions and `width` columns."""
     batch, heads, _, d = x.shape
     row = tma_stride(x, 2)
     shape = batch, heads, lanes.lanes, lanes.length, d
     strides = tma_stride(x, 0), tma_stride(x, 1), lanes.lane_stride * row, lanes.index_stride * row, 1
-    return Descriptor(x, lanes.first * x.stride(2), shape, strides, (1, 1, 1, rows, d))
+    return Descriptor(x, lanes.first * x.stride(2), shape, strides, (1, 1, 1, rows, width))
 
 
 def tma_stride(x: Tensor, dimension: int) -> int:
@@ -88,22 +93,34 @@ def heads_side_by_side(x: Tensor) -> bool:
     return x.stride(1) < x.stride(2)
 
 
+def value_panels(matrices: Sequence[Tensor]) -> int:
+    """Of a value, the third matrix; the first is q."""
+    panels, rest = divmod(matrices[2].shape[3], matrices[0].shape[3])
+    assert panels
+    assert not rest
+    return panels
+
+
 def walk_launch(
-    kernel: Any, matrices: Sequence[Tensor], lse: Tensor, reach: int, setting: Walk, *scales: float
+    kernel: Any, matrices: Sequence[Any], lse: Tensor, reach: int, settings: Callable[[int, int], Walk], *scales: float
 ) -> Launch:  # fmt: skip
-    """The launch of a walk for Local(reach), whose programs share the positions of all heads.
+    """The launch of a walk for Local(reach), whose programs share the positions of all heads. TMA copies those of `matrices`
+    that are tensors, others are arguments as they are.
 
     Where heads are side by side in memory, each head has the same number of whole programs. These then read neighbouring
     addresses at about the same time.
     """
-    batch, heads, n, _ = matrices[0].shape
+    batch, heads, n, d = matrices[0].shape
+    panels = value_panels(matrices)
+    setting = settings(d, panels)
     assert reach <= 2 * TILE
     assert lse.is_contiguous()
     whole = Lanes(0, 1, n, n, 1)
     tiles, back = -(-n // TILE), 1 if reach <= TILE else 2
     work = WalkWork(batch * heads * (tiles + back), heads, n, tiles)
-    arguments = *(lane_descriptor(x, whole, TILE) for x in matrices), lse, work, *scales
-    walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.ahead, part=setting.part)
+    described = [lane_descriptor(x, whole, TILE, d) if isinstance(x, Tensor) else x for x in matrices]
+    arguments = *described, lse, work, *scales
+    walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.ahead, part=setting.part, panels=panels)
     programs = processors(lse.device) * setting.per_processor
     if heads_side_by_side(matrices[0]) and programs > batch * heads:
         programs -= programs % (batch * heads)
@@ -118,12 +135,14 @@ def lane_launch(
     """The launch for these lanes. TMA copies whole lanes of `matrices` in, and tiles of `results` out."""
     batch, heads, n, d = matrices[0].shape
     rows = max(TILE, 1 << (lanes.length - 1).bit_length())
-    setting = settings(d, rows, accumulate)
+    panels = value_panels(matrices)
+    setting = settings(d, panels, rows, accumulate)
     work = LaneWork(*lanes, batch * heads * lanes.lanes, heads, n)
-    descriptors = *(lane_descriptor(x, lanes, rows) for x in matrices), *(lane_descriptor(x, lanes, TILE) for x in results)
+    boxes = [(x, rows) for x in matrices] + [(x, TILE) for x in results]
+    descriptors = [lane_descriptor(x, lanes, height, d) for x, height in boxes]
     tiles = compiled(
         LaneTiles, near=near, stages=setting.stages, staged=setting.staged, part=setting.part,
-        heads_first=heads_side_by_side(matrices[0]),
+        panels=panels, heads_first=heads_side_by_side(matrices[0]),
     )  # fmt: skip
     programs = min(work.items, processors(matrices[0].device) * setting.per_processor)
     constants = {"TILES": tiles, "ACCUMULATE": accumulate, **flags, "num_warps": 4, "maxnreg": setting.registers}
@@ -156,29 +175,97 @@ def walk_range(positions):
 
 
 @gluon.jit
-def tiles_at(tiles, stage):
-    """Of each tensor's tiles the one at a stage."""
+def panels_at(tiles, stage):
+    """Of each panel's tiles the one at a stage."""
     found = ()
-    for number in gl.static_range(len(tiles)):
-        found = found + (tiles[number].index(stage),)
+    for panel in gl.static_range(len(tiles)):
+        found = found + (tiles[panel].index(stage),)
     return found
 
 
 @gluon.jit
-def copy_in(descriptor, batch, head, lane, index, barrier, tile, present):
-    """Starts to copy rows of a lane, from `index` on, into a tile [rows, d]."""
-    place = tile._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
-    tma.async_copy_global_to_shared(descriptor, [batch, head, lane, index, 0], barrier, place, pred=present)
+def tiles_at(tiles, stage):
+    """Of each tensor the panels at a stage."""
+    found = ()
+    for number in gl.static_range(len(tiles)):
+        found = found + (panels_at(tiles[number], stage),)
+    return found
+
+
+@gluon.jit
+def rows_of(panels, START: gl.constexpr, COUNT: gl.constexpr):
+    """These rows of each panel."""
+    found = ()
+    for panel in gl.static_range(len(panels)):
+        found = found + (panels[panel].slice(START, COUNT),)
+    return found
+
+
+@gluon.jit
+def empty_sums(PANELS: gl.constexpr, D: gl.constexpr, layout: gl.constexpr):
+    """For each panel 64 rows of zeros."""
+    sums = ()
+    for _ in gl.static_range(PANELS):
+        sums = sums + (gl.zeros([64, D], gl.float32, layout),)
+    return sums
+
+
+@gluon.jit
+def add_products(operand, panels, sums, use_acc):
+    """Starts the product of an operand with each panel."""
+    result = ()
+    for panel in gl.static_range(len(panels)):
+        result = result + (warpgroup_mma(operand, panels[panel], sums[panel], use_acc=use_acc, is_async=True),)
+    return result
+
+
+@gluon.jit
+def wait_for(sums):
+    """The sums, once their products are complete, and all that were started before them."""
+    if len(sums) == 1:
+        return (warpgroup_mma_wait(0, deps=sums),)
+    else:
+        return warpgroup_mma_wait(0, deps=sums)
+
+
+@gluon.jit
+def load_panels(panels, layout: gl.constexpr):
+    """Panels in shared memory, as tensors."""
+    loaded = ()
+    for panel in gl.static_range(len(panels)):
+        loaded = loaded + (panels[panel].load(layout),)
+    return loaded
+
+
+@gluon.jit
+def row_products(panels, others):
+    """For each row the sum of the products of its entries in both, which are tensors."""
+    total = gl.sum(panels[0].to(gl.float32) * others[0].to(gl.float32), 1)
+    for panel in gl.static_range(1, len(panels)):
+        total += gl.sum(panels[panel].to(gl.float32) * others[panel].to(gl.float32), 1)
+    return total
+
+
+@gluon.jit
+def copy_in(descriptor, batch, head, lane, index, barrier, panels, present, FIRST: gl.constexpr = 0):
+    """Starts to copy rows of a lane, from `index` on, into panels [rows, d], from panel FIRST on."""
+    width: gl.constexpr = descriptor.block_shape[4]
+    for panel in gl.static_range(len(panels)):
+        place = panels[panel]._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
+        column = (FIRST + panel) * width
+        tma.async_copy_global_to_shared(descriptor, [batch, head, lane, index, column], barrier, place, pred=present)
 
 
 @gluon.jit
 def copy_all(descriptors, batch, head, lane, index, barrier, tiles, present):
+    """Starts to copy rows of a lane of each tensor. The panels of a tile lie in a tuple."""
     for number in gl.static_range(len(descriptors)):
         copy_in(descriptors[number], batch, head, lane, index, barrier, tiles[number], present)
 
 
 @gluon.jit
-def copy_out(descriptor, batch, head, lane, index, tile):
+def copy_out(descriptor, batch, head, lane, index, tile, PANEL: gl.constexpr = 0):
     """Starts to copy a tile back."""
     place = tile._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
-    tma.async_copy_shared_to_global(descriptor, [batch, head, lane, index, 0], place)
+    column: gl.constexpr = PANEL * descriptor.block_shape[4]
+    tma.async_copy_shared_to_global(descriptor, [batch, head, lane, index, column], place)

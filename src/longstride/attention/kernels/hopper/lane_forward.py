@@ -19,9 +19,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from longstride.attention.kernels.call import Forward
-from longstride.attention.kernels.hopper.lane_descriptors import copy_all, copy_in, copy_out, lane_launch, locate, tiles_at
+from longstride.attention.kernels.hopper.lane_descriptors import (
+    add_products,
+    copy_all,
+    copy_in,
+    copy_out,
+    empty_sums,
+    lane_launch,
+    locate,
+    panels_at,
+    rows_of,
+    tiles_at,
+    wait_for,
+)
 from longstride.attention.kernels.hopper.lane_settings import lane_forward_settings
-from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
+from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
 from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.patterns.geometry import Lanes
@@ -38,12 +50,13 @@ def fetch(
     """Starts to copy an item in, if there is such an item; ACCUMULATE: with the output of an earlier pass."""
     present = item < work.items
     batch, head, lane = locate(item, work, HEADS_FIRST)
-    rows: gl.constexpr = tiles[0].shape[0]
-    mbarrier.expect(full, (4 if ACCUMULATE else 3) * rows * tiles[0].shape[1] * 2, pred=present)
+    rows: gl.constexpr = tiles[0][0].shape[0]
+    panels: gl.constexpr = 2 + (2 if ACCUMULATE else 1) * len(tiles[2])
+    mbarrier.expect(full, panels * rows * tiles[0][0].shape[1] * 2, pred=present)
     copy_all(descriptors, batch, head, lane, 0, full, tiles, present)
     if ACCUMULATE:
         for part in gl.static_range(rows // 64):
-            copy_in(output, batch, head, lane, part * 64, full, staging.index(first_staged + part), present)
+            copy_in(output, batch, head, lane, part * 64, full, panels_at(staging, first_staged + part), present)
 
 
 @gluon.jit
@@ -57,12 +70,26 @@ def mask_scores(scores, zero, OFFSET: gl.constexpr, NEAR: gl.constexpr, layout: 
 
 
 @gluon.jit
+def scale_rows(sums, factors):
+    """Each panel of the sums, its rows multiplied by their factors."""
+    layout: gl.constexpr = sums[0].type.layout
+    factors = gl.convert_layout(factors, gl.SliceLayout(1, layout))[:, None]
+    result = ()
+    for panel in gl.static_range(len(sums)):
+        result = result + (sums[panel] * factors,)
+    return result
+
+
+@gluon.jit
 def take_keys(
     sums, weight, running_max, q_tile, k_tile, v_tile, scale, zero,
     ROW: gl.constexpr, START: gl.constexpr, MOST: gl.constexpr, NEAR: gl.constexpr, FIRST: gl.constexpr,
     layout: gl.constexpr, sum_layout: gl.constexpr,
 ):  # fmt: skip
-    """The state of the 64 queries from ROW on after up to MOST keys from START on. FIRST: there is no state before them."""
+    """The state of the 64 queries from ROW on after up to MOST keys from START on. FIRST: there is no state before them.
+
+    sums and v_tile have panels.
+    """
     TWO: gl.constexpr = MOST == 128 and ROW > START
     zeros = gl.zeros([64, 64], gl.float32, layout)
     query = q_tile.slice(ROW, 64)
@@ -83,19 +110,18 @@ def take_keys(
     weights = gl.exp2(scores * scale - finite[:, None])
     if not FIRST:
         shrink = gl.exp2(running_max - finite)
-        sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
+        sums = scale_rows(sums, shrink)
     operand = gl.convert_layout(weights.to(q_tile.dtype), operand_layout(sum_layout))
-    sums = warpgroup_mma(operand, v_tile.slice(START, 64), sums, use_acc=not FIRST, is_async=True)
+    sums = add_products(operand, rows_of(v_tile, START, 64), sums, not FIRST)
     if TWO:
         more = gl.exp2(others * scale - finite[:, None])
         operand = gl.convert_layout(more.to(q_tile.dtype), operand_layout(sum_layout))
-        sums = warpgroup_mma(operand, v_tile.slice(START + 64, 64), sums, is_async=True)
+        sums = add_products(operand, rows_of(v_tile, START + 64, 64), sums, True)
         weights += more
     added = gl.sum(weights, 1)
     if not FIRST:
         added += weight * shrink
-    sums = warpgroup_mma_wait(0, deps=(sums,))
-    return sums, added, largest
+    return wait_for(sums), added, largest
 
 
 @gluon.jit
@@ -110,10 +136,10 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
     sum_layout: gl.constexpr = mma_layout(D)
     score_rows: gl.constexpr = gl.SliceLayout(1, layout)
     lane_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    q_tiles = make_tiles(dtype, STAGES, ROWS, D)
-    k_tiles = make_tiles(dtype, STAGES, ROWS, D)
-    v_tiles = make_tiles(dtype, STAGES, ROWS, D)
-    staging = make_tiles(dtype, STAGES * COUNT if ACCUMULATE else TILES.staged, 64, D)
+    q_tiles = make_panels(dtype, STAGES, ROWS, D, 1)
+    k_tiles = make_panels(dtype, STAGES, ROWS, D, 1)
+    v_tiles = make_panels(dtype, STAGES, ROWS, D, TILES.panels)
+    staging = make_panels(dtype, STAGES * COUNT if ACCUMULATE else TILES.staged, 64, D, TILES.panels)
     old_lse = gl.allocate_shared_memory(gl.float32, [ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     full = make_barriers(STAGES)
     fence_async_shared()
@@ -143,30 +169,34 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
         for tile in gl.static_range(COUNT):
             running_max = gl.full([64], float("-inf"), gl.float32, score_rows)
             weight = gl.zeros([64], gl.float32, score_rows)
-            sums = gl.zeros([64, D], gl.float32, sum_layout)
+            sums = empty_sums(TILES.panels, D, sum_layout)
             if ACCUMULATE:
-                staged = staging.index(stage * COUNT + tile)
+                staged = panels_at(staging, stage * COUNT + tile)
                 running_max = old_lse.slice(tile * 64, 64).load(score_rows)
                 weight = gl.where(running_max == float("-inf"), 0.0, 1.0)
-                sums = staged.load(sum_layout).to(gl.float32)
+                sums = ()
+                for panel in gl.static_range(TILES.panels):
+                    sums = sums + (staged[panel].load(sum_layout).to(gl.float32),)
             else:
-                staged = staging.index((count * COUNT + tile) % TILES.staged)
+                staged = panels_at(staging, (count * COUNT + tile) % TILES.staged)
             zero = 0
             if ACCUMULATE or COUNT > 2:
                 zero = (count + tile) >> 30
             for start in gl.static_range(0, tile * 64 + 64, TILES.part):
                 sums, weight, running_max = take_keys(
-                    sums, weight, running_max, q_tile, k_tile, v_tile, scale, zero,
+                    sums, weight, running_max, q_tile[0], k_tile[0], v_tile, scale, zero,
                     tile * 64, start, TILES.part, TILES.near, start == 0 and not ACCUMULATE, layout, sum_layout,
                 )  # fmt: skip
             nothing = weight == 0
             weight = gl.where(nothing, 1.0, weight)
             if not ACCUMULATE:
-                tma.store_wait(TILES.staged - 1)
-            inverse = gl.convert_layout(1.0 / weight, gl.SliceLayout(1, sum_layout))
-            staged.store((sums * inverse[:, None]).to(dtype))
+                tma.store_wait((TILES.staged - 1) * TILES.panels)
+            sums = scale_rows(sums, 1.0 / weight)
+            for panel in gl.static_range(TILES.panels):
+                staged[panel].store(sums[panel].to(dtype))
             fence_async_shared()
-            copy_out(output, batch, head, lane, tile * 64, staged)
+            for panel in gl.static_range(TILES.panels):
+                copy_out(output, batch, head, lane, tile * 64, staged[panel], panel)
             total = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
             index = tile * 64 + gl.arange(0, 64, score_rows)
             gl.store(lse_lane + index * work.index_stride, total, mask=index < work.length)

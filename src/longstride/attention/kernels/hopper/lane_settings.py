@@ -18,7 +18,11 @@ class LaneForward(NamedTuple):
     registers: int | None = None
 
 
-def lane_forward_settings(d: int, rows: int, accumulate: bool) -> LaneForward:
+def lane_forward_settings(d: int, panels: int, rows: int, accumulate: bool) -> LaneForward:
+    if panels > 1:
+        if rows > 64:
+            return LaneForward(2, 1)
+        return LaneForward(4, 1, staged=1, registers=128)
     if rows > 128:
         if accumulate:
             return LaneForward(2 if d <= 32 else 1, 1, part=64)
@@ -37,7 +41,9 @@ class LaneBackward(NamedTuple):
     registers: int | None = None
 
 
-def lane_backward_settings(d: int, rows: int, accumulate: bool) -> LaneBackward:
+def lane_backward_settings(d: int, panels: int, rows: int, accumulate: bool) -> LaneBackward:
+    if panels > 1:
+        return LaneBackward(2, 2 if not accumulate else 4) if rows == 64 else LaneBackward(1, 4)
     staged = 3 if rows == 64 else 2
     if rows > 128 or d > 32:
         return LaneBackward(2, staged)
@@ -54,9 +60,13 @@ class Walk(NamedTuple):
     registers: int | None = None
 
 
-def walk_forward_settings(d: int) -> Walk:
+def walk_forward_settings(d: int, panels: int) -> Walk:
+    if panels > 1:
+        return Walk(1, 4)
     return Walk(3, 3, registers=168) if d <= 32 else Walk(2, 3)
 
 
-def walk_backward_settings(d: int) -> Walk:
+def walk_backward_settings(d: int, panels: int) -> Walk:
+    if panels > 1:
+        return Walk(2, 1, part=32)
     return Walk(3, 1, part=32, registers=168) if d <= 32 else Walk(2, 1)

@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from longstride.attention.kernels.hopper.lane_descriptors import add_products, rows_of
 from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
 
 
@@ -20,7 +21,7 @@ class QueryTile(NamedTuple):
     """64 queries, in shared memory."""
 
     q: Any
-    d_output: Any
+    d_output: Any  # in panels, as the values are
     lse: Any
     delta: Any
 
@@ -39,6 +40,7 @@ def add_pairs(
 ):  # fmt: skip
     """The three sums after these pairs. Those count that are NEAR to FAR apart; row r is OFFSET + r - c from key c.
 
+    value and dv_sum are in panels (lane_descriptors.py).
     PART queries at a time: fewer take fewer registers. `zero` is 0, and keeps the masks from being made before the loop.
     FIRST_KEYS: the first that these queries see, so dq_sum is still empty. FIRST_QUERIES: so are dk_sum and dv_sum.
     """
@@ -46,9 +48,11 @@ def add_pairs(
     sum_layout: gl.constexpr = dq_sum.type.layout
     zeros = gl.zeros([64, PART], gl.float32, layout)
     for part in gl.static_range(64 // PART):
-        query, d_output = queries.q.slice(part * PART, PART), queries.d_output.slice(part * PART, PART)
+        query, d_output = queries.q.slice(part * PART, PART), rows_of(queries.d_output, part * PART, PART)
         scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        d_weights = warpgroup_mma(value, d_output.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        d_weights = warpgroup_mma(value[0], d_output[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
+        for panel in gl.static_range(1, len(value)):
+            d_weights = warpgroup_mma(value[panel], d_output[panel].permute((1, 0)), d_weights, is_async=True)
         scores, d_weights = warpgroup_mma_wait(0, deps=(scores, d_weights))
         lse = queries.lse.slice(part * PART, PART).load(gl.SliceLayout(0, layout))
         weights = gl.exp2(scores * scale - lse[None, :])
@@ -59,15 +63,16 @@ def add_pairs(
         if OFFSET + 63 > FAR:
             weights = gl.where(column[:, None] >= row[None, :] + (OFFSET - FAR), weights, 0.0)
         operand = gl.convert_layout(weights.to(query.dtype), operand_layout(sum_layout))
-        dv_sum = warpgroup_mma(operand, d_output, dv_sum, use_acc=part > 0 or not FIRST_QUERIES, is_async=True)
+        dv_sum = add_products(operand, d_output, dv_sum, part > 0 or not FIRST_QUERIES)
         delta = queries.delta.slice(part * PART, PART).load(gl.SliceLayout(0, layout))
         d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
         d_scores_tile.slice(part * PART, PART).permute((1, 0)).store(d_scores)
         operand = gl.convert_layout(d_scores, operand_layout(sum_layout))
         dk_sum = warpgroup_mma(operand, query, dk_sum, use_acc=part > 0 or not FIRST_QUERIES, is_async=True)
         if part + 1 < 64 // PART:
-            dk_sum, dv_sum = warpgroup_mma_wait(0, deps=(dk_sum, dv_sum))
+            done = warpgroup_mma_wait(0, deps=(dk_sum,) + dv_sum)
+            dk_sum, dv_sum = done[0], done[1:]
     fence_async_shared()
     dq_sum = warpgroup_mma(d_scores_tile, key, dq_sum, use_acc=not FIRST_KEYS, is_async=True)
-    dq_sum, dk_sum, dv_sum = warpgroup_mma_wait(0, deps=(dq_sum, dk_sum, dv_sum))
-    return dq_sum, dk_sum, dv_sum
+    done = warpgroup_mma_wait(0, deps=(dq_sum, dk_sum) + dv_sum)
+    return done[0], done[1], done[2:]

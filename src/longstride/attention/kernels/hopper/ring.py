@@ -72,6 +72,17 @@ def make_tiles(dtype: gl.constexpr, count: gl.constexpr, rows: gl.constexpr, col
 
 
 @gluon.jit
+def make_panels(
+    dtype: gl.constexpr, count: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, panels: gl.constexpr
+):  # fmt: skip
+    """For each panel of `columns` columns its own tiles. A product takes a panel as it takes a matrix of that width."""
+    result = ()
+    for _ in gl.static_range(panels):
+        result = result + (make_tiles(dtype, count, rows, columns),)
+    return result
+
+
+@gluon.jit
 def make_barriers(count: gl.constexpr):
     """mbarriers that complete by bytes."""
     barriers = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())

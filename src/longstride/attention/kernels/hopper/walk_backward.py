@@ -4,6 +4,9 @@ A program walks along the sequence as walk_forward does, here from one tile of k
 queries of their own tile and of the `back` tiles after it. These stay in shared memory, and their dq in registers, until all
 their keys are through. So a part begins `back` tiles early, and writes nothing there. Pairs lie keys down and queries
 across, as in lane_backward. After a head's last tile there are `back` tiles of zeros.
+
+With values of several panels, shared memory has no room for two programs with tiles of the output and of gradients. Then the
+output is loaded into registers, and gradients are written from the tiles of q, k and v that are done with.
 """
 
 # mypy: ignore-errors
@@ -13,21 +16,37 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from longstride.attention.kernels.arguments import matrix
 from longstride.attention.kernels.call import Backward
-from longstride.attention.kernels.hopper.lane_descriptors import copy_all, copy_out, walk_launch, walk_place, walk_range
+from longstride.attention.kernels.hopper.lane_descriptors import (
+    copy_all,
+    copy_out,
+    empty_sums,
+    load_panels,
+    panels_at,
+    row_products,
+    tiles_at,
+    walk_launch,
+    walk_place,
+    walk_range,
+)
 from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs, without_keys
-from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
-from longstride.attention.kernels.hopper.tiles import mma_layout, row_layout
+from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
+from longstride.attention.kernels.hopper.tiles import head_pointer, mma_layout, row_layout, row_pointers
 from longstride.attention.kernels.launch import Launch
 
 
 @gluon.jit
 def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK: gl.constexpr):
-    """Starts to copy in the keys of a position, and the last queries that see them."""
+    """Starts to copy in the values and keys of a position, and the last queries that see them.
+
+    Tuples with panels come first in both: Triton takes ((a, b), (c,)) and ((a,), (b, c)) for one type and would compile
+    copy_all only once.
+    """
     present = position < end
-    tile_bytes: gl.constexpr = key_tiles[0].shape[0] * key_tiles[0].shape[1] * 2
-    mbarrier.expect(full, 5 * tile_bytes, pred=present)
+    panels: gl.constexpr = 2 + len(queries) * len(key_tiles[0])
+    mbarrier.expect(full, panels * key_tiles[0][0].shape[0] * key_tiles[0][0].shape[1] * 2, pred=present)
     batch, head, tile = walk_place(position + BACK, work, BACK)
     copy_all(queries, batch, head, 0, tile * 64, full, query_tiles, present)
     batch, head, tile = walk_place(position, work, BACK)
@@ -35,19 +54,41 @@ def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK
 
 
 @gluon.jit
-def store_tile(value, descriptor, batch, head, tile, staged):
-    """Starts to write a tile of a gradient."""
+def load_rows(matrix, batch, head, tile, position, work, D: gl.constexpr, PANELS: gl.constexpr):
+    """The panels of a tile, in registers; zeros after the last head."""
+    layout: gl.constexpr = row_layout(D)
+    row = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    valid = (row >= 0) & (row < work.n) & (position < work.positions)
+    first = head_pointer(matrix, batch, head)
+    result = ()
+    for panel in gl.static_range(PANELS):
+        pointers, mask = row_pointers(first + panel * D, row, valid, matrix.row, D, D, layout)
+        result = result + (gl.load(pointers, mask=mask, other=0.0),)
+    return result
+
+
+@gluon.jit
+def store_tile(value, descriptor, batch, head, tile, staged, PANEL: gl.constexpr = 0):
+    """Starts to write a panel of a gradient's tile."""
     tma.store_wait(2)
     staged.store(value.to(descriptor.dtype))
     fence_async_shared()
-    copy_out(descriptor, batch, head, 0, tile * 64, staged)
+    copy_out(descriptor, batch, head, 0, tile * 64, staged, PANEL)
+
+
+@gluon.jit
+def query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, place):
+    """The queries at a place of the rings."""
+    return QueryTile(
+        q_tiles[0].index(place), panels_at(d_output_tiles, place), lse_rows.index(place), delta_rows.index(place)
+    )  # fmt: skip
 
 
 @gluon.jit
 def walk_backward(
     q, k, v, d_output, output, dq, dk, dv, lse, work, scale, softmax_scale, WALK: gl.constexpr
 ):  # fmt: skip
-    """q to dv: tensor descriptors."""
+    """q to dv: tensor descriptors, except `output` where values have several panels, which is a Matrix then."""
     dtype: gl.constexpr = q.dtype
     D: gl.constexpr = q.block_type.shape[4]
     FAR: gl.constexpr = WALK.far
@@ -58,13 +99,15 @@ def walk_backward(
     sum_layout: gl.constexpr = mma_layout(D)
     load_layout: gl.constexpr = row_layout(D)
     vector_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    q_tiles = make_tiles(dtype, RING, 64, D)
-    d_output_tiles = make_tiles(dtype, RING, 64, D)
-    k_tiles = make_tiles(dtype, AHEAD, 64, D)
-    v_tiles = make_tiles(dtype, AHEAD, 64, D)
-    output_tiles = make_tiles(dtype, AHEAD, 64, D)
+    PANELS: gl.constexpr = WALK.panels
+    q_tiles = make_panels(dtype, RING, 64, D, 1)
+    d_output_tiles = make_panels(dtype, RING, 64, D, PANELS)
+    k_tiles = make_panels(dtype, AHEAD, 64, D, 1)
+    v_tiles = make_panels(dtype, AHEAD, 64, D, PANELS)
     d_scores_tile = make_tiles(dtype, 1, 64, 64).index(0)
-    staging = make_tiles(dtype, 3, 64, D)
+    if PANELS == 1:
+        output_tiles = make_panels(dtype, AHEAD, 64, D, 1)
+        staging = make_tiles(dtype, 3, 64, D)
     lse_rows = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
     delta_rows = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
     full = make_barriers(AHEAD)
@@ -74,10 +117,14 @@ def walk_backward(
     first = start - BACK
     for slot in gl.static_range(AHEAD):
         newest = (slot + BACK) % RING
-        fetch(
-            (output, d_output, q), (output_tiles.index(slot), d_output_tiles.index(newest), q_tiles.index(newest)),
-            (k, v), (k_tiles.index(slot), v_tiles.index(slot)), first + slot, end, work, full.index(slot), BACK,
-        )  # fmt: skip
+        newest_tiles, keys = tiles_at((d_output_tiles, q_tiles), newest), tiles_at((v_tiles, k_tiles), slot)
+        if PANELS == 1:
+            fetch(
+                (output, d_output, q), (panels_at(output_tiles, slot),) + newest_tiles, (v, k), keys, first + slot, end,
+                work, full.index(slot), BACK,
+            )  # fmt: skip
+        else:
+            fetch((d_output, q), newest_tiles, (v, k), keys, first + slot, end, work, full.index(slot), BACK)
 
     row = gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
     dq_next = gl.zeros([64, D], gl.float32, sum_layout)
@@ -92,58 +139,66 @@ def walk_backward(
         # The last positions have no newer tile: memory after the last head is not the caller's.
         valid = (index >= 0) & (index < work.n) & (position + BACK < work.positions)
         newest_lse = without_keys(gl.load(pointers, mask=valid, other=float("inf")))
+        if PANELS > 1:
+            outputs = load_rows(output, batch, head, tile, position + BACK, work, D, PANELS)
         batch, head, tile = walk_place(position, work, BACK)
         stage = count % AHEAD + zero
         now = count % RING
         after = (count + 1) % RING
         newest = (count + BACK) % RING
-        k_tile, v_tile, output_tile = k_tiles.index(stage), v_tiles.index(stage), output_tiles.index(stage)
+        k_tile, v_tile = tiles_at((k_tiles, v_tiles), stage)
         mbarrier.wait(full.index(stage), (count // AHEAD) & 1)
         lse_rows.index(newest).store(newest_lse)
-        d_outputs = d_output_tiles.index(newest).load(load_layout).to(gl.float32)
-        outputs = output_tile.load(load_layout).to(gl.float32)
-        delta_rows.index(newest).store(gl.sum(d_outputs * outputs, 1))
+        d_outputs = load_panels(panels_at(d_output_tiles, newest), load_layout)
+        if PANELS == 1:
+            output_tile = panels_at(output_tiles, stage)
+            outputs = load_panels(output_tile, load_layout)
+        delta_rows.index(newest).store(row_products(d_outputs, outputs))
         if (tile >= 0) & (tile < work.tiles):
             dk_sum = gl.zeros([64, D], gl.float32, sum_layout)
-            dv_sum = gl.zeros([64, D], gl.float32, sum_layout)
-            queries = QueryTile(
-                q_tiles.index(now), d_output_tiles.index(now), lse_rows.index(now), delta_rows.index(now)
-            )  # fmt: skip
+            dv_sum = empty_sums(PANELS, D, sum_layout)
+            queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, now)
             dq_sum, dk_sum, dv_sum = add_pairs(
-                dq_next, dk_sum, dv_sum, queries, k_tile, v_tile, d_scores_tile, scale, zero, 0, 0, FAR, PART, False, True
+                dq_next, dk_sum, dv_sum, queries, k_tile[0], v_tile, d_scores_tile, scale, zero, 0, 0, FAR, PART, False,
+                True,
             )  # fmt: skip
             if position >= start:
-                store_tile(dq_sum * softmax_scale, dq, batch, head, tile, staging.index(0))
-            queries = QueryTile(
-                q_tiles.index(after), d_output_tiles.index(after), lse_rows.index(after), delta_rows.index(after)
-            )  # fmt: skip
+                dq_tile = staging.index(0) if PANELS == 1 else q_tiles[0].index(now)
+                store_tile(dq_sum * softmax_scale, dq, batch, head, tile, dq_tile)
+            queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, after)
             dq_next, dk_sum, dv_sum = add_pairs(
-                dq_last, dk_sum, dv_sum, queries, k_tile, v_tile, d_scores_tile, scale, zero, 64, 0, FAR, PART, BACK == 1,
+                dq_last, dk_sum, dv_sum, queries, k_tile[0], v_tile, d_scores_tile, scale, zero, 64, 0, FAR, PART, BACK == 1,
                 False,
             )  # fmt: skip
             if BACK == 2:
-                queries = QueryTile(
-                    q_tiles.index(newest), d_output_tiles.index(newest), lse_rows.index(newest), delta_rows.index(newest)
-                )  # fmt: skip
+                queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, newest)
                 dq_last, dk_sum, dv_sum = add_pairs(
-                    dq_last, dk_sum, dv_sum, queries, k_tile, v_tile, d_scores_tile, scale, zero, 128, 0, FAR, PART, True,
-                    False,
+                    dq_last, dk_sum, dv_sum, queries, k_tile[0], v_tile, d_scores_tile, scale, zero, 128, 0, FAR, PART,
+                    True, False,
                 )  # fmt: skip
             if position >= start:
-                store_tile(dk_sum * softmax_scale, dk, batch, head, tile, staging.index(1))
-                store_tile(dv_sum, dv, batch, head, tile, staging.index(2))
+                dk_tile = staging.index(1) if PANELS == 1 else k_tile[0]
+                store_tile(dk_sum * softmax_scale, dk, batch, head, tile, dk_tile)
+                for panel in gl.static_range(PANELS):
+                    dv_tile = staging.index(2) if PANELS == 1 else v_tile[panel]
+                    store_tile(dv_sum[panel], dv, batch, head, tile, dv_tile, panel)
         else:
             dq_next = gl.zeros([64, D], gl.float32, sum_layout)
             dq_last = gl.zeros([64, D], gl.float32, sum_layout)
-        fetch(
-            (output, d_output, q), (output_tile, d_output_tiles.index(now), q_tiles.index(now)), (k, v), (k_tile, v_tile),
-            position + AHEAD, end, work, full.index(stage), BACK,
-        )  # fmt: skip
+        done_tiles = tiles_at((d_output_tiles, q_tiles), now)
+        if PANELS == 1:
+            fetch(
+                (output, d_output, q), (output_tile,) + done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work,
+                full.index(stage), BACK,
+            )  # fmt: skip
+        else:
+            tma.store_wait(0)  # The next tiles are copied to where gradients are written from.
+            fetch((d_output, q), done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work, full.index(stage), BACK)
     tma.store_wait(0)
 
 
 def launch_walk_backward(call: Backward, reach: int) -> Launch:
     """For Local(reach), reach <= 128."""
     q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
-    matrices = q, k, v, d_output, output, dq, dk, dv
-    return walk_launch(walk_backward, matrices, lse, reach, walk_backward_settings(q.shape[3]), *call.scales)
+    matrices = q, k, v, d_output, output if v.shape[3] == q.shape[3] else matrix(output), dq, dk, dv
+    return walk_launch(walk_backward, matrices, lse, reach, walk_backward_settings, *call.scales)

@@ -19,9 +19,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from longstride.attention.kernels.call import Forward
-from longstride.attention.kernels.hopper.lane_descriptors import copy_all, copy_out, walk_launch, walk_place, walk_range
+from longstride.attention.kernels.hopper.lane_descriptors import (
+    add_products,
+    copy_all,
+    copy_out,
+    empty_sums,
+    panels_at,
+    tiles_at,
+    wait_for,
+    walk_launch,
+    walk_place,
+    walk_range,
+)
 from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
-from longstride.attention.kernels.hopper.ring import make_barriers, make_tiles
+from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
 from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.primitives import LOWEST
@@ -48,8 +59,15 @@ def following(batch, head, tile, work, BACK: gl.constexpr):
 @gluon.jit
 def fetch(descriptors, batch, head, tile, present, full, tiles):
     """Starts to copy the tile at a place in, if it is present."""
-    mbarrier.expect(full, len(tiles) * tiles[0].shape[0] * tiles[0].shape[1] * 2, pred=present)
+    panels: gl.constexpr = len(tiles) - 1 + len(tiles[-1])
+    mbarrier.expect(full, panels * tiles[0][0].shape[0] * tiles[0][0].shape[1] * 2, pred=present)
     copy_all(descriptors, batch, head, 0, tile * 64, full, tiles, present)
+
+
+@gluon.jit
+def score(query, key, zeros):
+    """Starts the product of queries and keys."""
+    return warpgroup_mma(query[0], key[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -77,10 +95,10 @@ def weigh(scores, largest, tile, scale, DISTANCE: gl.constexpr):
 
 @gluon.jit
 def add_values(weights, sums, value, FIRST: gl.constexpr):
-    """Starts the product of weights and values."""
-    layout: gl.constexpr = mma_layout(value.shape[1])
-    operand = gl.convert_layout(weights.to(value.dtype), operand_layout(layout))
-    return warpgroup_mma(operand, value, sums, use_acc=not FIRST, is_async=True)
+    """Starts the product of weights and values, in panels."""
+    layout: gl.constexpr = mma_layout(value[0].shape[1])
+    operand = gl.convert_layout(weights.to(value[0].dtype), operand_layout(layout))
+    return add_products(operand, value, sums, not FIRST)
 
 
 @gluon.jit
@@ -94,10 +112,10 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
     RING: gl.constexpr = AHEAD + BACK
     layout: gl.constexpr = mma_layout(64)
     sum_layout: gl.constexpr = mma_layout(D)
-    q_tiles = make_tiles(dtype, AHEAD, 64, D)
-    k_tiles = make_tiles(dtype, RING, 64, D)
-    v_tiles = make_tiles(dtype, RING, 64, D)
-    staged = make_tiles(dtype, 1, 64, D).index(0)
+    q_tiles = make_panels(dtype, AHEAD, 64, D, 1)
+    k_tiles = make_panels(dtype, RING, 64, D, 1)
+    v_tiles = make_panels(dtype, RING, 64, D, WALK.panels)
+    staged = panels_at(make_panels(dtype, 1, 64, D, WALK.panels), 0)
     full = make_barriers(RING)
     fence_async_shared()
     start, end = walk_range(work.positions)
@@ -105,9 +123,9 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
         # The tiles before the program's own have keys and values for it, but no queries.
         batch, head, tile = place(start - BACK + slot, work, BACK)
         if slot < BACK:
-            fetch((k, v), batch, head, tile, True, full.index(slot), (k_tiles.index(slot), v_tiles.index(slot)))
+            fetch((k, v), batch, head, tile, True, full.index(slot), tiles_at((k_tiles, v_tiles), slot))
         else:
-            tiles = q_tiles.index(slot - BACK), k_tiles.index(slot), v_tiles.index(slot)
+            tiles = panels_at(q_tiles, slot - BACK), panels_at(k_tiles, slot), panels_at(v_tiles, slot)
             fetch((q, k, v), batch, head, tile, start - BACK + slot < end, full.index(slot), tiles)
     for slot in gl.static_range(BACK):
         mbarrier.wait(full.index(slot), 0)
@@ -119,17 +137,16 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
         # Not known to be 0 before the loop: masks that the compiler makes there would fill the registers.
         zero = count >> 30
         now = (count + BACK) % RING
-        q_tile = q_tiles.index(count % AHEAD)
+        q_tile = panels_at(q_tiles, count % AHEAD)
         mbarrier.wait(full.index(now), ((count + BACK) // RING) & 1)
         if tile >= 0:
             zeros = gl.zeros([64, 64], gl.float32, layout)
             one_back = (count + BACK - 1) % RING
             two_back = count % RING
-            scores_0 = warpgroup_mma(q_tile, k_tiles.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
-            scores_1 = warpgroup_mma(q_tile, k_tiles.index(one_back).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            scores_0 = score(q_tile, panels_at(k_tiles, now), zeros)
+            scores_1 = score(q_tile, panels_at(k_tiles, one_back), zeros)
             if BACK == 2:
-                key = k_tiles.index(two_back)
-                scores_2 = warpgroup_mma(q_tile, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
+                scores_2 = score(q_tile, panels_at(k_tiles, two_back), zeros)
                 scores_0 = warpgroup_mma_wait(2, deps=(scores_0,))
             else:
                 scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
@@ -142,28 +159,30 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
                 scores_1 = warpgroup_mma_wait(0, deps=(scores_1,))
             scores_1, largest_1 = mask_scores(scores_1, tile, zero, 1, FAR, layout)
             largest = gl.maximum(gl.maximum(largest, largest_1) * scale, LOWEST)  # A score of -inf weighs 0.
-            sums = gl.zeros([64, D], gl.float32, sum_layout)
+            sums = empty_sums(WALK.panels, D, sum_layout)
             all_weights = weigh(scores_0, largest, tile, scale, 0)
-            sums = add_values(all_weights, sums, v_tiles.index(now), True)
+            sums = add_values(all_weights, sums, panels_at(v_tiles, now), True)
             weights = weigh(scores_1, largest, tile, scale, 1)
             all_weights += weights
-            sums = add_values(weights, sums, v_tiles.index(one_back), False)
+            sums = add_values(weights, sums, panels_at(v_tiles, one_back), False)
             if BACK == 2:
                 weights = weigh(scores_2, largest, tile, scale, 2)
                 all_weights += weights
-                sums = add_values(weights, sums, v_tiles.index(two_back), False)
+                sums = add_values(weights, sums, panels_at(v_tiles, two_back), False)
             weight = gl.sum(all_weights, 1)
             row = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
             lse_rows = lse + (batch * work.heads + head).to(gl.int64) * work.n + row
             gl.store(lse_rows, largest + gl.log2(weight), mask=row < work.n)
             inverse = gl.convert_layout(1.0 / gl.where(weight == 0, 1.0, weight), gl.SliceLayout(1, sum_layout))
             tma.store_wait(0)
-            sums = warpgroup_mma_wait(0, deps=(sums,))
-            staged.store((sums * inverse[:, None]).to(dtype))
+            sums = wait_for(sums)
+            for panel in gl.static_range(WALK.panels):
+                staged[panel].store((sums[panel] * inverse[:, None]).to(dtype))
             fence_async_shared()
-            copy_out(output, batch, head, 0, tile * 64, staged)
+            for panel in gl.static_range(WALK.panels):
+                copy_out(output, batch, head, 0, tile * 64, staged[panel], panel)
         free = (count + BACK + AHEAD) % RING
-        tiles = q_tile, k_tiles.index(free), v_tiles.index(free)
+        tiles = q_tile, panels_at(k_tiles, free), panels_at(v_tiles, free)
         fetch((q, k, v), ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), tiles)
         batch, head, tile = following(batch, head, tile, work, BACK)
         ahead_batch, ahead_head, ahead_tile = following(ahead_batch, ahead_head, ahead_tile, work, BACK)
@@ -173,4 +192,4 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
 def launch_walk_forward(call: Forward, reach: int) -> Launch:
     """For Local(reach), reach <= 128."""
     *matrices, lse = call.tensors
-    return walk_launch(walk_forward, matrices, lse, reach, walk_forward_settings(call.q.shape[3]), call.scale)
+    return walk_launch(walk_forward, matrices, lse, reach, walk_forward_settings, call.scale)

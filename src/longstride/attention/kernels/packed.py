@@ -1,0 +1,93 @@
+"""Attention over queries, keys and values that are side by side in one tensor, as a projection makes them.
+
+    packed [batch, n, heads * d_qk + heads * d_qk + heads * d_v]
+
+The gradient of the packed tensor is one tensor, too: the kernels write dq, dk and dv into it, so that nothing joins them
+afterwards. The forward operator is that of `ops.py`, on views; longstride::triton_packed_backward differentiates it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from longstride.attention.flops import backward_flops
+from longstride.attention.gradient import LIBRARY
+from longstride.attention.kernels.ops import fill_gradients, needs_dispatcher, triton_forward
+from longstride.patterns import Pattern, notation
+
+Sizes = tuple[int, int, int]
+"""Widths of the queries, keys and values of all heads."""
+
+
+def attend_packed_triton(packed: Tensor, sizes: Sequence[int], heads: Sequence[Pattern], scale: float) -> Tensor:
+    """softmax(q k^T * scale) v over the pairs of each head's pattern: [batch, heads, n, d_v]."""
+    output: Tensor = _AttendPacked.apply(packed, tuple(sizes), len(heads), notation.write(heads), scale)[0]  # type: ignore[no-untyped-call]
+    return output
+
+
+def _unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
+    """Returns the queries, keys and values as views, [batch, heads, n, d]."""
+    parts: Any = packed.split(list(sizes), -1)  # type: ignore[no-untyped-call]
+    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
+
+
+class _AttendPacked(torch.autograd.Function):
+    @staticmethod
+    def forward(packed: Tensor, sizes: Sizes, heads: int, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
+        dispatch = torch.compiler.is_compiling() or needs_dispatcher(packed)
+        compute: Any = torch.ops.longstride.triton_forward.default if dispatch else triton_forward
+        output, lse = compute(*_unpack(packed, sizes, heads), patterns, scale)
+        return output, lse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        packed, ctx.sizes, ctx.heads, ctx.patterns, ctx.scale = inputs
+        ctx.save_for_backward(packed, *output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = torch.ops.longstride.triton_packed_backward(
+            d_output, *ctx.saved_tensors, ctx.sizes, ctx.heads, ctx.patterns, ctx.scale
+        )
+        return gradient, None, None, None, None
+
+
+def triton_packed_backward(
+    d_output: Tensor, packed: Tensor, output: Tensor, lse: Tensor, sizes: Sequence[int], heads: int, patterns: str,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    """Returns the gradient of the packed tensor."""
+    result = _packed_backward_like(d_output, packed, output, lse, sizes, heads, patterns, scale)
+    gradients, (q, k, v) = _unpack(result, sizes, heads), _unpack(packed, sizes, heads)
+    fill_gradients(gradients, d_output, q, k, v, output, lse, patterns, scale, (True, True, True))
+    return result
+
+
+def _packed_backward_like(
+    d_output: Tensor, packed: Tensor, output: Tensor, lse: Tensor, sizes: Sequence[int], heads: int, patterns: str,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    return packed.new_empty(packed.shape)
+
+
+LIBRARY.define(  # type: ignore[no-untyped-call]
+    "triton_packed_backward(Tensor d_output, Tensor packed, Tensor output, Tensor lse, int[] sizes, int heads, "
+    "str patterns, float scale) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.impl("triton_packed_backward", triton_packed_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("longstride::triton_packed_backward", _packed_backward_like, lib=LIBRARY)
+
+
+@register_flop_formula(torch.ops.longstride.triton_packed_backward)
+def _packed_flops(
+    d_output: Any, packed: Any, output: Any, lse: Any, sizes: Sequence[int], heads: int, patterns: str, *_: Any, **__: Any
+) -> int:
+    batch, _, n, d_v = d_output
+    d_qk = sizes[0] // heads
+    q, v = (batch, heads, n, d_qk), (batch, heads, n, d_v)
+    return backward_flops(d_output, q, q, v, patterns)

@@ -1,0 +1,158 @@
+"""The residual stream between matrix products: additions with bias and dropout, layer norms, and gelu with its bias.
+
+    h, x = normalize(h, norm)                        x = norm(h)
+    h, x = add_and_normalize(h, branch, norm)        h = h + dropout(branch + bias),  x = norm(h)
+    h = add(h, branch)                               h = h + dropout(branch + bias)
+    x = gelu(product)                                x = gelu(product + bias)
+
+These only move memory. On a GPU, in training, each is one kernel forward and one backward (`residual_kernels.py`): the
+gradient of the stream, the sums over all rows that are the gradients of biases and norms, and the dropout mask, drawn again
+from its seed, come from one pass. A matrix product leaves its bias to the function that follows (`Product`), whose backward
+sums the bias's gradient. `residual_ops.py` has the operators.
+
+Elsewhere, and without gradients, the functions above are written out with the modules of `layers.py`.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from longstride.attention.api import HAS_TRITON
+from longstride.model import layers, residual_ops
+from longstride.model.dropout import draw_mask
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+ops = residual_ops.OPS
+
+
+class Product(NamedTuple):
+    """The output of a linear layer."""
+
+    value: Tensor
+    bias: Tensor | None
+    """Still to be added to the value."""
+
+
+class Dropout(NamedTuple):
+    rate: float
+    seed: Tensor
+
+    @property
+    def keep(self) -> float:
+        return 1 - self.rate
+
+
+def is_fused(x: Tensor) -> bool:
+    """Whether activations like x are computed by the kernels."""
+    return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and torch.is_grad_enabled()
+
+
+def product(x: Tensor, linear: layers.Linear) -> Product:
+    """Applies a linear layer, but for a bias that the next function can add."""
+    if linear.bias is None or not is_fused(x):
+        return Product(linear(x), None)
+    return Product(nn.functional.linear(x, linear.weight.to(x.dtype)), linear.bias)
+
+
+def normalize(h: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Returns h and norm(h). Go on with the h that is returned: its gradient joins the norm's."""
+    if not (is_fused(h) and isinstance(norm, nn.LayerNorm)):
+        return h, norm(h)
+    stream, normalized, *_ = _AddNorm.apply(h, None, None, norm.weight, norm.bias, None, 1.0, norm.eps)
+    return stream, normalized
+
+
+def add_and_normalize(
+    h: Tensor, branch: Product, norm: nn.Module, dropout: Dropout | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns h + dropout(branch), and its norm."""
+    if not (is_fused(h) and isinstance(norm, nn.LayerNorm)):
+        h = add(h, branch, dropout)
+        return h, norm(h)
+    seed, keep = (None, 1.0) if dropout is None else (dropout.seed, dropout.keep)
+    stream, normalized, *_ = _AddNorm.apply(h, *branch, norm.weight, norm.bias, seed, keep, norm.eps)
+    return stream, normalized
+
+
+def add(h: Tensor, branch: Product, dropout: Dropout | None = None) -> Tensor:
+    """Returns h + dropout(branch)."""
+    if is_fused(h):
+        seed, keep = (None, 1.0) if dropout is None else (dropout.seed, dropout.keep)
+        return _Add.apply(h, *branch, seed, keep)
+    assert branch.bias is None
+    if dropout is None:
+        return h + branch.value
+    return h + layers.drop(branch.value, draw_mask(branch.value, dropout.rate, dropout.seed), 1 / dropout.keep)
+
+
+def gelu(x: Product) -> Tensor:
+    """The paper's approximation of GELU."""
+    return _BiasGelu.apply(*x) if is_fused(x.value) else layers.gelu(x.value)
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        h: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None,
+        keep: float, epsilon: float,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        stream, *others = ops.add_norm(h, branch, branch_bias, weight, bias, seed, keep, epsilon)
+        return h.view_as(h) if branch is None else stream, *others
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        h, branch, branch_bias, weight, _, seed, ctx.keep, _ = inputs
+        stream, _, mean, scale = output
+        ctx.has_branch, ctx.has_bias = branch is not None, branch_bias is not None
+        ctx.save_for_backward(stream if ctx.has_branch else h, weight, mean, scale, seed)
+        ctx.mark_non_differentiable(mean, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_stream: Tensor, d_normalized: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        stream, weight, mean, scale, seed = ctx.saved_tensors
+        dh, d_dropped, sums = ops.add_norm_backward(
+            d_stream, d_normalized, stream, weight, mean, scale, seed, ctx.keep, ctx.has_bias
+        )
+        d_branch = None if not ctx.has_branch else dh if seed is None else d_dropped
+        return dh, d_branch, sums[2] if ctx.has_bias else None, sums[0], sums[1], None, None, None
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(h: Tensor, branch: Tensor, bias: Tensor | None, seed: Tensor | None, keep: float) -> Tensor:
+        return ops.add(h, branch, bias, seed, keep)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, bias, seed, ctx.keep = inputs
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(seed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_stream: Tensor) -> tuple[Tensor | None, ...]:
+        (seed,) = ctx.saved_tensors
+        if seed is None and not ctx.has_bias:
+            return d_stream, d_stream, None, None, None
+        d_dropped, sums = ops.add_backward(d_stream, seed, ctx.keep)
+        return d_stream, d_stream if seed is None else d_dropped, sums[0] if ctx.has_bias else None, None, None
+
+
+class _BiasGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, bias: Tensor | None) -> Tensor:
+        return ops.bias_gelu(x, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, bias = ctx.saved_tensors
+        dx, d_bias = ops.bias_gelu_backward(d_output, x, bias)
+        return dx, None if bias is None else d_bias

@@ -1,0 +1,196 @@
+"""The operators of `residual.py`: their definition in plain PyTorch, or the kernels (`residual_kernels.py`) on a GPU.
+
+Each operator has another one that computes its gradients. Functions that end in `_like` return empty tensors of the same
+shapes. Where there is nothing to return, an operator returns an empty tensor.
+"""
+
+import torch
+from torch import Tensor
+
+from longstride.attention.api import HAS_TRITON
+from longstride.model import layers
+from longstride.model.dropout import LIBRARY, draw_mask
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _nothing(x: Tensor) -> Tensor:
+    return x.new_empty(0)
+
+
+def _drop(x: Tensor, seed: Tensor | None, keep: float) -> Tensor:
+    return x if seed is None else layers.drop(x, draw_mask(x, 1 - keep, seed), 1 / keep)
+
+
+def _run_kernels(x: Tensor, whole_rows: bool = True) -> bool:
+    if not (x.is_cuda and HAS_TRITON):
+        return False
+    from longstride.model.residual_kernels import takes
+
+    return takes(x, whole_rows)
+
+
+def _add_norm(
+    stream: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None,
+    keep: float, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns stream + dropout(branch + branch_bias), its norm, and mean and scale of each row. The first is empty without a
+    branch: then the norm is that of the stream."""
+    if _run_kernels(stream):
+        from longstride.model import residual_kernels
+
+        results = _add_norm_like(stream, branch, branch_bias, weight, bias, seed, keep, epsilon)
+        inputs = stream.contiguous(), None if branch is None else branch.contiguous(), branch_bias, weight, bias
+        new_stream = None if branch is None else results[0]
+        residual_kernels.add_norm(*inputs, seed, keep, epsilon, (new_stream, *results[1:]))
+        return results
+    new_stream = stream if branch is None else _add(stream, branch, branch_bias, seed, keep)
+    normalized, mean, scale = torch.native_layer_norm(
+        _wide(new_stream), weight.shape, weight.to(_wide(stream).dtype), bias.to(_wide(stream).dtype), epsilon
+    )
+    added = _nothing(stream) if branch is None else new_stream
+    return added, normalized.to(stream.dtype), mean.flatten(), scale.flatten()
+
+
+def _add_norm_like(
+    stream: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None,
+    keep: float, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    compute_dtype = torch.promote_types(stream.dtype, torch.float32)
+    mean, scale = (stream.new_empty(stream.shape[:-1].numel(), dtype=compute_dtype) for _ in range(2))
+    new_stream = _nothing(stream) if branch is None else stream.new_empty(stream.shape)
+    return new_stream, stream.new_empty(stream.shape), mean, scale
+
+
+def _add_norm_backward(
+    d_stream: Tensor, d_normalized: Tensor, stream: Tensor, weight: Tensor, mean: Tensor, scale: Tensor,
+    seed: Tensor | None, keep: float, sum_branch: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns the gradients of the stream and of the branch, and the sums over all rows [2 or 3, width] that are those of
+    the norm's weight and bias, and of the branch's bias if it is wanted. Without a seed the branch's gradient is empty: it
+    is the stream's. `stream`: what was normalized."""
+    results = _add_norm_backward_like(d_stream, d_normalized, stream, weight, mean, scale, seed, keep, sum_branch)
+    if _run_kernels(stream):
+        from longstride.model import residual_kernels
+
+        inputs = d_stream.contiguous(), d_normalized.contiguous(), stream.contiguous(), weight, mean, scale
+        d_branch = None if seed is None else results[1]
+        residual_kernels.add_norm_backward(*inputs, seed, keep, results[0], d_branch, results[2])
+        return results
+    normal = (_wide(_rows(stream)) - mean[:, None]) * scale[:, None]
+    d_rows = _wide(_rows(d_normalized))
+    g = d_rows * weight
+    dx = scale[:, None] * (g - g.mean(-1, keepdim=True) - normal * (g * normal).mean(-1, keepdim=True))
+    d_sum = _wide(d_stream) + dx.view(d_stream.shape)
+    d_branch = _drop(d_sum, seed, keep)
+    sums = (d_rows * normal).sum(0), d_rows.sum(0), _rows(d_branch).sum(0)
+    branch_result = _nothing(d_stream) if seed is None else d_branch.to(d_stream.dtype)
+    return d_sum.to(d_stream.dtype), branch_result, torch.stack(sums[: 2 + sum_branch])
+
+
+def _add_norm_backward_like(
+    d_stream: Tensor, d_normalized: Tensor, stream: Tensor, weight: Tensor, mean: Tensor, scale: Tensor,
+    seed: Tensor | None, keep: float, sum_branch: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    d_branch = _nothing(d_stream) if seed is None else d_stream.new_empty(d_stream.shape)
+    sums = mean.new_empty(2 + sum_branch, stream.shape[-1])
+    return d_stream.new_empty(d_stream.shape), d_branch, sums
+
+
+def _add(stream: Tensor, branch: Tensor, branch_bias: Tensor | None, seed: Tensor | None, keep: float) -> Tensor:
+    if _run_kernels(stream):
+        from longstride.model import residual_kernels
+
+        result = _add_like(stream, branch, branch_bias, seed, keep)
+        residual_kernels.add(stream.contiguous(), branch.contiguous(), branch_bias, seed, keep, result)
+        return result
+    added = _wide(branch) if branch_bias is None else _wide(branch) + branch_bias
+    return (_wide(stream) + _drop(added, seed, keep)).to(stream.dtype)
+
+
+def _add_like(stream: Tensor, branch: Tensor, branch_bias: Tensor | None, seed: Tensor | None, keep: float) -> Tensor:
+    return stream.new_empty(stream.shape)
+
+
+def _add_backward(d_stream: Tensor, seed: Tensor | None, keep: float) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of the branch, empty without a seed, and its sum over all rows [1, width]."""
+    if _run_kernels(d_stream):
+        from longstride.model import residual_kernels
+
+        results = _add_backward_like(d_stream, seed, keep)
+        d_branch = None if seed is None else results[0]
+        residual_kernels.add_backward(d_stream.contiguous(), seed, keep, d_branch, results[1])
+        return results
+    dropped = _drop(_wide(d_stream), seed, keep)
+    d_branch = _nothing(d_stream) if seed is None else dropped.to(d_stream.dtype)
+    return d_branch, _rows(dropped).sum(0, keepdim=True)
+
+
+def _add_backward_like(d_stream: Tensor, seed: Tensor | None, keep: float) -> tuple[Tensor, Tensor]:
+    compute_dtype = torch.promote_types(d_stream.dtype, torch.float32)
+    d_branch = _nothing(d_stream) if seed is None else d_stream.new_empty(d_stream.shape)
+    return d_branch, d_stream.new_empty(1, d_stream.shape[-1], dtype=compute_dtype)
+
+
+def _bias_gelu(x: Tensor, bias: Tensor | None) -> Tensor:
+    if _run_kernels(x, whole_rows=False):
+        from longstride.model import residual_kernels
+
+        result = _bias_gelu_like(x, bias)
+        residual_kernels.gelu(x.contiguous(), bias, result)
+        return result
+    shifted = _wide(x) if bias is None else _wide(x) + bias
+    return (shifted * torch.sigmoid(layers.SLOPE * shifted)).to(x.dtype)
+
+
+def _bias_gelu_like(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _bias_gelu_backward(d_output: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of x, and its sum over all rows."""
+    if _run_kernels(x, whole_rows=False):
+        from longstride.model import residual_kernels
+
+        results = _bias_gelu_backward_like(d_output, x, bias)
+        residual_kernels.gelu_gradient(d_output.contiguous(), x.contiguous(), bias, *results)
+        return results
+    shifted = _wide(x) if bias is None else _wide(x) + bias
+    dx = _wide(d_output) * layers.gelu_derivative(shifted)
+    return dx.to(x.dtype), _rows(dx).sum(0)
+
+
+def _bias_gelu_backward_like(d_output: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    compute_dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=compute_dtype)
+
+
+OPS = torch.ops.longstride_model
+for _schema, _compute, _like in (
+    (
+        "add_norm(Tensor stream, Tensor? branch, Tensor? branch_bias, Tensor weight, Tensor bias, Tensor? seed, float keep, "
+        "float epsilon) -> (Tensor, Tensor, Tensor, Tensor)", _add_norm, _add_norm_like,
+    ),
+    (
+        "add_norm_backward(Tensor d_stream, Tensor d_normalized, Tensor stream, Tensor weight, Tensor mean, Tensor scale, "
+        "Tensor? seed, float keep, bool sum_branch) -> (Tensor, Tensor, Tensor)",
+        _add_norm_backward, _add_norm_backward_like,
+    ),
+    ("add(Tensor stream, Tensor branch, Tensor? branch_bias, Tensor? seed, float keep) -> Tensor", _add, _add_like),
+    ("add_backward(Tensor d_stream, Tensor? seed, float keep) -> (Tensor, Tensor)", _add_backward, _add_backward_like),
+    ("bias_gelu(Tensor x, Tensor? bias) -> Tensor", _bias_gelu, _bias_gelu_like),
+    (
+        "bias_gelu_backward(Tensor d_output, Tensor x, Tensor? bias) -> (Tensor, Tensor)",
+        _bias_gelu_backward, _bias_gelu_backward_like,
+    ),
+):  # fmt: skip
+    _name = _schema[: _schema.index("(")]
+    LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(_name, _compute, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"longstride_model::{_name}", _like, lib=LIBRARY)

@@ -1,0 +1,119 @@
+"""Packed queries, keys and values: as `attend` on their parts, with one gradient."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
+
+pytest.importorskip("triton")
+
+from longstride import attend
+from longstride.attention.api import attend_packed, unpack
+from longstride.patterns import Block, Column, Local, Summary, fixed, strided, union
+from tests.attention.error_rule import Ran
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+PATTERNS = [
+    [Local(20), Local(20)],
+    [Column(7), Column(7)],
+    [union(*strided(12))] * 2,
+    [union(*fixed(16, 4))] * 2,
+    [Block(32) | Summary(32, 8, part) for part in range(2)],
+    [Local(9), Column(4) | Column(6)],
+]
+SHAPES = [(2, 40, 16, 16), (1, 33, 5, 3)]
+if GPU:
+    PATTERNS += [[union(*fixed(128, 32))] * 2, [union(*strided(128))] * 2, [Local(128)] * 2, [Column(128)] * 2]
+    SHAPES += [(2, 1024, 64, 64), (2, 1000, 32, 64)]
+DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]
+TRITON = "longstride.triton_packed_backward"
+
+
+def packed(batch, n, d_qk, d_v, dtype=torch.float32):
+    """Two heads, packed, and their sizes."""
+    sizes = 2 * d_qk, 2 * d_qk, 2 * d_v
+    x = torch.randn(batch, n, sum(sizes), generator=torch.Generator().manual_seed(1))
+    return x.to(DEVICE, dtype).requires_grad_(), sizes
+
+
+def both(output, x):
+    slopes = torch.randn(output.shape, generator=torch.Generator().manual_seed(2)).to(output.device, output.dtype)
+    return [output.detach(), *torch.autograd.grad(output, x, slopes)]
+
+
+@pytest.mark.parametrize("patterns", PATTERNS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_as_its_parts(dtype, shape, patterns, poisoned):
+    """Bit for bit: the same kernels run."""
+    x, sizes = packed(*shape, dtype=dtype)
+    with Ran() as ran:
+        found = both(attend_packed(x, sizes, patterns, impl="triton"), x)
+    assert TRITON in ran.ops
+    assert "aten.cat" not in ran.ops
+    expected = both(attend(*unpack(x, sizes, 2), patterns, impl="triton"), x)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_other_implementations(impl):
+    x, sizes = packed(2, 33, 5, 3)
+    found = both(attend_packed(x, sizes, [Local(7), Column(5)], impl=impl), x)
+    expected = both(attend(*unpack(x, sizes, 2), [Local(7), Column(5)], impl=impl), x)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_without_gradients():
+    x, sizes = packed(2, 33, 4, 4)
+    with torch.no_grad():
+        output = attend_packed(x, sizes, [Local(7)] * 2, impl="triton")
+        assert torch.equal(output, attend(*unpack(x, sizes, 2), Local(7), impl="triton"))
+
+
+def test_keeps_the_rules_of_pytorch():
+    x, sizes = packed(2, 33, 4, 6)
+    output, lse = torch.ops.longstride.triton_forward(*unpack(x.detach(), sizes, 2), "local(7), local(7)", 0.5)
+    arguments = torch.randn_like(output), x.detach(), output, lse, sizes, 2, "local(7), local(7)", 0.5
+    op = torch.ops.longstride.triton_packed_backward.default
+    checked = torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
+    assert set(checked.values()) == {"SUCCESS"}
+
+
+def test_compiles_to_one_graph():
+    torch._dynamo.reset()
+    x, sizes = packed(2, 33, 4, 4)
+
+    def call(x):
+        return attend_packed(x, sizes, [Local(7)] * 2, impl="triton")
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert all(map(torch.equal, both(compiled(x), x), both(call(x), x)))
+
+
+def test_selective_recomputation_keeps_the_output():
+    x, sizes = packed(1, 33, 4, 4)
+
+    def keep(context, op, *_, **__):
+        return CheckpointPolicy.MUST_SAVE if op.namespace == "longstride" else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def call(x):
+        return attend_packed(x * 2, sizes, [Local(7)] * 2, impl="triton")
+
+    output = checkpoint(call, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(keep))
+    with Ran() as ran:
+        found = both(output, x)
+    assert "longstride.triton_forward" not in ran.ops
+    assert TRITON in ran.ops
+    assert all(map(torch.equal, found, both(call(x), x)))
+
+
+def test_flops():
+    x, sizes = packed(2, 33, 4, 6)
+    counts = []
+    for call in (lambda: attend_packed(x, sizes, [Local(7)] * 2, impl="triton"),
+                 lambda: attend(*unpack(x, sizes, 2), [Local(7)] * 2, impl="triton")):  # fmt: skip
+        with FlopCounterMode(display=False) as counter:
+            call().sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0

@@ -1,0 +1,264 @@
+"""What lies between matrix products: operators and kernels against plain PyTorch, and a network made of them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longstride.model import dropout, layers, residual, residual_kernels, residual_ops
+from longstride.model.dropout import draw_mask
+from longstride.model.dropout_kernel import fill_mask
+from longstride.model.layers import Norm
+from longstride.model.residual import Dropout, Product
+from tests.attention.error_rule import Ran
+from tests.model.small import model, some_bytes
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPES = [torch.float32, torch.bfloat16, torch.float16] if GPU else [torch.float32]
+SHAPES = [(1, 4), (7, 64), (2, 5, 260), (130, 512) if GPU else (13, 512), (3, 2048) if GPU else (3, 700)]
+ops = torch.ops.longstride_model
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Models take the fused functions on a CPU, too; the operators compute them in plain PyTorch there."""
+    monkeypatch.setattr(residual, "is_fused", lambda x: torch.is_grad_enabled())
+
+
+@pytest.fixture
+def kernels(monkeypatch, poisoned):
+    """The operators run their kernels; without a GPU in Triton's interpreter, with masks as on a GPU."""
+
+    def draw(x, rate, seed):
+        mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+        fill_mask(mask, seed, 1 - rate)
+        return mask
+
+    monkeypatch.setattr(residual_ops, "_run_kernels", lambda x, whole_rows=True: residual_kernels.takes(x, whole_rows))
+    monkeypatch.setattr(residual_ops, "draw_mask", draw)
+
+
+def inputs(shape, dtype=torch.float32):
+    """A stream, a branch and its bias, weight and bias of a norm, and a seed."""
+    generator = torch.Generator().manual_seed(len(shape))
+
+    def some(*shape):
+        return torch.randn(shape, generator=generator)
+
+    stream, branch = (some(*shape).to(DEVICE, dtype) for _ in range(2))
+    vectors = [x.to(DEVICE) for x in (some(shape[-1]), 1 + 0.3 * some(shape[-1]), some(shape[-1]))]
+    return stream, branch, *vectors, torch.tensor(2**40 + 77, device=DEVICE)
+
+
+def results(function, tensors, seed, dtype=torch.float32):
+    """The results of a function, and the gradients of its tensors from a slope for each result, rounded to `dtype`."""
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    made = function(*leaves, seed)
+    generator = torch.Generator().manual_seed(9)
+    slopes = [torch.randn(x.shape, generator=generator).to(dtype).to(x.device, x.dtype) for x in made]
+    return [*(x.detach() for x in made), *torch.autograd.grad(made, leaves, slopes)]
+
+
+def dropped(x, seed, keep):
+    return x if seed is None else x * residual_ops.draw_mask(x, 1 - keep, seed) / keep
+
+
+def plain_add_norm(stream, branch, branch_bias, weight, bias, seed, keep=0.7):
+    h = stream + dropped(branch + branch_bias.to(branch.dtype), seed, keep)
+    return h, F.layer_norm(h, weight.shape, weight.to(h.dtype), bias.to(h.dtype), 1e-5)
+
+
+def our_add_norm(stream, branch, branch_bias, weight, bias, seed, keep=0.7):
+    return residual._AddNorm.apply(stream, branch, branch_bias, weight, bias, seed, keep, 1e-5)[:2]
+
+
+def plain_norm(stream, weight, bias, seed):
+    return stream * 1, F.layer_norm(stream, weight.shape, weight.to(stream.dtype), bias.to(stream.dtype), 1e-5)
+
+
+def our_norm(stream, weight, bias, seed):
+    return residual._AddNorm.apply(stream, None, None, weight, bias, None, 1.0, 1e-5)[:2]
+
+
+def plain_add(stream, branch, branch_bias, seed, keep=0.7):
+    return (stream + dropped(branch + branch_bias.to(branch.dtype), seed, keep),)
+
+
+def our_add(stream, branch, branch_bias, seed, keep=0.7):
+    return (residual._Add.apply(stream, branch, branch_bias, seed, keep),)
+
+
+def plain_gelu(x, bias, seed):
+    shifted = x + bias.to(x.dtype)
+    return (shifted * torch.sigmoid(1.702 * shifted),)
+
+
+def our_gelu(x, bias, seed):
+    return (residual._BiasGelu.apply(x, bias),)
+
+
+CASES = {
+    "add_norm": (our_add_norm, plain_add_norm, (0, 1, 2, 3, 4)),
+    "norm": (our_norm, plain_norm, (0, 3, 4)),
+    "add": (our_add, plain_add, (0, 1, 2)),
+    "gelu": (our_gelu, plain_gelu, (0, 2)),
+}
+
+
+def assert_within_the_rule(case, shape, dtype, with_seed):
+    """At most twice as far from float64 as plain PyTorch in this dtype, and a few roundings: each result and gradient."""
+    ours, plain, chosen = CASES[case]
+    given = inputs(shape, dtype)
+    tensors, seed = [given[index] for index in chosen], given[-1] if with_seed else None
+    found = results(ours, tensors, seed, dtype), results(plain, tensors, seed, dtype)
+    exact = results(plain, [x.double() for x in tensors], seed, dtype)
+    for number, (our, same, true) in enumerate(zip(*found, exact)):
+        assert our.dtype == same.dtype
+        distance, allowed = ((x.double() - true).abs().max().item() for x in (our, same))
+        rounding = 32 * torch.finfo(torch.float32).eps + torch.finfo(our.dtype).eps / 2
+        assert distance <= 2 * allowed + rounding * true.abs().max().item(), number
+
+
+@pytest.mark.parametrize("with_seed", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ["add_norm", "add"])
+def test_kernels_with_a_branch(case, dtype, shape, with_seed, kernels):
+    assert_within_the_rule(case, shape, dtype, with_seed)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ["norm", "gelu"])
+def test_kernels_without_a_branch(case, dtype, shape, kernels):
+    assert_within_the_rule(case, shape, dtype, False)
+
+
+@pytest.mark.parametrize("with_seed", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_operators_in_plain_pytorch(case, with_seed):
+    ours, plain, chosen = CASES[case]
+    given = inputs((3, 5, 24))
+    tensors, seed = [given[index].double().cpu() for index in chosen], given[-1].cpu() if with_seed else None
+    for our, expected in zip(results(ours, tensors, seed), results(plain, tensors, seed)):
+        torch.testing.assert_close(our, expected)
+
+
+def test_kernels_draw_the_mask_of_the_operator(kernels):
+    """Zeros plus ones, dropped: the mask itself, at any width."""
+    for shape in SHAPES:
+        zero, one = torch.zeros(shape, device=DEVICE), torch.ones(shape, device=DEVICE)
+        seed = torch.tensor(5, device=DEVICE)
+        for result in (ops.add(zero, one, None, seed, 0.5), ops.add_backward(one, seed, 0.5)[0]):
+            assert torch.equal(result == 2, residual_ops.draw_mask(one, 0.5, seed))
+            assert ((result == 0) | (result == 2)).all()
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_the_operator_draws_with_the_kernel():
+    x, seed = torch.empty(3, 512, device=DEVICE), torch.tensor(5, device=DEVICE)
+    mask = torch.empty(x.shape, dtype=torch.bool, device=DEVICE)
+    fill_mask(mask, seed, 0.5)
+    assert torch.equal(draw_mask(x, 0.5, seed), mask)
+
+
+@pytest.mark.parametrize("with_seed", [False, True])
+def test_operators_keep_the_rules_of_pytorch(with_seed):
+    stream, branch, branch_bias, weight, bias, seed = inputs((3, 5, 24))
+    seed = seed if with_seed else None
+    mean, scale = torch.randn(2, 15, device=DEVICE)
+    for op, arguments in (
+        (ops.add_norm, (stream, branch, branch_bias, weight, bias, seed, 0.7, 1e-5)),
+        (ops.add_norm, (stream, None, None, weight, bias, None, 1.0, 1e-5)),
+        (ops.add_norm_backward, (stream, branch, stream, weight, mean, scale, seed, 0.7, True)),
+        (ops.add_norm_backward, (stream, branch, stream, weight, mean, scale, seed, 0.7, False)),
+        (ops.add, (stream, branch, branch_bias, seed, 0.7)),
+        (ops.add, (stream, branch, None, seed, 0.7)),
+        (ops.add_backward, (stream, seed, 0.7)),
+        (ops.bias_gelu, (stream, bias)),
+        (ops.bias_gelu, (stream, None)),
+        (ops.bias_gelu_backward, (stream, branch, bias)),
+    ):
+        checked = torch.library.opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
+        assert set(checked.values()) == {"SUCCESS"}, op
+
+
+CHANGES = [{}, {"dropout": 0.4}, {"norm": "rms"}, {"dropout": 0.4, "norm": "rms"}, {"recompute": "on", "dropout": 0.4}]
+
+
+def loss_and_gradients(made):
+    torch.manual_seed(3)
+    loss = made.loss(some_bytes())
+    loss.backward()
+    return {"loss": loss.detach(), **{name: x.grad for name, x in made.named_parameters()}}
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_a_fused_network_is_the_plain_one(changes, monkeypatch):
+    plain = loss_and_gradients(model(precision="float64", **changes).double())
+    monkeypatch.setattr(residual, "is_fused", lambda x: torch.is_grad_enabled())
+    with Ran() as ran:
+        fused = loss_and_gradients(model(precision="float64", **changes).double())
+    assert "longstride_model.add_norm" in ran.ops or "norm" in changes
+    torch.testing.assert_close(fused, plain)
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_fused_blocks_compile_without_a_graph_break(changes, fused):
+    torch._dynamo.reset()
+    losses = []
+    for compiled in (False, True):
+        made = model(layers=2, **changes)
+        for block in made.blocks if compiled else ():
+            block.compile(fullgraph=True, backend="aot_eager")
+        losses.append(loss_and_gradients(made))
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("recompute", ["on", "selective"])
+def test_recomputation_in_a_fused_network(recompute, fused):
+    found = [loss_and_gradients(model(dropout=0.3, recompute=how)) for how in ("off", recompute)]
+    torch.testing.assert_close(*found)
+
+
+def test_a_bias_is_summed_by_no_other_kernel(fused):
+    """Only the packed projection and the output layer have products with a bias or none at all."""
+    made = model(layers=1)
+    loss = made.loss(some_bytes())
+    with Ran() as ran:
+        loss.backward()
+    assert ran.ops.count("longstride_model.add_norm_backward") == 2
+    assert ran.ops.count("longstride_model.add_backward") == 1
+    assert ran.ops.count("longstride_model.bias_gelu_backward") == 1
+
+
+def test_a_second_derivative_is_refused(fused):
+    made = model(layers=1)
+    gradients = torch.autograd.grad(made.loss(some_bytes()), made.blocks[0].norm_ff.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradients[0].sum().backward()
+
+
+def test_without_gradients_the_modules_run(fused):
+    made = model().eval()
+    with torch.no_grad(), Ran() as ran:
+        made(some_bytes())
+    assert not [name for name in ran.ops if name.startswith("longstride_model")]
+
+
+def test_a_product_that_keeps_its_bias():
+    linear, x = layers.Linear(8, 12), torch.randn(3, 8)
+    torch.nn.init.normal_(linear.bias)
+    value, bias = residual.product(x, linear)
+    assert bias is None
+    assert torch.equal(value, linear(x))
+
+
+def test_plain_functions():
+    h, x, norm = torch.randn(2, 5, 16), torch.randn(2, 5, 16), Norm(16)
+    stream, normalized = residual.add_and_normalize(h, Product(x, None), norm)
+    assert torch.equal(stream, h + x)
+    assert torch.equal(normalized, norm(h + x))
+    seed = torch.tensor(4)
+    mask = dropout.draw_mask(x, 0.25, seed)
+    torch.testing.assert_close(residual.add(h, Product(x, None), Dropout(0.25, seed)), h + x * mask / 0.75)
