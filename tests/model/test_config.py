@@ -22,7 +22,7 @@ from tests.model.small import config
         ({"embedding": "image(2, 2, 3)"}, "config: embedding .* has 12 bytes and context is 24"),
         ({"init": "papers"}, "init must be one of paper, release, modern, got 'papers'"),
         ({"precision": "half"}, "precision must be one of float32, bfloat16, float16, float64, got 'half'"),
-        ({"recompute": True}, "recompute must be one of off, on, selective, got True"),
+        ({"recompute": True}, "recompute must be one of off, selective, on, parts, host, auto, or a sum .*, got True"),
     ],
 )
 def test_a_wrong_config_is_refused(changes, message):

@@ -1,9 +1,11 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from longstride.model import PRESETS, SparseTransformer, preset
-from longstride.model.cost import cost, kept_bytes, parameter_count, step_flops
+from longstride.model import PRESETS, SparseTransformer, block_in_parts, preset
+from longstride.model.cost import cost, parameter_count, step_flops
 from tests.model.small import config, model, some_bytes
 
 
@@ -23,31 +25,21 @@ def test_flops_are_those_that_pytorch_counts(pattern, dropout, recompute):
     assert counter.get_total_flops() == step_flops(made.config)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_what_a_forward_pass_keeps(precision, dropout):
-    """Reckoned and counted: every storage that autograd holds, once."""
-    check_kept(model(layers=4, width=64, context=512, precision=precision, dropout=dropout, chunk=64), 0.15)
+@pytest.mark.parametrize("changes", [{}, {"embedding": "rotary", "qk_norm": True}], ids=str)
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_flops_of_blocks_in_parts_are_those_that_pytorch_counts(in_groups, changes, monkeypatch):
+    if in_groups:
+        monkeypatch.setattr(block_in_parts, "GROUP_BYTES", 1)
+    made = model(recompute="off + parts + host + on", layers=4, dropout=0.1, qk_ratio=0.5, **changes)
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = NoModules()  # PyTorch's own cannot be used with autograd.grad inside a backward pass.
+    with counter:
+        made.loss(some_bytes(1)).backward()
+    assert counter.get_total_flops() == step_flops(made.config)
 
 
-@pytest.mark.parametrize("changes", [{"embedding": "rotary"}, {"qk_norm": True}, {"embedding": "rotary", "qk_norm": True}])
-def test_rotated_and_normalised_keys_are_kept_too(changes):
-    check_kept(model(layers=4, width=64, context=512, chunk=64, **changes), 0.05)
-
-
-def check_kept(made, tolerance):
-    weights = {parameter.untyped_storage().data_ptr() for parameter in made.parameters()}
-    held = {}
-
-    def pack(x):
-        if x.untyped_storage().data_ptr() not in weights:
-            held[x.untyped_storage().data_ptr()] = x
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        made.loss(some_bytes(1, 512))
-    counted = sum(x.untyped_storage().nbytes() for x in held.values())
-    assert kept_bytes(made.config) == pytest.approx(counted, rel=tolerance)
+class NoModules(nullcontext):
+    parents = frozenset({"Global"})
 
 
 def test_a_step_costs_more_in_every_way_with_more_of_it():
@@ -70,4 +62,4 @@ def test_a_step_of_enwik8_fits_into_six_gibibytes():
         optimizer.zero_grad()
     peak = torch.cuda.max_memory_allocated()
     assert peak <= 6 * 2**30
-    assert cost(made.config, batch=8).memory == pytest.approx(peak, rel=0.2)
+    assert cost(made.config, batch=8).memory == pytest.approx(peak, rel=0.1)

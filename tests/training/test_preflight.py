@@ -8,8 +8,8 @@ from longstride.data.store import write_store
 from longstride.model import preset
 from longstride.training import train, train_preset
 from longstride.training.config import FITTED, fields_to_fit
-from longstride.training.preflight import fit_to_data
-from longstride.training.ranks import SINGLE_RANK
+from longstride.training.preflight import check_settings, fit_to_data
+from longstride.training.ranks import SINGLE_RANK, Ranks
 from longstride.training.run import Run
 from tests.training.small import TEXT, config
 
@@ -109,3 +109,10 @@ def test_data_that_a_preset_is_not_for(name, data, says, digits, tmp_path):
 def test_images_as_a_stream_of_bytes_are_no_mistake(digits, tmp_path):
     made = config(tmp_path, data=digits, steps=1, model={"context": 784, "embedding": "matrix(28)"})
     assert train(made).step == 1
+
+
+def test_shards_refuse_blocks_in_parts(tmp_path):
+    made = config(tmp_path, parallel="fsdp", model={"recompute": "on + parts"})
+    check_settings(made, SINGLE_RANK)
+    with pytest.raises(ValueError, match="recompute = 'on \\+ parts' is not possible with --parallel fsdp; use off, "):
+        check_settings(made, Ranks(count=2))

@@ -78,6 +78,7 @@ OTHER = {
     "averaging": "float32",
     "compile": True,
     "capture": "off",
+    "gpu_memory": "16GB",
 }
 
 

@@ -47,6 +47,8 @@ def exit_with_message(verb: str) -> Iterator[None]:
         first = next(iter(str(error).splitlines()), "") or "The machine has too little memory."
         more = "" if verb in ("eval", "sample") else "--accumulate, --model.recompute on, or "
         hint = f" Try {more}a smaller --batch." if verb in ("train", "eval", "sample", "demo") else ""
+        if advice := getattr(error, "advice", ""):
+            hint = f" {advice}"
         _exit(BAD_INPUT, f"{first}{hint}", at_once=_is_joined())
     except KeyboardInterrupt:
         # Does not wait for a checkpoint in progress: it stays marked as unfinished.

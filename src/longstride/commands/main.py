@@ -3,6 +3,7 @@
 longstride doctor enwik8
 longstride demo
 longstride presets
+longstride plan enwik8 --gpu-memory 16GB
 longstride data prepare enwik8.zip enwik8
 longstride train text-small --data enwik8 --out run --steps 1000
 longstride runs

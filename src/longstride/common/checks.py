@@ -3,6 +3,7 @@
 import difflib
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from math import inf, isfinite
@@ -146,6 +147,26 @@ class Boolean:
         if not isinstance(value, bool):
             raise ValueError(f"{owner}: {name} must be true or false, got {short_repr(value)}")
         return value
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number of bytes as text, such as 16GB; or empty."""
+
+    def check(self, owner: str, name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"{owner}: {name} must be a size such as 16GB or 80GiB, got {short_repr(value)}")
+        if value:
+            size_in_bytes(owner, name, value)
+        return value
+
+
+def size_in_bytes(owner: str, name: str, text: str) -> int:
+    """Parses a size: 16GB is 16 * 10^9 bytes, and 16GiB is 16 * 2^30."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) *([kmgt]?)(i?)b", text.strip().lower())
+    if match is None or float(match[1]) == 0 or (match[3] and not match[2]):
+        raise ValueError(f"{owner}: {name} must be a size such as 16GB or 80GiB, got {short_repr(text)}")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index(match[2] or " "))
 
 
 class Choice:

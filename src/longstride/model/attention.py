@@ -37,13 +37,17 @@ class Attention(nn.Module):
         if attend is None and rotation is None and self.query_scale is None:
             attended = attend_packed(packed, self.sizes, self.patterns)
         else:
-            attended = (attend or self.attend)(*self._queries_keys_values(packed, rotation))
+            attended = (attend or self.attend)(*self.split(packed, rotation))
         return product(attended.transpose(1, 2).flatten(2), self.project)
 
-    def _queries_keys_values(self, packed: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = unpack(packed, self.sizes, self.heads)
+    def split(
+        self, packed: Tensor, rotation: Tensor | None = None, heads: slice = slice(None)
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Returns queries, keys and values [batch, heads, n, d] from the results of `query_key_value` for these heads."""
+        count = len(range(self.heads)[heads])
+        q, k, v = unpack(packed, tuple(size // self.heads * count for size in self.sizes), count)
         if self.query_scale is not None:
-            q = rms_norm(q) * (QK_FACTOR * self.query_scale)[:, None, None]
+            q = rms_norm(q) * (QK_FACTOR * self.query_scale[heads])[:, None, None]
             k = rms_norm(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from longstride.common.checks import Boolean, Choice, Real, Rule, Text, Whole, check_field_names, check_fields, short_repr
 from longstride.common.files import parse_object
 from longstride.common.limits import check_limit
+from longstride.model import recompute
 from longstride.model.placement import Heads, place
 from longstride.model.positions import Positions, positions
 from longstride.patterns import Dilated
@@ -31,7 +32,7 @@ RULES: dict[str, Rule] = {
     "dropout": Real(0, 1, below=True),
     "init": Choice("paper", "release", "modern"),
     "precision": Choice("float32", "bfloat16", "float16", "float64"),
-    "recompute": Choice("off", "on", "selective"),
+    "recompute": recompute.Recomputation(),
     "chunk": Whole(1, "positions"),
     "norm": Choice("layer", "rms"),
     "qk_norm": Boolean(),
@@ -88,8 +89,10 @@ class ModelConfig:
     projections into the residual stream 0 and an output layer that is not."""
     precision: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """Dtype of the activations. Weights are float32, and softmax, norms, logits and loss are computed in float32."""
-    recompute: Literal["off", "on", "selective"] = "off"
-    """Activation checkpointing: "on" recomputes blocks in the backward pass, "selective" all but the attention itself."""
+    recompute: str = "off"
+    """Activation checkpointing: "on" recomputes blocks in the backward pass, "selective" all but the attention itself,
+    "parts" in parts, for long contexts; "host" also keeps the blocks' inputs in host memory. A sum such as "10*off + 20*on"
+    gives each block its own. "auto": chosen by training, for the memory of the GPU (`model.recompute`)."""
     chunk: int = 8192
     """Positions whose logits are in memory at a time, for the loss."""
     norm: Literal["layer", "rms"] = "layer"
@@ -115,6 +118,7 @@ class ModelConfig:
         try:
             place(self.pattern, self.heads)
             positions(self.embedding, self.context)
+            recompute.read(self.recompute, self.layers)
         except ValueError as error:
             raise ValueError(f"config: {error}") from None
         if self.is_rotary and self.qk_width // self.heads % 2:
@@ -136,12 +140,16 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """Number of learned parameters, in closed form: equals SparseTransformer.parameter_count()."""
+        outside = self.table_rows * self.width + 2 * self.width * (self.norm == "layer") + BYTES * self.width
+        return outside + self.layers * self.block_parameters
+
+    @property
+    def block_parameters(self) -> int:
+        """Number of learned parameters of a block."""
         width, qk, ff = self.width, self.qk_width, self.ff_width
         attention = width * (2 * qk + width) + width * width + (self.heads if self.qk_norm else 0)
-        block = attention + 2 * width * ff
-        if self.norm == "layer":
-            block += 2 * qk + width + width + ff + width + 4 * width  # biases, and two norms
-        return self.table_rows * width + self.layers * block + 2 * width * (self.norm == "layer") + BYTES * width
+        biases = 2 * qk + width + width + ff + width + 4 * width if self.norm == "layer" else 0  # and two norms
+        return attention + 2 * width * ff + biases
 
     @property
     def table_rows(self) -> int:
@@ -183,6 +191,11 @@ class ModelConfig:
         for block, heads in enumerate(cycle):
             counts[heads] += -(-(self.layers - block) // len(cycle))
         return counts
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """What is recomputed in each block: one of `recompute.CHOICES`."""
+        return recompute.read(self.recompute, self.layers)
 
     @property
     def positions(self) -> Positions:

@@ -19,12 +19,15 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from longstride.model import pretrained
 from longstride.model.attention import Attend, Attention
+from longstride.model.block_in_parts import block_in_parts
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.cost import check_memory
 from longstride.model.dropout import draw_mask, draw_seeds
 from longstride.model.embedding import Embedding
+from longstride.model.host_inputs import HostInputs, HostMemory
 from longstride.model.layers import Linear, Norm, RootMeanSquareNorm, recomputed_feed_forward
 from longstride.model.loss import nats
+from longstride.model.recompute import IN_PARTS
 from longstride.model.residual import Dropout, add, add_and_normalize, gelu, normalize, product
 
 SCALE = 0.125
@@ -38,12 +41,12 @@ INTEGER_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 class FeedForward(nn.Module):
     """ff(x) = W_2 gelu(W_1 x + b_1) + b_2, and its addition to the stream with dropout."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, block: int) -> None:
         super().__init__()
         self.inner = Linear(config.width, config.ff_width, bias=config.norm == "layer")
         self.outer = Linear(config.ff_width, config.width, bias=config.norm == "layer")
         self.dropout = config.dropout
-        self.recompute = config.recompute != "off"
+        self.recompute = config.recomputed[block] != "off"
 
     def forward(self, h: Tensor, x: Tensor, dropout: Dropout | None = None) -> Tensor:
         """Returns h + dropout(ff(x))."""
@@ -61,7 +64,7 @@ class ResidualBlock(nn.Module):
         self.norm_attention = make_norm(config)
         self.attention = Attention(config, block)
         self.norm_ff = make_norm(config)
-        self.ff = FeedForward(config)
+        self.ff = FeedForward(config, block)
         self.dropout = config.dropout
 
     def forward(
@@ -106,6 +109,7 @@ class SparseTransformer(nn.Module):
         self.blocks = nn.ModuleList(ResidualBlock(config, block) for block in range(config.layers))
         self.norm = make_norm(config)
         self.output = Linear(config.width, BYTES, bias=False)
+        self.recomputed, self.host_memory = config.recomputed, HostMemory()
         self.initialise()
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -117,12 +121,15 @@ class SparseTransformer(nn.Module):
         self._check(tokens)
         h = self.embedding(tokens).to(getattr(torch, self.config.precision))
         rotation = self.embedding.rotation(torch.arange(tokens.shape[1], device=tokens.device))
-        recompute = self.config.recompute != "off" and torch.is_grad_enabled()
+        recomputed = self.recomputed if torch.is_grad_enabled() else ("off",) * len(self.blocks)
+        host = HostInputs(self.host_memory) if "host" in recomputed else None
         dropout = self.training and self.config.dropout > 0
         seeds = draw_seeds(len(self.blocks), h.device) if dropout else [None] * len(self.blocks)
-        for block, own_seeds in zip(self.blocks, seeds):
-            run = self._checkpointed(block) if recompute else block
-            h = run(h, None, own_seeds, rotation)
+        for block, choice, own_seeds in zip(self.blocks, recomputed, seeds):
+            if choice in IN_PARTS:
+                h = block_in_parts(block, h, own_seeds, rotation, host if choice == "host" else None)
+            else:
+                h = _checkpointed(block, choice)(h, None, own_seeds, rotation)
         return h
 
     def logits(self, h: Tensor) -> Tensor:
@@ -136,13 +143,6 @@ class SparseTransformer(nn.Module):
     def loss(self, tokens: Tensor) -> Tensor:
         """Returns the mean of `nats`; divided by log(2) it is bits per byte."""
         return self.nats(tokens).mean()
-
-    def _checkpointed(self, block: nn.Module) -> Callable[..., Tensor]:
-        """Activation checkpointing: saves h only and recomputes the block in backward, with the same dropout masks."""
-        contexts: dict[str, Any] = {}
-        if self.config.recompute == "selective":
-            contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
-        return partial(checkpoint, block, use_reentrant=False, preserve_rng_state=False, **contexts)
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -220,6 +220,16 @@ class SparseTransformer(nn.Module):
             least, most = int(tokens.min()), int(tokens.max())
             if not 0 <= least <= most < BYTES:
                 raise ValueError(f"SparseTransformer: bytes must be 0 to 255, got {least} to {most}")
+
+
+def _checkpointed(block: nn.Module, choice: str) -> Callable[..., Tensor]:
+    """Activation checkpointing: saves h only and recomputes the block in backward, with the same dropout masks."""
+    if choice == "off":
+        return block
+    contexts: dict[str, Any] = {}
+    if choice == "selective":
+        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
+    return partial(checkpoint, block, use_reentrant=False, preserve_rng_state=False, **contexts)
 
 
 def _keep_attention(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:

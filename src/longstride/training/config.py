@@ -13,6 +13,7 @@ from longstride.common.checks import (
     PathText,
     Real,
     Rule,
+    Size,
     Text,
     Whole,
     check_field_names,
@@ -127,6 +128,9 @@ class TrainConfig:
     """Whether to write metrics for TensorBoard, too."""
     device: str = "auto"
     """auto, cpu or cuda; auto is the GPU if there is one."""
+    gpu_memory: str = ""
+    """Memory of the GPU that the run may take, such as 16GB or 80GiB; by default what is free. With --model.recompute auto
+    the blocks are recomputed as far as they must be. Given without --model.recompute, it implies auto."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Over several processes: "ddp" replicates the model, "fsdp" shards every weight, for models that do not fit."""
     averaging: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -229,6 +233,7 @@ RULES: dict[str, Rule] = {
     "capture": Choice("auto", "on", "off"),
     "tensorboard": Boolean(),
     "device": Text(),
+    "gpu_memory": Size(),
     "parallel": Choice(*PARALLEL),
     "averaging": Choice("auto", "float32", "bfloat16", "float16"),
 }

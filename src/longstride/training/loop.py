@@ -13,6 +13,7 @@ from rich.console import Console
 from longstride.common.checks import whole_number
 from longstride.common.console import Progress, StandardError, print_line, with_noun
 from longstride.data.loader import Prefetch
+from longstride.training.budget import memory_limit, resolve_recomputation, with_advice
 from longstride.training.checkpoint import SaveError
 from longstride.training.config import TrainConfig
 from longstride.training.interrupts import Interrupts
@@ -61,6 +62,15 @@ def _train(
     console = (console or StandardError()) if ranks.is_main else Console(file=io.StringIO())
     say = partial(print_line, console)
     config = fit_to_data(config, fit, resume, ranks, say)
+    config = resolve_recomputation(config, resume, ranks, say)
+    device = ranks.run_on_all(lambda: ranks.device(config.device))
+    with memory_limit(config, device), with_advice(config, device, ranks.count):
+        return _run(config, resume, end, ranks, console, say, preset)
+
+
+def _run(
+    config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console: Console, say: Callable[[str], None], preset: str
+) -> Summary:  # fmt: skip
     with closing(Trainer(config, resume, ranks, say, preset)) as trainer:
         rate = matrix_rate(trainer.device, getattr(torch, config.model.precision))
         speed = Speed(config, rate, trainer.device, ranks.count)

@@ -13,6 +13,7 @@ from longstride.data.prepare import open_data
 from longstride.data.store import Store, verify_once
 from longstride.model import ModelConfig
 from longstride.model.presets import DENSE
+from longstride.model.recompute import IN_PARTS
 from longstride.training.config import FITTED, TrainConfig
 from longstride.training.ranks import Ranks
 from longstride.training.run import Resume, Run
@@ -26,6 +27,10 @@ def check_settings(config: TrainConfig, ranks: Ranks) -> None:
     config.check_paths()
     if config.parallel == "fsdp" and config.optimizer.name == "adafactor" and ranks.count > 1:
         raise ValueError("train: PyTorch's Adafactor cannot work on parts of weights; use --parallel ddp, or adamw or muon")
+    if config.parallel == "fsdp" and ranks.count > 1 and any(choice in IN_PARTS for choice in config.model.recomputed):
+        raise ValueError(
+            f"train: recompute = {config.model.recompute!r} is not possible with --parallel fsdp; use off, selective or on"
+        )
     if config.batch % (ranks.count * config.accumulate):
         raise ValueError(
             f"train: batch = {config.batch} must be a multiple of {ranks.count} processes times "

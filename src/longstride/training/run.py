@@ -38,7 +38,7 @@ from longstride.training.metrics import read_metrics as read_metrics
 
 CHANGEABLE = {
     "out", "data", "validate_every", "save_every", "keep", "log_every", "tensorboard", "device", "patience", "accumulate",
-    "parallel", "averaging", "compile", "capture",
+    "parallel", "averaging", "compile", "capture", "gpu_memory",
 }  # fmt: skip
 """Fields that may change when a run is resumed: they do not change what a step computes, except rounding and dropout masks.
 The data may be at another path but must have the same bytes."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from longstride.data.loader import Sequences
 from longstride.model import SparseTransformer
 from longstride.model.cost import check_memory
+from longstride.model.recompute import IN_PARTS
 from longstride.training import capture
 from longstride.training.checkpoint import Checkpoints
 from longstride.training.config import TrainConfig
@@ -68,8 +69,9 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = SparseTransformer(config.model)
         if config.compile:
-            for block in self.model.blocks:
-                block.compile()
+            for block, choice in zip(self.model.blocks, config.model.recomputed):
+                if choice not in IN_PARTS:
+                    block.compile()
         self.rows = config.batch // ranks.count // config.accumulate
         """Sequences per forward pass of a process."""
         self.parallel = ParallelModel(self.model, self.device, ranks, config.parallel, self.averaging, self.rows)

@@ -1,5 +1,8 @@
 """Every kernel against the oracle: in Triton's interpreter without a GPU, and on one where there is one."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -163,6 +166,22 @@ def test_results_with_another_layout_get_another_plan(scale):
     for later in found[1:]:
         for ours, first in zip(later, found[0]):
             torch.testing.assert_close(ours, first)
+
+
+def test_the_first_run_of_a_plan_keeps_no_tensors():
+    """Not even until the next garbage collection: they may be gigabytes."""
+    forget_plans()
+    q, k, v, _ = (x.requires_grad_() for x in tensors(1, 2, 40, 8, 8))
+    gc.collect()
+    gc.disable()
+    try:
+        output = attend(q, k, v, Local(3), impl="triton")
+        output.sum().backward()
+        seen = [weakref.ref(x) for x in (q, k, v, output)]
+        del q, k, v, output
+        assert [one() for one in seen] == [None] * 4
+    finally:
+        gc.enable()
 
 
 def test_plans_are_dropped_when_there_are_many(monkeypatch):

@@ -61,15 +61,17 @@ class Launch:
 
     def through_triton(self, tensors: Sequence[Tensor]) -> Any:
         """Launches the kernel, compiling it if need be. Returns the compiled kernel; None in the interpreter."""
+        return self.kernel[(self.programs,)](*(_fill(argument, tensors) for argument in self.arguments), **self.constants)
 
-        def fill(argument: Any) -> Any:
-            if isinstance(argument, Place):
-                return tensors[argument.number]
-            if isinstance(argument, Descriptor):
-                return _tensor_descriptor(argument, tensors[argument.tensor.number])
-            return type(argument)(*map(fill, argument)) if isinstance(argument, tuple) else argument
 
-        return self.kernel[(self.programs,)](*map(fill, self.arguments), **self.constants)
+def _fill(argument: Any, tensors: Sequence[Tensor]) -> Any:
+    """Returns the argument with tensors in place of placeholders. Not a closure: one that calls itself is a reference cycle,
+    and would keep the tensors until the next garbage collection."""
+    if isinstance(argument, Place):
+        return tensors[argument.number]
+    if isinstance(argument, Descriptor):
+        return _tensor_descriptor(argument, tensors[argument.tensor.number])
+    return type(argument)(*(_fill(part, tensors) for part in argument)) if isinstance(argument, tuple) else argument
 
 
 def _tensor_descriptor(view: Descriptor, tensor: Tensor) -> Any:

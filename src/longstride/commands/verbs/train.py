@@ -5,7 +5,7 @@ import os
 import shlex
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from longstride.common.checks import short_reason, short_repr
 from longstride.common.files import check_source, parse_object, read_text
 from longstride.model.presets import DENSE, PRESETS
 from longstride.model.recipes import RecipeName
+from longstride.model.recompute import AUTO
 from longstride.model.saved_config import find_settings
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
 from longstride.training.folder import check_free
@@ -87,7 +88,7 @@ def main(words: Sequence[str]) -> None:
     assert start is not None
     if (recipe := _value("--recipe", words)) is not None:
         start = with_recipe(start, recipe)
-    default = Flags.of(start)
+    default = Flags.of(implied_auto(start, words) if resumed is None else start)
     fit = fields_to_fit(words) if resumed is None and file is None else []
 
     def run(config: Flags, resume: Resume, until: int | None) -> None:
@@ -99,6 +100,14 @@ def main(words: Sequence[str]) -> None:
     )
     typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
     parse(verb, prog, typed, "train")()
+
+
+def implied_auto(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
+    """Returns the config with recompute "auto" if the words have --gpu-memory, and do not say what to recompute."""
+    given = {word.split("=")[0].replace("_", "-") for word in words}
+    if "--gpu-memory" not in given or "--model.recompute" in given:
+        return config
+    return replace(config, model=replace(config.model, recompute=AUTO))
 
 
 def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None], None]) -> Callable[..., None]:

@@ -1,0 +1,96 @@
+"""Inputs of blocks in host memory: copied there in the forward pass and back in the backward pass, beside the computation.
+
+On a GPU the copies run on a stream of their own, from and to pinned memory. Forward, the input of a block is on the device
+until the next block's input is stored; backward, the input of the block before is fetched while a block is computed. So two
+of them are on the device at a time. On a CPU the same functions copy from one tensor to another.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class HostMemory:
+    """Buffers that are used again in every step, since pinning memory takes long."""
+
+    def __init__(self) -> None:
+        self.free: dict[Any, list[Tensor]] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def __deepcopy__(self, memo: Any) -> "HostMemory":
+        return HostMemory()
+
+    def take(self, like: Tensor) -> Tensor:
+        free = self.free.get((like.shape, like.dtype), [])
+        return free.pop() if free else torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+
+    def give_back(self, buffer: Tensor) -> None:
+        self.free.setdefault((buffer.shape, buffer.dtype), []).append(buffer)
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """The stream of all copies of a device. Copies from and to one buffer are thus in order."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+
+class HostInputs:
+    """The inputs of one forward pass, which the backward pass fetches in the opposite order."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        self.memory = memory
+        self.newest: StoredInput | None = None
+
+    def store(self, h: Tensor) -> "StoredInput":
+        """Starts to copy h to the host."""
+        if self.newest is not None:
+            self.newest.leave_device()
+        self.newest = StoredInput(h, self.memory, self.newest)
+        return self.newest
+
+
+class StoredInput:
+    def __init__(self, h: Tensor, memory: HostMemory, previous: "StoredInput | None") -> None:
+        self.memory, self.previous, self.device = memory, previous, h.device
+        self.buffer: Tensor | None = memory.take(h)
+        self.on_device: Tensor | None = h.detach()
+        self._copied = self._copy(h, self.buffer)
+
+    def leave_device(self) -> None:
+        """Frees the tensor on the device. Kernels that are launched later, and may get its memory, wait for the copy."""
+        self._wait()
+        self.on_device = None
+
+    def fetch(self) -> Tensor:
+        """Returns the tensor on the device, and starts to copy the one that was stored before."""
+        if self.buffer is None:
+            raise RuntimeError("the input of a block in host memory can be fetched once; call backward() once for a loss")
+        h = self._load()
+        self._wait()
+        self.memory.give_back(self.buffer)
+        self.buffer, self.on_device = None, None
+        if self.previous is not None:
+            self.previous._load()
+        return h
+
+    def _load(self) -> Tensor:
+        assert self.buffer is not None
+        if self.on_device is None:
+            self.on_device = torch.empty(self.buffer.shape, dtype=self.buffer.dtype, device=self.device)
+            self._copied = self._copy(self.buffer, self.on_device)
+        return self.on_device
+
+    def _copy(self, source: Tensor, target: Tensor) -> Any:
+        if self.device.type != "cuda":
+            target.copy_(source)
+            return None
+        stream = self.memory.stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+            return stream.record_event()
+
+    def _wait(self) -> None:
+        if self._copied is not None:
+            torch.cuda.current_stream(self.device).wait_event(self._copied)

@@ -1,0 +1,133 @@
+"""The memory that a run may take on its GPU: resolves `recompute = "auto"`, limits PyTorch, and says what would fit."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from longstride.common.checks import size_in_bytes
+from longstride.common.device import memory_bytes
+from longstride.common.files import read_text
+from longstride.model.recompute import AUTO
+from longstride.training.config import Resume, TrainConfig
+from longstride.training.plan import CONTEXT_BYTES, Plan, make_plan, nearest_plan, predict
+from longstride.training.ranks import Ranks
+
+GIB = 2**30
+SHRINK = 0.85
+"""After a lack of memory, settings are suggested that are predicted to take this share of the memory."""
+
+
+def resolve_recomputation(
+    config: TrainConfig, resume: Resume, ranks: Ranks, say: Callable[[str], None]
+) -> TrainConfig:  # fmt: skip
+    """Returns the config with a choice of recomputation for each block, if it is "auto"; that of the run, if it is resumed.
+
+    ValueError if nothing fits, or if the config has its own recomputation and does not fit into `gpu_memory`.
+    """
+    path = config.folder() / "config.json"
+    auto = config.model.recompute == AUTO
+    if auto and resume and path.is_file():
+        saved = TrainConfig.from_json(read_text(path), str(path)).model.recompute
+        return replace(config, model=replace(config.model, recompute=saved))
+    if not auto and not config.gpu_memory:
+        return config
+    device = ranks.run_on_all(lambda: ranks.device(config.device))
+    memory = -ranks.maximum(-ranks.run_on_all(lambda: available_memory(config, device)))
+    if not auto:
+        ranks.run_on_all(lambda: _check(config, memory, ranks.count))
+        return config
+    plan = make_plan(config, memory, processes=ranks.count)
+    if plan is None:
+        raise ValueError(_refusal(config, memory, ranks.count))
+    chosen = plan.config
+    more = f", accumulate {chosen.accumulate}" if chosen.accumulate != config.accumulate else ""
+    host = f", and {plan.memory.host / GIB:.1f} GiB of host memory" if plan.memory.host else ""
+    say(
+        f"recompute {chosen.model.recompute}{more}: predicted peak {plan.memory.peak / GIB:.1f} GiB of "
+        f"{memory / GIB:.1f}{host}"
+    )
+    return chosen
+
+
+def available_memory(config: TrainConfig, device: torch.device) -> int:
+    """Bytes that the run may take: those of `gpu_memory`, or all that are free."""
+    given = size_in_bytes("train", "gpu_memory", config.gpu_memory) if config.gpu_memory else None
+    if device.type != "cuda":
+        return given or memory_bytes(device) or 0
+    free, total = torch.cuda.mem_get_info(device)
+    if given is not None and given > total + GIB:
+        raise ValueError(
+            f"train: gpu_memory = {config.gpu_memory!r} is more than the GPU's {total / GIB:.1f} GiB; give less"
+        )
+    return given or free + torch.cuda.memory_reserved(device) + CONTEXT_BYTES
+
+
+@contextmanager
+def memory_limit(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Context in which PyTorch takes no more memory of the GPU than `gpu_memory`."""
+    if not config.gpu_memory or device.type != "cuda":
+        yield
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    share = (size_in_bytes("train", "gpu_memory", config.gpu_memory) - CONTEXT_BYTES) / total
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+@contextmanager
+def with_advice(config: TrainConfig, device: torch.device, processes: int) -> Iterator[None]:
+    """Context that adds to an OutOfMemoryError, as `advice`, the settings that would fit."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        error.advice = advice(config, available_memory(config, device), processes)  # type: ignore[attr-defined]
+        raise
+
+
+def advice(config: TrainConfig, memory: int, processes: int = 1) -> str:
+    """Names settings that take less memory than those of the config, which did not fit."""
+    least = min(memory, SHRINK * min(memory, predict(config, processes).peak + CONTEXT_BYTES))
+    auto = replace(config, model=replace(config.model, recompute=AUTO))
+    plan = make_plan(auto, int(least), processes=processes)
+    if plan is not None:
+        return f"These settings should fit: {flags(plan, config)}."
+    plan = nearest_plan(auto, int(least), processes=processes)
+    return f"The nearest that should fit: {flags(plan, config)}." if plan is not None else "Use a smaller network."
+
+
+def flags(plan: Plan, config: TrainConfig) -> str:
+    """The flags of `longstride train` that turn the config into the plan's."""
+    chosen = plan.config
+    given = [f"--model.recompute '{chosen.model.recompute}'"]
+    if chosen.model.context != config.model.context:
+        given.append(f"--model.context {chosen.model.context}")
+    for name in ("batch", "accumulate"):
+        if getattr(chosen, name) != getattr(config, name):
+            given.append(f"--{name} {getattr(chosen, name)}")
+    return " ".join(given)
+
+
+def _check(config: TrainConfig, memory: int, processes: int) -> None:
+    """Raises ValueError if the config's own recomputation is predicted to take more than the memory."""
+    predicted = predict(config, processes)
+    if predicted.peak + CONTEXT_BYTES > memory:
+        raise ValueError(_refusal(config, memory, processes))
+
+
+def _refusal(config: TrainConfig, memory: int, processes: int) -> str:
+    if config.model.recompute == AUTO:
+        config = replace(config, model=replace(config.model, recompute="host"))
+    need = predict(config, processes).peak + CONTEXT_BYTES
+    name = f"gpu_memory = {config.gpu_memory!r}" if config.gpu_memory else "the GPU's free memory"
+    auto = replace(config, model=replace(config.model, recompute=AUTO))
+    plan = make_plan(auto, memory, processes=processes) or nearest_plan(auto, memory, processes=processes)
+    fix = f"this fits: {flags(plan, config)}" if plan is not None else "make the network smaller"
+    return (
+        f"train: {name} is {memory / GIB:.1f} GiB, and a step of batch = {config.batch}, accumulate = {config.accumulate}, "
+        f"context = {config.model.context:,} and recompute = {config.model.recompute!r} takes {need / GIB:.1f} GiB; {fix}"
+    )

@@ -1,0 +1,187 @@
+"""What fits into a GPU's memory: the recomputation of each block, and accumulation, with predicted memory and time.
+
+Recomputation is chosen greedily. All blocks begin with the choice that needs the least memory. Then one block after another
+gets the choice that saves the most time per byte kept, as long as the predicted peak fits. Blocks that keep the least come
+first in the network: their backward passes come last, when the others' tensors have been freed.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from longstride.model.config import ModelConfig
+from longstride.model.memory import StepMemory, host_bytes, kept_bytes, step_memory
+from longstride.model.recompute import CHOICES, write
+from longstride.training.config import TrainConfig
+from longstride.training.muon import LARGEST_STACK
+from longstride.training.step_time import block_seconds, step_seconds
+
+CONTEXT_BYTES = 7 * 2**27
+"""Memory of the CUDA context and of libraries, outside of PyTorch's tensors."""
+MARGIN = 0.06
+"""Share of the memory that is left free, for fragments and errors of the prediction."""
+HOST_SHARE = 0.8
+"""Share of the host's free memory that inputs of blocks may take."""
+MUON_BYTES = 20
+"""Bytes of temporary tensors for each number of a stack of matrices."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    config: TrainConfig
+    memory: StepMemory
+    seconds: float
+    """Of a step, estimated for an H200."""
+
+
+def make_plan(config: TrainConfig, memory: int, host: int | None = None, processes: int = 1) -> Plan | None:
+    """Returns the fastest plan for the given batch: recomputation if it is "auto", and accumulation if a step does not fit
+    otherwise. None if nothing fits. `memory`: of the GPU, in bytes; `host`: free memory of the host."""
+    host = free_host_memory() if host is None else host
+    for accumulate in accumulations(config, processes):
+        changed = replace(config, accumulate=accumulate)
+        plan = recomputation_plan(changed, memory, host, processes)
+        if plan is not None:
+            return plan
+    return None
+
+
+def accumulations(config: TrainConfig, processes: int) -> list[int]:
+    """Returns the numbers of parts to try, from that of the config on."""
+    rows = config.batch // processes
+    return [parts for parts in range(config.accumulate, rows + 1) if rows % parts == 0] or [config.accumulate]
+
+
+def nearest_plan(config: TrainConfig, memory: int, host: int | None = None, processes: int = 1) -> Plan | None:
+    """Returns the plan with the longest context that fits, one sequence at a time; None if not even a short one does.
+
+    The context is the given one divided by a power of two."""
+    config = replace(config, batch=processes, accumulate=1)
+    context = config.model.context
+    while context > 1:
+        context //= 2
+        try:
+            plan = make_plan(replace(config, model=replace(config.model, context=context)), memory, host, processes)
+        except ValueError:  # An image has the context that it has.
+            return None
+        if plan is not None:
+            return plan
+    return None
+
+
+def largest_batch(config: TrainConfig, memory: int, host: int | None = None) -> Plan | None:
+    """Returns the plan with the most sequences in one part, by doubling and halving."""
+    config = replace(config, accumulate=1)
+
+    def fits(batch: int) -> Plan | None:
+        return recomputation_plan(replace(config, batch=batch), memory, free_host_memory() if host is None else host)
+
+    best, low, high = fits(1), 1, 2
+    if best is None:
+        return None
+    while (plan := fits(high)) is not None and high < 2**20:
+        best, low, high = plan, high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        plan = fits(middle)
+        best, low, high = (plan, middle, high) if plan is not None else (best, low, middle)
+    return best
+
+
+def predict(config: TrainConfig, processes: int = 1) -> StepMemory:
+    """Predicts the memory of a step of a run."""
+    model = config.model
+    matrices = model.layers * _matrix_parameters(model)
+    states, temporary = 8 * model.parameters, 0
+    if config.optimizer.name == "muon":
+        states -= 4 * matrices
+        largest = model.layers * model.width * max(2 * model.qk_width + model.width, model.ff_width)
+        temporary = MUON_BYTES * min(LARGEST_STACK, largest)
+    elif config.optimizer.name == "adafactor":
+        states = 0
+    if config.ema:
+        states += 4 * model.parameters
+    rows = config.batch // processes // config.accumulate
+    shares = processes if config.parallel == "fsdp" else 1
+    # DDP keeps the buckets of gradients from step to step.
+    return step_memory(model, rows, states, temporary, config.accumulate > 1 or processes > 1, shares)
+
+
+def fits(memory: StepMemory, gpu: int, host: int) -> bool:
+    return memory.peak <= usable(gpu) and memory.host <= HOST_SHARE * host
+
+
+def usable(memory: int) -> int:
+    """Bytes for tensors in a GPU of this memory."""
+    return int((memory - CONTEXT_BYTES) * (1 - MARGIN))
+
+
+def free_host_memory() -> int:
+    """Free memory of this machine, in bytes; 0 if unknown."""
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def recomputation_plan(config: TrainConfig, gpu: int, host: int, processes: int = 1) -> Plan | None:
+    """Returns the plan with the config's accumulation and recomputation; if that is "auto", with the fastest that fits."""
+
+    def plan_of(recompute: str) -> Plan | None:
+        made = replace(config, model=replace(config.model, recompute=recompute))
+        memory = predict(made, processes)
+        return Plan(made, memory, step_seconds(made, processes)) if fits(memory, gpu, host) else None
+
+    if config.model.recompute != "auto":
+        return plan_of(config.model.recompute)
+    # FSDP gathers a block's weights around its forward and backward pass, which blocks in parts do not have.
+    in_parts = config.parallel != "fsdp" or processes == 1
+    choices = [choice for choice in CHOICES if in_parts or choice in ("off", "selective", "on")]
+    rows = config.batch // processes // config.accumulate
+    kept = {choice: kept_bytes(config.model, rows, choice) for choice in choices}
+    seconds = {choice: block_seconds(config.model, rows, choice, config.compile) for choice in choices}
+    layers = config.model.layers
+    starts = [Counter({choice: layers}) for choice in reversed(choices)]
+    if "host" in choices:  # As many inputs as the host can have.
+        in_host = min(layers, int(HOST_SHARE * host) // host_bytes(config.model, rows))
+        starts[0] = Counter({"host": in_host, "parts": layers - in_host})
+    # A choice that keeps less may have larger temporary tensors.
+    found = ((counts, plan_of(_text(counts, choices))) for counts in starts)
+    counts, best = next(((counts, plan) for counts, plan in found if plan is not None), (starts[0], None))
+    while best is not None:
+        for before, after in _upgrades(counts, kept, seconds):
+            changed = counts + Counter({after: 1}) - Counter({before: 1})
+            plan = plan_of(_text(changed, choices))
+            if plan is not None:
+                best, counts = plan, changed
+                break
+        else:
+            break
+    return best
+
+
+def _upgrades(counts: Counter[str], kept: dict[str, int], seconds: dict[str, float]) -> list[tuple[str, str]]:
+    """Returns the faster choices for a block, those first that save the most time per byte."""
+    rated = [
+        ((seconds[before] - seconds[after]) / max(1, kept[after] - kept[before]), before, after)
+        for before in counts
+        for after in kept
+        if counts[before] and seconds[after] < seconds[before]
+    ]
+    return [(before, after) for _, before, after in sorted(rated, reverse=True)]
+
+
+def _text(counts: Counter[str], choices: Sequence[str]) -> str:
+    return write([choice for choice in reversed(choices) for _ in range(counts[choice])])
+
+
+def _matrix_parameters(model: ModelConfig) -> int:
+    """Weights in a block's matrices, which Muon has."""
+    return model.width * (2 * model.qk_width + model.width) + model.width * (model.width + 2 * model.ff_width)

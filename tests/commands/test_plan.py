@@ -1,0 +1,90 @@
+"""longstride plan, and longstride train --gpu-memory"""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+
+from longstride.commands.main import main
+from longstride.data.store import write_store
+
+LONG = "music-65536 --gpu-memory 16GB --context 1048576 --host-memory 100GiB"
+
+
+def said(capsys, words):
+    main(["plan", *shlex.split(words)])
+    return capsys.readouterr().out
+
+
+def test_a_million_bytes_in_16_gigabytes(capsys):
+    text = said(capsys, LONG)
+    assert "153.8 million parameters, context 1,048,576" in text
+    assert "GPU 16.0 GB (14.9 GiB), host 100.0 GiB" in text
+    command = shlex.split(text.splitlines()[-1])
+    assert command[:3] == ["longstride", "train", "music-65536"]
+    assert command[command.index("--model.context") + 1] == "1048576"
+    assert "host" in command[command.index("--model.recompute") + 1]
+
+
+def test_ways_to_divide_the_batch(capsys):
+    rows = [line.split() for line in said(capsys, "enwik8 --gpu-memory 16GB").splitlines()]
+    divided = [(row[0], row[1]) for row in rows if len(row) > 5 and row[0].isdigit()]
+    assert divided == [("8", "1"), ("4", "2"), ("2", "4"), ("1", "8")]
+
+
+def test_the_nearest_that_fits(capsys):
+    text = said(capsys, LONG.replace("100GiB", "20GiB"))
+    assert "Nothing fits: one sequence at a time takes at least 9.8 GiB of the GPU with 48.0 GiB of the host" in text
+    assert "The nearest that fits has a context of 524,288:" in text
+    assert "--model.context 524288" in text
+    text = said(capsys, "cifar10 --gpu-memory 1GB")
+    assert "Shorter contexts do not fit, either: use a smaller network." in text
+
+
+def test_settings_that_are_given(capsys):
+    text = said(capsys, "enwik8 --gpu-memory 80GB --batch 3 --recompute '10*off + 20*on' --optimizer muon")
+    assert "10*off + 20*on" in text
+    assert "batch 3, muon" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("enwik9 --gpu-memory 16GB", "there is no preset 'enwik9'; did you mean 'enwik8'?"),
+        ("enwik8 --gpu-memory 16", "plan: gpu_memory must be a size such as 16GB or 80GiB, got '16'"),
+        ("enwik8 --gpu-memory 16GB --recompute never", "recompute must be one of off, selective, on, parts, host, auto"),
+        ("cifar10 --gpu-memory 16GB --context 4096", "has 3,072 bytes and context is 4,096"),
+    ],
+)
+def test_bad_input(words, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        said(capsys, words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def train(tmp_path):
+    """The words of a short run of two blocks."""
+    stream = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8)
+    write_store(tmp_path / "data", "text", {"train": stream, "valid": stream})
+    words = f"train text-small --data {tmp_path}/data --out {tmp_path}/run --batch 1 --validate-bytes 1 --model.layers 2"
+    return words.split()
+
+
+def saved(tmp_path):
+    return json.loads((tmp_path / "run" / "config.json").read_text())
+
+
+def test_train_with_a_memory_chooses_and_records(train, capsys, tmp_path):
+    main([*train, "--steps", "1", "--gpu-memory", "16GB"])
+    assert "recompute off: predicted peak" in capsys.readouterr().err
+    assert (saved(tmp_path)["model"]["recompute"], saved(tmp_path)["gpu_memory"]) == ("off", "16GB")
+    main([*train, "--steps", "2", "--resume", "--gpu-memory", "2GB"])
+    assert saved(tmp_path)["model"]["recompute"] == "off"
+
+
+def test_recomputation_that_is_given_with_a_memory_stays(train, tmp_path):
+    main([*train, "--steps", "1", "--gpu-memory=16GB", "--model.recompute", "parts + host"])
+    assert saved(tmp_path)["model"]["recompute"] == "parts + host"

@@ -1,0 +1,86 @@
+import pytest
+import torch
+
+from longstride.model import block_in_parts, layers
+from tests.model.small import model, some_bytes
+
+KINDS = [
+    {},
+    {"dropout": 0.3},
+    {"qk_ratio": 0.5, "pattern": "distinct(merged(fixed(4, 2)))"},
+    {"norm": "rms", "qk_norm": True, "embedding": "rotary"},
+]
+
+
+def gradients(tokens, **changes):
+    made = model(precision="float64", **changes).double()
+    torch.manual_seed(7)
+    loss = made.loss(tokens)
+    loss.backward()
+    return [loss.detach(), *(x.grad for x in made.parameters())]
+
+
+@pytest.mark.parametrize("in_groups", [False, True])
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_loss_and_gradients_are_those_of_plain_autograd(changes, in_groups, monkeypatch):
+    """Parts of five positions, the last one of four; with groups, one head at a time."""
+    monkeypatch.setattr(layers, "PART_BYTES", 2 * 5 * 64 * 8)
+    if in_groups:
+        monkeypatch.setattr(block_in_parts, "GROUP_BYTES", 1)
+    plain, again = (gradients(some_bytes(), recompute=how, **changes) for how in ("off", "parts"))
+    torch.testing.assert_close(again, plain, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("other", ["host", "host + parts + host", "parts + 2*host"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_inputs_in_host_memory_change_no_bit(precision, other, monkeypatch):
+    monkeypatch.setattr(layers, "PART_BYTES", 2 * 5 * 64 * 4)
+    found = []
+    for how in ("parts", other):
+        made = model(precision=precision, dropout=0.3, recompute=how)
+        for step in range(2):  # The second step uses the buffers of the first.
+            torch.manual_seed(step)
+            made.loss(some_bytes(seed=step)).backward()
+        found.append([x.grad for x in made.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*found))
+    assert [len(free) for free in made.host_memory.free.values()] == [made.config.recomputed.count("host")]
+
+
+def test_mixed_choices_agree_with_plain_autograd():
+    plain, mixed = (
+        gradients(some_bytes(), layers=6, recompute=how, dropout=0.2)
+        for how in ("off", "off + parts + on + host + selective + host")
+    )
+    torch.testing.assert_close(mixed, plain, rtol=1e-9, atol=1e-12)
+
+
+def test_a_gradient_that_shares_memory_is_not_overwritten():
+    plain, again = (model(recompute=how) for how in ("off", "parts"))
+    for made in (plain, again):
+        made.hidden(some_bytes()).sum().backward()  # An expanded tensor.
+    for one, two in zip(plain.blocks.parameters(), again.blocks.parameters()):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+def test_accumulation_over_two_losses():
+    """Both forward passes come before the backward passes, and each has its own inputs."""
+    found = []
+    for how in ("parts", "host"):
+        made = model(recompute=how)
+        one, two = made.loss(some_bytes(seed=1)), made.loss(some_bytes(seed=2))
+        one.backward()
+        two.backward()
+        found.append([x.grad for x in made.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*found))
+
+
+def test_backward_twice_is_refused():
+    loss = model(recompute="host").loss(some_bytes())
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="call backward\\(\\) once"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(("heads", "size", "count"), [(16, 1, 1), (16, 3 * 2**30, 4), (6, 3 * 2**30, 3), (2, 2**40, 2)])
+def test_groups_divide_the_heads(heads, size, count):
+    assert block_in_parts.group_count(heads, size) == count

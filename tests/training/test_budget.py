@@ -1,0 +1,94 @@
+import json
+
+import pytest
+import torch
+
+from longstride.training import train
+from longstride.training.budget import advice, available_memory, flags, resolve_recomputation, with_advice
+from longstride.training.plan import CONTEXT_BYTES, make_plan, predict
+from longstride.training.ranks import SINGLE_RANK
+from tests.training.small import config, same, weights
+
+AUTO = {"model": {"recompute": "auto"}}
+CPU = torch.device("cpu")
+
+
+def recompute_of(run):
+    return json.loads((run / "config.json").read_text())["model"]["recompute"]
+
+
+def test_the_choice_is_said(tmp_path):
+    said = []
+    chosen = resolve_recomputation(config(tmp_path, **AUTO, gpu_memory="16GB"), False, SINGLE_RANK, said.append)
+    assert chosen.model.recompute == "off"
+    assert "recompute off: predicted peak 0.1 GiB of 14.9" in said[0]
+
+
+def test_a_run_with_auto_can_be_resumed_with_another_memory(tmp_path, monkeypatch):
+    small = config(tmp_path, model={"recompute": "auto", "context": 64}, gpu_memory="16GB")
+    monkeypatch.setattr("longstride.training.plan.CONTEXT_BYTES", 0)
+    train(small, until=5)
+    assert recompute_of(tmp_path / "run") == "off"
+    little = config(tmp_path, data=small.data, **AUTO, gpu_memory="73MB")
+    assert make_plan(little, 73 * 10**6, 2**30).config.model.recompute != "off"
+    train(little, resume=True)
+    assert recompute_of(tmp_path / "run") == "off"
+    plain = config(tmp_path / "other", data=small.data)
+    (tmp_path / "other").mkdir()
+    train(plain)
+    assert same(weights(tmp_path / "run"), weights(tmp_path / "other" / "run"))
+
+
+def test_a_network_that_does_not_fit_is_refused(tmp_path):
+    message = (
+        "train: gpu_memory = '1GB' is 0.9 GiB, .* and recompute = 'host' takes .* GiB; (this fits|make the network smaller)"
+    )
+    with pytest.raises(ValueError, match=message):
+        train(config(tmp_path, model={"recompute": "auto", "layers": 40, "width": 512, "heads": 8}, gpu_memory="1GB"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_that_do_not_fit_are_refused_with_some_that_do(tmp_path):
+    given = config(tmp_path, model={"layers": 30, "context": 4096, "width": 64}, batch=64, gpu_memory="3GB")
+    with pytest.raises(ValueError, match=r"recompute = 'off' takes .* GiB; this fits: --model\.recompute '[^']+'"):
+        train(given)
+    assert train(config(tmp_path, data=given.data, steps=1, gpu_memory="3GB")).done
+
+
+def test_out_of_memory_names_settings_that_fit(tmp_path, monkeypatch):
+    from longstride.training.trainer import Trainer
+
+    def fail(self, tokens):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(Trainer, "take_step", fail)
+    given = config(tmp_path, batch=64, model={"context": 512, "layers": 20}, gpu_memory="4GB")
+    with pytest.raises(torch.OutOfMemoryError) as failed:
+        train(given)
+    assert failed.value.advice.startswith("These settings should fit: --model.recompute '")
+    with pytest.raises(torch.OutOfMemoryError) as failed, with_advice(config(tmp_path, gpu_memory="100MB"), CPU, 1):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    assert failed.value.advice == "Use a smaller network."
+
+
+def test_advice_takes_less_than_what_failed(tmp_path):
+    model = {"context": 4096, "width": 64, "layers": 20}
+    failed = config(tmp_path, batch=64, model=model)
+    auto = config(tmp_path, data=failed.data, batch=64, model={**model, "recompute": "auto"})
+    peak = predict(failed).peak
+    said = advice(failed, peak + 2**30)
+    plan = make_plan(auto, int(0.85 * (peak + CONTEXT_BYTES)))
+    assert said == f"These settings should fit: {flags(plan, failed)}."
+    assert plan.memory.peak < peak
+
+
+def test_all_of_a_machine_is_the_default(tmp_path):
+    given = config(tmp_path)
+    assert available_memory(given, CPU) > 2**30
+    assert available_memory(config(tmp_path, data=given.data, gpu_memory="2GiB"), CPU) == 2 * 2**30
+
+
+@pytest.mark.parametrize("size", ["16", "GB", "0GB", "16 XB", "1e3GB", "-1GB", "16ib", 16])
+def test_sizes_that_are_none(size, tmp_path):
+    with pytest.raises(ValueError, match="gpu_memory must be a size such as 16GB or 80GiB, got "):
+        config(tmp_path, gpu_memory=size)
