@@ -87,7 +87,16 @@ def resources(source, options):
         "stack": int(numbers[2]),
         "shared": binary.metadata.shared,
         "serialized": "serialized" in remarks,
+        "copied": copied_columns(binary.asm["ttgir"]),
     }
+
+
+def copied_columns(ttgir):
+    """For each tensor that TMA copies in as tiles of lanes: the first columns of the panels."""
+    columns: dict[str, list[str]] = {}
+    for name, column in re.findall(r"async_tma_copy_global_to_local %(\w+)\[(?:[^],]*,){4} %c(\d+)_i32\w*\]", ttgir):
+        columns[name] = sorted({*columns.get(name, []), column})
+    return columns
 
 
 def as_on_hopper():

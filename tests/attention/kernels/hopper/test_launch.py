@@ -63,7 +63,7 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("local(40)", 1, 2, 130, 64, 128, WALK, ["walk_backward"]),
     ("column(96)", 2, 2, 3072, 64, 128, LANES, ["lane_backward"]),
     ("column(20)", 2, 3, 1003, 64, 128, LANES * 2, ["lane_backward"] * 2),
-    ("block(96)", 2, 2, 3000, 64, 128, LANES * 2, []),
+    ("block(96)", 2, 2, 3000, 64, 128, LANES * 2, ["lane_backward"] * 2),
     ("merged(strided(96))", 2, 2, 3072, 64, 128, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
     ("merged(strided(16))", 1, 2, 1003, 64, 128, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
     ("merged(strided(16))", 2, 2, 1003, 32, 32, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
@@ -99,6 +99,11 @@ def test_kernels_compile(case):
         assert one["together"] * (one["shared"] + 1024) <= SHARED_MEMORY + 1024, one
         if one["kernel"].startswith(("walk", "lane")):
             assert one["together"] * one["registers"] * 128 <= REGISTERS, one
+            panels = {"v": case[5] // case[4], "dv": case[5] // case[4]}
+            panels |= {"output": panels["v"], "d_output": panels["v"]}
+            assert {name: len(columns) for name, columns in one["copied"].items()} == {
+                name: panels.get(name, 1) for name in one["copied"]
+            }
 
 
 @HOPPER
