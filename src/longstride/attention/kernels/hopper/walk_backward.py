@@ -41,8 +41,8 @@ from longstride.attention.kernels.launch import Launch
 def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK: gl.constexpr):
     """Starts to copy in the values and keys of a position, and the last queries that see them.
 
-    Tensors with several panels come first in both: Triton 3.6 takes ((a, b), (c,)) and ((a,), (b, c)) for one type, and would
-    compile copy_all only once.
+    Tensors with several panels come first in both: Triton 3.6 takes ((a, b), (c,)) and ((a,), (b, c)) for one type, and
+    would compile copy_all only once.
     """
     present = position < end
     panels: gl.constexpr = 2 + len(queries) * len(key_tiles[0])
