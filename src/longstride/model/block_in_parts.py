@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from longstride.attention.manual import attend_backward, attend_forward
 from longstride.model.dropout import draw_mask
+from longstride.model.feed_forward import feed_forward_gradient, row_parts
 from longstride.model.host_inputs import HostInputs
-from longstride.model.layers import drop, feed_forward_gradient, gelu, row_parts
+from longstride.model.layers import drop, gelu
 
 GROUP_BYTES = 2**30
 """Bytes of the queries, keys and values that exist at a time."""

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from longstride.attention.api import HAS_TRITON
-
-LIBRARY = torch.library.Library("longstride_model", "FRAGMENT")
-"""Not the namespace of attention: selective recomputation keeps the results of that one."""
+from longstride.model.operators import OPS, define
 
 
 def draw_seeds(count: int, device: torch.device) -> Tensor:
@@ -22,7 +20,7 @@ def draw_seeds(count: int, device: torch.device) -> Tensor:
 
 def draw_mask(x: Tensor, dropout: float, seed: Tensor) -> Tensor:
     """Draws a mask for a tensor like x: True where it is kept."""
-    mask: Tensor = torch.ops.longstride_model.dropout_mask(seed, x.shape, 1 - dropout)
+    mask: Tensor = OPS.dropout_mask(seed, x.shape, 1 - dropout)
     return mask
 
 
@@ -41,6 +39,4 @@ def _mask_like(seed: Tensor, size: list[Any], keep: float) -> Tensor:
     return torch.empty(size, dtype=torch.bool, device=seed.device)
 
 
-LIBRARY.define("dropout_mask(Tensor seed, SymInt[] size, float keep) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.impl("dropout_mask", _mask, "CompositeExplicitAutograd")
-torch.library.register_fake("longstride_model::dropout_mask", _mask_like, lib=LIBRARY)
+define("dropout_mask(Tensor seed, SymInt[] size, float keep) -> Tensor", _mask, _mask_like)

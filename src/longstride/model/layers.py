@@ -1,8 +1,7 @@
 """Linear layers, norms and gelu with float32 weights, for activations of any dtype.
 
 Norms and gelu save only their input for the gradient and recompute the rest: that is little work, and saving it would take a
-third of a block's memory. `recomputed_feed_forward` does the same for the whole feed-forward network, some rows at a time,
-for a model that uses recomputation.
+third of a block's memory.
 """
 
 from typing import Any
@@ -15,8 +14,6 @@ SLOPE = 1.702
 EPSILON = 1e-5
 FEW = 8
 """The least number of rows at which a CPU's matrix product rounds independently of that number."""
-PART_BYTES = 2**26
-"""Bytes of the inner layer that `recomputed_feed_forward` computes at a time: enough for full-speed matrix products."""
 
 
 class Linear(nn.Linear):
@@ -95,6 +92,11 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
+def wide(x: Tensor) -> Tensor:
+    """Returns x in float32 at least."""
+    return x.to(_compute_dtype(x))
+
+
 def gelu(x: Tensor) -> Tensor:
     """The paper's approximation of GELU: x * sigmoid(1.702 x)."""
     return _Gelu.apply(x) if torch.is_grad_enabled() else _Gelu.forward(x)
@@ -121,91 +123,3 @@ def gelu_derivative(x: Tensor) -> Tensor:
 
 def drop(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     return x if mask is None else x * mask * scale
-
-
-def recomputed_feed_forward(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
-    """Returns drop(outer(gelu(inner(x))), mask, scale); saves only x and the mask for the gradient.
-
-    If the inner layer exceeds PART_BYTES, the gradients of the weights are sums over parts of the rows. They differ in the
-    last bit from those of a model without recomputation, which takes one product over all rows.
-
-    Activation checkpointing stops recomputing a block once all saved tensors are known. To make it stop before the products,
-    the first of two functions returns x and has the gradient; the second computes the value and passes its gradient through.
-    """
-    weights = inner.weight, inner.bias, outer.weight, outer.bias
-    return _FeedForwardValue.apply(feed_forward_gradient(x, inner, outer, mask, scale), *weights, mask, scale)
-
-
-def feed_forward_gradient(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
-    """Returns x, with the gradient of drop(outer(gelu(inner(x))), mask, scale): for a caller that needs no value."""
-    result: Tensor = _FeedForwardGradient.apply(x, inner.weight, inner.bias, outer.weight, outer.bias, mask, scale)
-    return result
-
-
-class _FeedForwardValue(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        x: Tensor, weight_1: Tensor, bias_1: Tensor | None, weight_2: Tensor, bias_2: Tensor | None, mask: Tensor | None,
-        scale: float,
-    ) -> Tensor:  # fmt: skip
-        w_1, w_2, b_1, b_2 = *(weight.to(x.dtype) for weight in (weight_1, weight_2)), _cast(bias_1, x), _cast(bias_2, x)
-        result = torch.empty_like(x)
-        for part in row_parts(x, len(w_1)):
-            result[part] = drop(F.linear(gelu(F.linear(x[part], w_1, b_1)), w_2, b_2), _at(mask, part), scale)
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
-        return d_output, *[None] * 6
-
-
-class _FeedForwardGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, *_: Any) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.scale = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_1, bias_1, weight_2, bias_2, mask = ctx.saved_tensors
-        w_1, w_2, b_1 = weight_1.to(x.dtype), weight_2.to(x.dtype), _cast(bias_1, x)
-        dx = torch.empty_like(x)
-        sums = [None if one is None else torch.zeros_like(one) for one in (weight_1, bias_1, weight_2, bias_2)]
-        for part in row_parts(x, len(w_1)):
-            rows, d_result = x[part].flatten(0, -2), drop(d_output[part], _at(mask, part), ctx.scale).flatten(0, -2)
-            inner = F.linear(rows, w_1, b_1)
-            d_inner = (d_result @ w_2) * gelu_derivative(inner)
-            dx[part] = (d_inner @ w_1).view_as(x[part])
-            for total, added in zip(sums, (d_inner.T @ rows, d_inner.sum(0), d_result.T @ gelu(inner), d_result.sum(0))):
-                if total is not None:
-                    total += added
-        return dx, *sums, None, None
-
-
-def _cast(bias: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if bias is None else bias.to(x.dtype)
-
-
-def part_count(inner_bytes: int) -> int:
-    """Returns how many parts the feed-forward network is recomputed in. `inner_bytes`: its inner layer, all rows."""
-    return max(1, -(-inner_bytes // PART_BYTES))
-
-
-def row_parts(x: Tensor, inner_width: int) -> list[Any]:
-    """Returns index tuples that slice the positions of x [..., n, width] into the parts that are computed together."""
-    n = x.shape[-2]
-    rows = x.numel() // x.shape[-1]
-    step = -(-n // min(n, part_count(rows * inner_width * x.element_size())))
-    return [(..., slice(start, start + step), slice(None)) for start in range(0, n, step)]
-
-
-def _at(mask: Tensor | None, part: Any) -> Tensor | None:
-    return None if mask is None else mask[part]

@@ -13,7 +13,7 @@ import torch
 
 from longstride.model.block_in_parts import group_count
 from longstride.model.config import BYTES, ModelConfig
-from longstride.model.layers import part_count
+from longstride.model.feed_forward import part_count
 
 WEIGHT_BYTES = 4
 """Bytes of a weight, of its gradient, and of each of Adam's two moments: float32."""

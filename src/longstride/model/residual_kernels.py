@@ -84,7 +84,7 @@ def _forward(stream, branch, branch_bias, weight, bias, seed, keep, epsilon, res
         arguments = stream, branch, branch_bias, weight, bias, seed, *results, *values
         return [Launch(forward, triton.cdiv(rows, together), arguments, {"num_warps": warps})]
 
-    _run(
+    run_plan(
         ("forward", setting, rows, width, keep, epsilon),
         [stream, branch, branch_bias, weight, bias, seed, *results],
         launches,
@@ -119,10 +119,10 @@ def _backward(d_stream, d_normalized, stream, weight, mean, scale, seed, keep, d
         *inputs, d_previous, d_branch, sums = tensors
         partial = workspace.new(programs, *sums.shape)
         arguments = *inputs, d_previous, d_branch, partial, rows, keep, width, block, together, len(sums)
-        return [Launch(backward, programs, arguments, {"num_warps": warps}), _sum_rows(partial, sums, programs)]
+        return [Launch(backward, programs, arguments, {"num_warps": warps}), launch_sum_rows(partial, sums, programs)]
 
     tensors = [d_stream, d_normalized, stream, weight, mean, scale, seed, d_previous, d_branch, sums]
-    _run(("backward", setting, rows, width, keep, len(sums)), tensors, launches)
+    run_plan(("backward", setting, rows, width, keep, len(sums)), tensors, launches)
 
 
 def gelu(x: Tensor, bias: Tensor | None, result: Tensor) -> None:
@@ -135,7 +135,7 @@ def gelu(x: Tensor, bias: Tensor | None, result: Tensor) -> None:
     def launches(tensors, workspace):
         return [Launch(gelu_forward, programs, (*tensors, rows, width, together, columns), {"num_warps": warps})]
 
-    _run(("gelu", setting, rows, width), [x, bias, result], launches)
+    run_plan(("gelu", setting, rows, width), [x, bias, result], launches)
 
 
 def gelu_gradient(d_result: Tensor, x: Tensor, bias: Tensor | None, dx: Tensor, d_bias: Tensor) -> None:
@@ -150,10 +150,10 @@ def gelu_gradient(d_result: Tensor, x: Tensor, bias: Tensor | None, dx: Tensor, 
         partial = workspace.new(groups, width)
         arguments = *tensors, partial, rows, groups, width, together, columns
         return [
-            Launch(gelu_backward, parts * groups, arguments, {"num_warps": warps}), _sum_rows(partial, d_bias, groups),
+            Launch(gelu_backward, parts * groups, arguments, {"num_warps": warps}), launch_sum_rows(partial, d_bias, groups),
         ]  # fmt: skip
 
-    _run(("gelu_backward", setting, rows, width), [d_result, x, bias, dx, d_bias], launches)
+    run_plan(("gelu_backward", setting, rows, width), [d_result, x, bias, dx, d_bias], launches)
 
 
 def _tile(block: int, setting: Setting) -> tuple[int, int]:
@@ -167,7 +167,7 @@ def _gelu_tile(width: int, setting: Setting) -> tuple[int, int, int]:
     return setting.elements // columns, columns, setting.warps
 
 
-def _sum_rows(partial: Tensor, sums: Tensor, rows: int) -> Launch:
+def launch_sum_rows(partial: Tensor, sums: Tensor, rows: int) -> Launch:
     columns = sums.numel()
     together = min(SUM_ROWS, triton.next_power_of_2(rows))
     arguments = partial, sums, rows, columns, together, SUM_COLUMNS
@@ -178,7 +178,7 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
-def _run(key: tuple, tensors: list[Tensor | None], launches: Callable) -> None:
+def run_plan(key: tuple, tensors: list[Tensor | None], launches: Callable) -> None:
     """Runs the plan of these tensors, which are contiguous; `key` and the tensors' dtypes determine its launches."""
     there = [x for x in tensors if x is not None]
     # The kernels assume nothing of a seed's address.

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 
 from longstride.attention.api import HAS_TRITON
-from longstride.model import layers
-from longstride.model.dropout import LIBRARY, draw_mask
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+from longstride.model import layers, operators
+from longstride.model.dropout import draw_mask
+from longstride.model.layers import wide
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -52,7 +49,7 @@ def _add_norm(
         return results
     new_stream = stream if branch is None else _add(stream, branch, branch_bias, seed, keep)
     normalized, mean, scale = torch.native_layer_norm(
-        _wide(new_stream), weight.shape, weight.to(_wide(stream).dtype), bias.to(_wide(stream).dtype), epsilon
+        wide(new_stream), weight.shape, weight.to(wide(stream).dtype), bias.to(wide(stream).dtype), epsilon
     )
     added = _nothing(stream) if branch is None else new_stream
     return added, normalized.to(stream.dtype), mean.flatten(), scale.flatten()
@@ -83,11 +80,11 @@ def _add_norm_backward(
         d_branch = None if seed is None else results[1]
         residual_kernels.add_norm_backward(*inputs, seed, keep, results[0], d_branch, results[2])
         return results
-    normal = (_wide(_rows(stream)) - mean[:, None]) * scale[:, None]
-    d_rows = _wide(_rows(d_normalized))
+    normal = (wide(_rows(stream)) - mean[:, None]) * scale[:, None]
+    d_rows = wide(_rows(d_normalized))
     g = d_rows * weight
     dx = scale[:, None] * (g - g.mean(-1, keepdim=True) - normal * (g * normal).mean(-1, keepdim=True))
-    d_sum = _wide(d_stream) + dx.view(d_stream.shape)
+    d_sum = wide(d_stream) + dx.view(d_stream.shape)
     d_branch = _drop(d_sum, seed, keep)
     sums = (d_rows * normal).sum(0), d_rows.sum(0), _rows(d_branch).sum(0)
     branch_result = _nothing(d_stream) if seed is None else d_branch.to(d_stream.dtype)
@@ -110,8 +107,8 @@ def _add(stream: Tensor, branch: Tensor, branch_bias: Tensor | None, seed: Tenso
         result = _add_like(stream, branch, branch_bias, seed, keep)
         residual_kernels.add(stream.contiguous(), branch.contiguous(), branch_bias, seed, keep, result)
         return result
-    added = _wide(branch) if branch_bias is None else _wide(branch) + branch_bias
-    return (_wide(stream) + _drop(added, seed, keep)).to(stream.dtype)
+    added = wide(branch) if branch_bias is None else wide(branch) + branch_bias
+    return (wide(stream) + _drop(added, seed, keep)).to(stream.dtype)
 
 
 def _add_like(stream: Tensor, branch: Tensor, branch_bias: Tensor | None, seed: Tensor | None, keep: float) -> Tensor:
@@ -127,7 +124,7 @@ def _add_backward(d_stream: Tensor, seed: Tensor | None, keep: float) -> tuple[T
         d_branch = None if seed is None else results[0]
         residual_kernels.add_backward(d_stream.contiguous(), seed, keep, d_branch, results[1])
         return results
-    dropped = _drop(_wide(d_stream), seed, keep)
+    dropped = _drop(wide(d_stream), seed, keep)
     d_branch = _nothing(d_stream) if seed is None else dropped.to(d_stream.dtype)
     return d_branch, _rows(dropped).sum(0, keepdim=True)
 
@@ -145,7 +142,7 @@ def _bias_gelu(x: Tensor, bias: Tensor | None) -> Tensor:
         result = _bias_gelu_like(x, bias)
         residual_kernels.gelu(x.contiguous(), bias, result)
         return result
-    shifted = _wide(x) if bias is None else _wide(x) + bias
+    shifted = wide(x) if bias is None else wide(x) + bias
     return (shifted * torch.sigmoid(layers.SLOPE * shifted)).to(x.dtype)
 
 
@@ -161,8 +158,8 @@ def _bias_gelu_backward(d_output: Tensor, x: Tensor, bias: Tensor | None) -> tup
         results = _bias_gelu_backward_like(d_output, x, bias)
         residual_kernels.gelu_gradient(d_output.contiguous(), x.contiguous(), bias, *results)
         return results
-    shifted = _wide(x) if bias is None else _wide(x) + bias
-    dx = _wide(d_output) * layers.gelu_derivative(shifted)
+    shifted = wide(x) if bias is None else wide(x) + bias
+    dx = wide(d_output) * layers.gelu_derivative(shifted)
     return dx.to(x.dtype), _rows(dx).sum(0)
 
 
@@ -171,7 +168,7 @@ def _bias_gelu_backward_like(d_output: Tensor, x: Tensor, bias: Tensor | None) -
     return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=compute_dtype)
 
 
-OPS = torch.ops.longstride_model
+OPS = operators.OPS
 for _schema, _compute, _like in (
     (
         "add_norm(Tensor stream, Tensor? branch, Tensor? branch_bias, Tensor weight, Tensor bias, Tensor? seed, float keep, "
@@ -190,7 +187,4 @@ for _schema, _compute, _like in (
         _bias_gelu_backward, _bias_gelu_backward_like,
     ),
 ):  # fmt: skip
-    _name = _schema[: _schema.index("(")]
-    LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(_name, _compute, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"longstride_model::{_name}", _like, lib=LIBRARY)
+    operators.define(_schema, _compute, _like)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from longstride.model import pretrained
+from longstride.model import feed_forward, pretrained
 from longstride.model.attention import Attend, Attention
 from longstride.model.block_in_parts import block_in_parts
 from longstride.model.config import BYTES, ModelConfig
@@ -25,7 +25,7 @@ from longstride.model.cost import check_memory
 from longstride.model.dropout import draw_mask, draw_seeds
 from longstride.model.embedding import Embedding
 from longstride.model.host_inputs import HostInputs, HostMemory
-from longstride.model.layers import Linear, Norm, RootMeanSquareNorm, recomputed_feed_forward
+from longstride.model.layers import Linear, Norm, RootMeanSquareNorm
 from longstride.model.loss import nats
 from longstride.model.recompute import IN_PARTS
 from longstride.model.residual import Dropout, add, add_and_normalize, gelu, normalize, product
@@ -52,7 +52,9 @@ class FeedForward(nn.Module):
         """Returns h + dropout(ff(x))."""
         if self.recompute and torch.is_grad_enabled():
             mask = None if dropout is None else draw_mask(x, dropout.rate, dropout.seed)
-            return h + recomputed_feed_forward(x, self.inner, self.outer, mask, 1 / (1 - self.dropout))
+            return h + feed_forward.recomputed_feed_forward(x, self.inner, self.outer, mask, 1 / (1 - self.dropout))
+        if feed_forward.is_fused(x.device, x.dtype, self.inner):
+            return add(h, feed_forward.fused_feed_forward(x, self.inner, self.outer), dropout)
         return add(h, product(gelu(product(x, self.inner)), self.outer), dropout)
 
 

@@ -1,0 +1,147 @@
+"""The feed-forward network of a block, W_2 gelu(W_1 x + b_1) + b_2, and its gradient.
+
+`recomputed_feed_forward` keeps x, and computes the rest again for the gradient, some rows at a time. Where `product_ops.py`
+has kernels, gelu and its slope are computed inside the products (`fused_feed_forward`), also when they are recomputed.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from longstride.model import product_ops
+from longstride.model.layers import Linear, drop, gelu, gelu_derivative
+from longstride.model.residual import Product
+
+PART_BYTES = 2**26
+"""Bytes of the inner layer that `recomputed_feed_forward` computes at a time: enough for full-speed matrix products."""
+ops = product_ops.OPS
+
+
+def is_fused(device: torch.device, dtype: torch.dtype, inner: Linear) -> bool:
+    """Whether gelu is computed inside the products, for activations of this dtype on this device."""
+    return torch.is_grad_enabled() and product_ops.takes(device, dtype, inner.in_features, inner.out_features)
+
+
+def fused_feed_forward(x: Tensor, inner: Linear, outer: Linear) -> Product:
+    """Returns outer(gelu(inner(x))), but for a bias that the next function adds. Where `is_fused`."""
+    return Product(_FeedForward.apply(x, inner.weight.to(x.dtype), inner.bias, outer.weight.to(x.dtype)), outer.bias)
+
+
+class _FeedForward(torch.autograd.Function):
+    """Saves gelu's slope instead of the inner layer, which is as large and takes more work to use."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_1: Tensor, bias_1: Tensor | None, weight_2: Tensor) -> Tensor:
+        activation, slope = ops.product_gelu(x, weight_1, bias_1, True)
+        ctx.has_bias = bias_1 is not None
+        ctx.save_for_backward(x, weight_1, weight_2, activation, slope)
+        return F.linear(activation, weight_2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_1, weight_2, activation, slope = ctx.saved_tensors
+        d_inner, d_bias = ops.product_gelu_backward(d_output, weight_2, slope, ctx.has_bias)
+        d_weight_2 = d_output.flatten(0, -2).T @ activation.flatten(0, -2)
+        d_weight_1 = d_inner.flatten(0, -2).T @ x.flatten(0, -2)
+        return d_inner @ weight_1, d_weight_1, d_bias if ctx.has_bias else None, d_weight_2
+
+
+def recomputed_feed_forward(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
+    """Returns drop(outer(gelu(inner(x))), mask, scale); saves only x and the mask for the gradient.
+
+    If the inner layer exceeds PART_BYTES, the gradients of the weights are sums over parts of the rows. They differ in the
+    last bit from those of a model without recomputation, which takes one product over all rows.
+
+    Activation checkpointing stops recomputing a block once all saved tensors are known. To make it stop before the products,
+    the first of two functions returns x and has the gradient; the second computes the value and passes its gradient through.
+    """
+    weights = inner.weight, inner.bias, outer.weight, outer.bias
+    fused = is_fused(x.device, x.dtype, inner)
+    return _FeedForwardValue.apply(feed_forward_gradient(x, inner, outer, mask, scale), *weights, mask, scale, fused)
+
+
+def feed_forward_gradient(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
+    """Returns x, with the gradient of drop(outer(gelu(inner(x))), mask, scale): for a caller that needs no value."""
+    weights = inner.weight, inner.bias, outer.weight, outer.bias
+    result: Tensor = _FeedForwardGradient.apply(x, *weights, mask, scale, is_fused(x.device, x.dtype, inner))
+    return result
+
+
+class _FeedForwardValue(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, weight_1: Tensor, bias_1: Tensor | None, weight_2: Tensor, bias_2: Tensor | None, mask: Tensor | None,
+        scale: float, fused: bool,
+    ) -> Tensor:  # fmt: skip
+        w_1, w_2, b_1, b_2 = *(weight.to(x.dtype) for weight in (weight_1, weight_2)), _cast(bias_1, x), _cast(bias_2, x)
+        result = torch.empty_like(x)
+        for part in row_parts(x, len(w_1)):
+            rows = x[part]
+            activation = ops.product_gelu(rows, w_1, bias_1, False)[0] if fused else gelu(F.linear(rows, w_1, b_1))
+            result[part] = drop(F.linear(activation, w_2, b_2), _at(mask, part), scale)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
+        return d_output, *[None] * 7
+
+
+class _FeedForwardGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, *_: Any) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.scale, ctx.fused = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_1, bias_1, weight_2, bias_2, mask = ctx.saved_tensors
+        w_1, w_2, b_1 = weight_1.to(x.dtype), weight_2.to(x.dtype), _cast(bias_1, x)
+        dx = torch.empty_like(x)
+        sums = [None if one is None else torch.zeros_like(one) for one in (weight_1, bias_1, weight_2, bias_2)]
+        for part in row_parts(x, len(w_1)):
+            rows, d_result = x[part].flatten(0, -2), drop(d_output[part], _at(mask, part), ctx.scale).flatten(0, -2)
+            if ctx.fused:
+                activation, slope = ops.product_gelu(rows, w_1, bias_1, True)
+                d_inner, d_bias = ops.product_gelu_backward(d_result, w_2, slope, bias_1 is not None)
+            else:
+                inner = F.linear(rows, w_1, b_1)
+                activation, d_inner = gelu(inner), (d_result @ w_2) * gelu_derivative(inner)
+                d_bias = d_inner.sum(0)
+            dx[part] = (d_inner @ w_1).view_as(x[part])
+            for total, added in zip(sums, (d_inner.T @ rows, d_bias, d_result.T @ activation, d_result.sum(0))):
+                if total is not None:
+                    total += added
+        return dx, *sums, None, None, None
+
+
+def _cast(bias: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if bias is None else bias.to(x.dtype)
+
+
+def part_count(inner_bytes: int) -> int:
+    """Returns how many parts the feed-forward network is recomputed in. `inner_bytes`: its inner layer, all rows."""
+    return max(1, -(-inner_bytes // PART_BYTES))
+
+
+def row_parts(x: Tensor, inner_width: int) -> list[Any]:
+    """Returns index tuples that slice the positions of x [..., n, width] into the parts that are computed together."""
+    n = x.shape[-2]
+    rows = x.numel() // x.shape[-1]
+    step = -(-n // min(n, part_count(rows * inner_width * x.element_size())))
+    return [(..., slice(start, start + step), slice(None)) for start in range(0, n, step)]
+
+
+def _at(mask: Tensor | None, part: Any) -> Tensor | None:
+    return None if mask is None else mask[part]
