@@ -27,7 +27,7 @@ def is_fused(device: torch.device, dtype: torch.dtype, inner: Linear) -> bool:
 
 def fused_feed_forward(x: Tensor, inner: Linear, outer: Linear) -> Product:
     """Returns outer(gelu(inner(x))), but for a bias that the next function adds. Where `is_fused`."""
-    return Product(_FeedForward.apply(x, inner.weight.to(x.dtype), inner.bias, outer.weight.to(x.dtype)), outer.bias)
+    return Product(_FeedForward.apply(x, inner.weight, inner.bias, outer.weight), outer.bias)
 
 
 class _FeedForward(torch.autograd.Function):
@@ -35,19 +35,20 @@ class _FeedForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_1: Tensor, bias_1: Tensor | None, weight_2: Tensor) -> Tensor:
-        activation, slope = ops.product_gelu(x, weight_1, bias_1, True)
-        ctx.has_bias = bias_1 is not None
-        ctx.save_for_backward(x, weight_1, weight_2, activation, slope)
-        return F.linear(activation, weight_2)
+        w_1, w_2 = weight_1.to(x.dtype), weight_2.to(x.dtype)
+        activation, slope = ops.product_gelu(x, w_1, bias_1, True)
+        ctx.has_bias, ctx.weight_dtype = bias_1 is not None, weight_1.dtype
+        ctx.save_for_backward(x, w_1, w_2, activation, slope)
+        return F.linear(activation, w_2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_1, weight_2, activation, slope = ctx.saved_tensors
-        d_inner, d_bias = ops.product_gelu_backward(d_output, weight_2, slope, ctx.has_bias)
-        d_weight_2 = d_output.flatten(0, -2).T @ activation.flatten(0, -2)
-        d_weight_1 = d_inner.flatten(0, -2).T @ x.flatten(0, -2)
-        return d_inner @ weight_1, d_weight_1, d_bias if ctx.has_bias else None, d_weight_2
+        x, w_1, w_2, activation, slope = ctx.saved_tensors
+        d_inner, d_bias = ops.product_gelu_backward(d_output, w_2, slope, ctx.has_bias)
+        d_weight_1 = ops.linear_backward(d_inner, x, False)[0].to(ctx.weight_dtype)
+        d_weight_2 = ops.linear_backward(d_output, activation, False)[0].to(ctx.weight_dtype)
+        return d_inner @ w_1, d_weight_1, d_bias if ctx.has_bias else None, d_weight_2
 
 
 def recomputed_feed_forward(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:

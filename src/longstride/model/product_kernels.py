@@ -1,7 +1,7 @@
 """Matrix products of the feed-forward network with gelu in their epilogue, for Hopper GPUs.
 
-    forward     z = x weight^T + bias:  gelu(z) and gelu'(z)
-    backward    d_z = (d_output weight) * gelu'(z), and its sum over all rows
+    gelu_product             gelu(z) and gelu'(z) of z = x weight^T + bias
+    gelu_product_gradient    d_z = (d_output weight) * gelu'(z), and its sum over all rows
 
 A program keeps one panel of the weights, 128 columns of the result, in shared memory. A producer warp copies tiles of the
 left operand into a ring. Two warpgroups take tiles of 128 rows in turn: while one has the tensor cores, the other computes
@@ -39,12 +39,8 @@ from longstride.model.residual_kernels import ALIGNMENT, launch_sum_rows, run_pl
 ROWS, COLUMNS, DEPTH = 128, 128, 64
 """Rows and columns of a tile of the result; columns of a tile of the left operand."""
 
-SETTINGS = {
-    (False, False): (5, 1, 64),
-    (False, True): (4, 2, 64),
-    (True, False): (6, 4, 64),
-    (True, True): (6, 4, 64),
-}
+SHALLOW = 256
+"""Up to this depth the weights leave room for a longer ring."""
 
 
 class Place(NamedTuple):
@@ -75,7 +71,7 @@ def product_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor,
         setting = _setting(depth, False)
         results = (None if y is None else _describe(y, ROWS // 2, setting.unit) for y in (output, slope))
         descriptors = _describe(x, ROWS, DEPTH), _describe(weight, COLUMNS, DEPTH), bias, *results
-        return [_launch(forward, descriptors, setting, len(x), width, x.device)]
+        return [_launch(gelu_product, descriptors, setting, len(x), width, x.device)]
 
     _run("product_gelu", depth, [x, weight, bias, output, slope], launches)
 
@@ -91,7 +87,7 @@ def product_gelu_backward(d_output: Tensor, weight: Tensor, slope: Tensor, gradi
         setting = _setting(depth, True)
         units = (_describe(y, ROWS // 2, setting.unit) for y in (slope, gradient))
         descriptors = _describe(d_output, ROWS, DEPTH), _describe(weight, DEPTH, COLUMNS), *units, partial
-        launch = _launch(backward, descriptors, setting, len(d_output), width, d_output.device)
+        launch = _launch(gelu_product_gradient, descriptors, setting, len(d_output), width, d_output.device)
         return [launch] if sums is None else [launch, launch_sum_rows(partial, sums, 2 * groups)]
 
     _run("product_gelu_backward", depth, [d_output, weight, slope, gradient, sums], launches)
@@ -126,8 +122,10 @@ def _launch(
 
 
 def _setting(depth: int, gradient: bool) -> Tiles:
-    stages, units, unit = SETTINGS[depth <= 256, gradient]
-    return Tiles(depth // DEPTH, stages, units, unit)
+    """The fastest of those that were measured on an H200 and fit into shared memory (docs/log.md)."""
+    if depth <= SHALLOW:
+        return Tiles(depth // DEPTH, 8, 2, 64)
+    return Tiles(depth // DEPTH, *((4, 2, 64) if gradient else (5, 2, 32)))
 
 
 @gluon.jit
@@ -239,7 +237,7 @@ def reciprocal(x):
 def compute_gelu(
     GROUP: gl.constexpr, ring, panel, panel_full, order, units, bias, output, slope, place, TILES: gl.constexpr
 ):  # fmt: skip
-    """A warpgroup of `forward`."""
+    """A warpgroup of `gelu_product`."""
     mbarrier.wait(panel_full, 0)
     number = 0
     for tile in range(place.first + GROUP * place.apart, place.end, 2 * place.apart):
@@ -253,7 +251,7 @@ def compute_gelu(
 
 
 @gluon.jit(do_not_specialize=["rows", "panels"])
-def forward(x, weight, bias, output, slope, rows, panels, TILES: gl.constexpr):
+def gelu_product(x, weight, bias, output, slope, rows, panels, TILES: gl.constexpr):
     """x, weight, output, slope: tensor descriptors."""
     place = locate(rows, panels)
     dtype: gl.constexpr = x.dtype
@@ -343,7 +341,7 @@ def add_each(totals, others):
 def compute_gradient(
     GROUP: gl.constexpr, ring, panel, panel_full, order, units, full, slope, gradient, partial, place, TILES: gl.constexpr
 ):  # fmt: skip
-    """A warpgroup of `backward`."""
+    """A warpgroup of `gelu_product_gradient`."""
     nothing = fold(gl.zeros([64, TILES.unit], gl.float32, mma_layout(TILES.unit)))
     totals = (nothing,) * (128 // TILES.unit)
     start = place.first + GROUP * place.apart
@@ -372,7 +370,7 @@ def compute_gradient(
 
 
 @gluon.jit(do_not_specialize=["rows", "panels"])
-def backward(d_output, weight, slope, gradient, partial, rows, panels, TILES: gl.constexpr):
+def gelu_product_gradient(d_output, weight, slope, gradient, partial, rows, panels, TILES: gl.constexpr):
     """d_output, weight, slope, gradient: tensor descriptors. partial: [2 * programs / panels, width], of each warpgroup."""
     place = locate(rows, panels)
     dtype: gl.constexpr = d_output.dtype
