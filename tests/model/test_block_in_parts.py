@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from longstride.model import block_in_parts, layers
+from longstride.model.host_inputs import HostInputs
 from tests.model.small import model, some_bytes
 
 KINDS = [
@@ -44,6 +45,19 @@ def test_inputs_in_host_memory_change_no_bit(precision, other, monkeypatch):
         found.append([x.grad for x in made.parameters()])
     assert all(torch.equal(one, two) for one, two in zip(*found))
     assert [len(free) for free in made.host_memory.free.values()] == [made.config.recomputed.count("host")]
+
+
+@pytest.mark.parametrize(
+    ("how", "stays"), [("2*host + parts", False), ("parts + host + off", False), ("parts + 2*host", True)]
+)
+def test_only_the_input_of_the_last_block_stays_on_the_device(how, stays, monkeypatch):
+    """Its backward pass follows at once."""
+    made, stored = model(recompute=how), []
+    store = HostInputs.store
+    monkeypatch.setattr(HostInputs, "store", lambda self, h: stored.append(store(self, h)) or stored[-1])
+    loss = made.loss(some_bytes())
+    assert [one.on_device is not None for one in stored] == [False] * (len(stored) - 1) + [stays]
+    loss.backward()
 
 
 def test_mixed_choices_agree_with_plain_autograd():

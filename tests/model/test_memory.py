@@ -75,4 +75,4 @@ def test_accumulated_gradients_exist_from_the_start():
 
 def test_host_memory_of_inputs():
     made = config(layers=3, width=16, context=24, recompute="parts + 2*host")
-    assert step_memory(made, batch=3).host == 2 * host_bytes(made, 3) == 2 * 8192
+    assert step_memory(made, batch=3).host == 2 * host_bytes(made, 3) == 2 * 3 * 24 * 16 * 4

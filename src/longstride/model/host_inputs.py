@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longstride.model.pinned import pinned
+
 
 class HostMemory:
     """Buffers that are used again in every step, since pinning memory takes long."""
@@ -23,7 +25,9 @@ class HostMemory:
 
     def take(self, like: Tensor) -> Tensor:
         free = self.free.get((like.shape, like.dtype), [])
-        return free.pop() if free else torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+        if free:
+            return free.pop()
+        return pinned(like.shape, like.dtype) if like.is_cuda else torch.empty(like.shape, dtype=like.dtype)
 
     def give_back(self, buffer: Tensor) -> None:
         self.free.setdefault((buffer.shape, buffer.dtype), []).append(buffer)
@@ -44,10 +48,14 @@ class HostInputs:
 
     def store(self, h: Tensor) -> "StoredInput":
         """Starts to copy h to the host."""
-        if self.newest is not None:
-            self.newest.leave_device()
+        self.leave_device()
         self.newest = StoredInput(h, self.memory, self.newest)
         return self.newest
+
+    def leave_device(self) -> None:
+        """Frees the newest input on the device, which `store` leaves there for a backward pass that may follow at once."""
+        if self.newest is not None:
+            self.newest.leave_device()
 
 
 class StoredInput:

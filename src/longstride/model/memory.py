@@ -62,7 +62,7 @@ def step_memory(
     outside = weights - config.layers * block_gradients
     states = (ADAM_BYTES * config.parameters if states is None else states) // shares
     kept = [kept_bytes(config, batch, choice) for choice in config.recomputed]
-    in_flight = unit if "host" in config.recomputed else 0  # The newest input is still on the device.
+    in_flight = unit if config.recomputed[-1] == "host" else 0  # Its input is still on the device.
     table = 4 * n * width
     chunk = min(config.chunk, n)
     # H_N, the gradients of its chunks, and these joined. Logits, probabilities, their gradient; H_N, its norm, its gradient.
@@ -127,8 +127,8 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
 
 
 def host_bytes(config: ModelConfig, batch: int) -> int:
-    """Bytes of the pinned buffer for a block's input: PyTorch rounds up to a power of two."""
-    return 1 << (_size(config) * batch * config.context * config.width - 1).bit_length()
+    """Bytes of the pinned buffer for a block's input."""
+    return _size(config) * batch * config.context * config.width
 
 
 def _saved_bytes(config: ModelConfig) -> int:

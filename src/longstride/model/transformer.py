@@ -126,6 +126,8 @@ class SparseTransformer(nn.Module):
         dropout = self.training and self.config.dropout > 0
         seeds = draw_seeds(len(self.blocks), h.device) if dropout else [None] * len(self.blocks)
         for block, choice, own_seeds in zip(self.blocks, recomputed, seeds):
+            if host is not None and choice != "host":
+                host.leave_device()
             if choice in IN_PARTS:
                 h = block_in_parts(block, h, own_seeds, rotation, host if choice == "host" else None)
             else:
