@@ -18,7 +18,7 @@ from longstride.training.config import TrainConfig
 from longstride.training.ranks import Ranks
 
 PLAIN_STEPS = 2
-"""Steps before the capture."""
+"""Steps that run plainly before the capture."""
 
 
 def obstacle(config: TrainConfig, device: torch.device, ranks: Ranks) -> str | None:
@@ -64,6 +64,8 @@ class CapturedStep:
         self.tokens: Tensor | None = None
         self.graph: Graph | None = None
         self.calls = 0
+        self.plain_steps = PLAIN_STEPS
+        """Calls before the capture."""
         self.failed = False
 
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -73,7 +75,7 @@ class CapturedStep:
         assert tokens.shape == self.tokens.shape
         self.tokens.copy_(tokens)
         self.calls += 1
-        if self.calls > PLAIN_STEPS and self.graph is None and not self.failed:
+        if self.calls > self.plain_steps and self.graph is None and not self.failed:
             self._capture(self.tokens)
         if self.graph is None:
             with self._on_own_stream():
