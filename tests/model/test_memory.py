@@ -66,6 +66,18 @@ def test_blocks_count_by_their_own_choice():
     assert half < step_memory(config(layers=4, context=4096, recompute="off")).peak
 
 
+def test_a_segment_keeps_one_input_and_recomputes_the_others():
+    unit = 4 * 4096 * 16
+    made = config(layers=20, context=4096, recompute="parts", chunk=16)
+    long = replace(made, recompute="4*(parts + 4*again)")
+    assert kept_bytes(made, 1, "again") == 0
+    # In the last segment's backward pass: four inputs that are kept, and four that are recomputed, instead of twenty.
+    assert step_memory(made).peak - step_memory(long).peak == pytest.approx(
+        (20 - 4 - 4) * unit, abs=8 * made.block_parameters
+    )
+    assert step_memory(replace(made, recompute="4*(host + 4*again)")).host == 4 * unit
+
+
 def test_accumulated_gradients_exist_from_the_start():
     made = config(recompute="off", context=4096)
     more = step_memory(made, accumulate=True)

@@ -59,6 +59,8 @@ def step_flops(config: ModelConfig) -> int:
         recomputed = {"off": 0, "selective": needed}.get(choice, needed + attention)
         if choice in IN_PARTS:  # Queries, keys and values are computed once more for each reason.
             recomputed += project * ((groups > 1) + config.qk_norm)
+        if choice == "again":  # The block before it computes its input.
+            recomputed += linear + attention
         total += blocks * (3 * linear + attention + backward + recomputed)
     return total
 

@@ -5,6 +5,7 @@ until the next block's input is stored; backward, the input of the block before 
 of them are on the device at a time. On a CPU the same functions copy from one tensor to another.
 """
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -12,22 +13,39 @@ from torch import Tensor
 
 from longstride.model.pinned import pinned
 
+THREADS = 4
+"""Threads that pin buffers. Each uses PyTorch's threads, too."""
+
 
 class HostMemory:
     """Buffers that are used again in every step, since pinning memory takes long."""
 
     def __init__(self) -> None:
         self.free: dict[Any, list[Tensor]] = {}
+        self.coming: dict[Any, list[Future[Tensor]]] = {}
+        """Buffers that threads are pinning."""
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def __deepcopy__(self, memo: Any) -> "HostMemory":
         return HostMemory()
 
+    def expect(self, like: Tensor, count: int) -> None:
+        """Starts to pin the buffers that are missing for `count` tensors like this one, while the first are computed."""
+        key = like.shape, like.dtype
+        coming = self.coming.setdefault(key, [])
+        missing = count - len(self.free.get(key, [])) - len(coming)
+        if like.is_cuda and missing > 0:
+            pool = ThreadPoolExecutor(THREADS)
+            coming.extend(pool.submit(pinned, *key, like.device) for _ in range(missing))
+            pool.shutdown(wait=False)
+
     def take(self, like: Tensor) -> Tensor:
-        free = self.free.get((like.shape, like.dtype), [])
-        if free:
-            return free.pop()
-        return pinned(like.shape, like.dtype) if like.is_cuda else torch.empty(like.shape, dtype=like.dtype)
+        key = like.shape, like.dtype
+        if self.free.get(key):
+            return self.free[key].pop()
+        if self.coming.get(key):
+            return self.coming[key].pop(0).result()
+        return pinned(*key, like.device) if like.is_cuda else torch.empty(like.shape, dtype=like.dtype)
 
     def give_back(self, buffer: Tensor) -> None:
         self.free.setdefault((buffer.shape, buffer.dtype), []).append(buffer)
@@ -42,8 +60,10 @@ class HostMemory:
 class HostInputs:
     """The inputs of one forward pass, which the backward pass fetches in the opposite order."""
 
-    def __init__(self, memory: HostMemory) -> None:
+    def __init__(self, memory: HostMemory, like: Tensor, count: int) -> None:
+        """`count`: of the inputs that are to come, all like this one."""
         self.memory = memory
+        memory.expect(like, count)
         self.newest: StoredInput | None = None
 
     def store(self, h: Tensor) -> "StoredInput":

@@ -133,13 +133,7 @@ def recomputed_feed_forward(x: Tensor, inner: Linear, outer: Linear, mask: Tenso
     the first of two functions returns x and has the gradient; the second computes the value and passes its gradient through.
     """
     weights = inner.weight, inner.bias, outer.weight, outer.bias
-    return _FeedForwardValue.apply(feed_forward_gradient(x, inner, outer, mask, scale), *weights, mask, scale)
-
-
-def feed_forward_gradient(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
-    """Returns x, with the gradient of drop(outer(gelu(inner(x))), mask, scale): for a caller that needs no value."""
-    result: Tensor = _FeedForwardGradient.apply(x, inner.weight, inner.bias, outer.weight, outer.bias, mask, scale)
-    return result
+    return _FeedForwardValue.apply(_FeedForwardGradient.apply(x, *weights, mask, scale), *weights, mask, scale)
 
 
 class _FeedForwardValue(torch.autograd.Function):
@@ -150,7 +144,7 @@ class _FeedForwardValue(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         w_1, w_2, b_1, b_2 = *(weight.to(x.dtype) for weight in (weight_1, weight_2)), _cast(bias_1, x), _cast(bias_2, x)
         result = torch.empty_like(x)
-        for part in row_parts(x, len(w_1)):
+        for part in row_parts(x, _count(x, w_1)):
             result[part] = drop(F.linear(gelu(F.linear(x[part], w_1, b_1)), w_2, b_2), _at(mask, part), scale)
         return result
 
@@ -179,7 +173,7 @@ class _FeedForwardGradient(torch.autograd.Function):
         w_1, w_2, b_1 = weight_1.to(x.dtype), weight_2.to(x.dtype), _cast(bias_1, x)
         dx = torch.empty_like(x)
         sums = [None if one is None else torch.zeros_like(one) for one in (weight_1, bias_1, weight_2, bias_2)]
-        for part in row_parts(x, len(w_1)):
+        for part in row_parts(x, _count(x, w_1)):
             rows, d_result = x[part].flatten(0, -2), drop(d_output[part], _at(mask, part), ctx.scale).flatten(0, -2)
             inner = F.linear(rows, w_1, b_1)
             d_inner = (d_result @ w_2) * gelu_derivative(inner)
@@ -199,11 +193,14 @@ def part_count(inner_bytes: int) -> int:
     return max(1, -(-inner_bytes // PART_BYTES))
 
 
-def row_parts(x: Tensor, inner_width: int) -> list[Any]:
-    """Returns index tuples that slice the positions of x [..., n, width] into the parts that are computed together."""
+def _count(x: Tensor, weight: Tensor) -> int:
+    return part_count(x.numel() // x.shape[-1] * len(weight) * x.element_size())
+
+
+def row_parts(x: Tensor, count: int) -> list[Any]:
+    """Returns index tuples that slice the positions of x [..., n, width] into at most `count` parts."""
     n = x.shape[-2]
-    rows = x.numel() // x.shape[-1]
-    step = -(-n // min(n, part_count(rows * inner_width * x.element_size())))
+    step = -(-n // min(n, count))
     return [(..., slice(start, start + step), slice(None)) for start in range(0, n, step)]
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from longstride.model import block_in_parts, layers
 from longstride.model.block_in_parts import group_count
 from longstride.model.config import BYTES, ModelConfig
-from longstride.model.layers import part_count
+from longstride.model.recompute import segment_slices
 
 WEIGHT_BYTES = 4
 """Bytes of a weight, of its gradient, and of each of Adam's two moments: float32."""
@@ -76,9 +77,13 @@ def step_memory(
     work = {choice: working_bytes(config, batch, choice) for choice in set(config.recomputed)}
     if shares > 1:  # The weights of a block are gathered, and its gradients not yet shared.
         work = {choice: working + 2 * shares * block_gradients for choice, working in work.items()}
-    for block in reversed(range(config.layers)):
-        phases.append((f"the backward pass of block {block}", gradients, kept_now, work[config.recomputed[block]]))
-        gradients, kept_now = min(weights, gradients + block_gradients), kept_now - kept[block]
+    for segment in reversed(segment_slices(config.recomputed)):
+        first = config.recomputed[segment.start]
+        for block in reversed(range(segment.start, segment.stop)):
+            inputs = (block - segment.start) * unit  # Recomputed ones, besides that of the segment.
+            phases.append((f"the backward pass of block {block}", gradients, kept_now, inputs + work[first]))
+            gradients = min(weights, gradients + block_gradients)
+        kept_now -= kept[segment.start]
     phases.append(("the gradient of the embedding", weights, 0, unit + 2 * table))
     phases.append(("the optimizer", weights, 0, optimizer))
     phase, gradients, kept_now, working = max(phases, key=lambda phase: sum(phase[1:]))
@@ -93,7 +98,7 @@ def kept_bytes(config: ModelConfig, batch: int, choice: str) -> int:
     attention = unit + 4 * n * config.heads
     if choice == "off":
         return n * _saved_bytes(config) + 2 * n * size * config.ff_width + _cast_bytes(config)
-    return {"selective": unit + attention, "on": unit, "parts": unit, "host": 0}[choice]
+    return {"selective": unit + attention, "on": unit, "parts": unit, "host": 0, "again": 0}[choice]
 
 
 def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
@@ -102,7 +107,6 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
     unit, inner = size * n * width, n * size * config.ff_width
     if choice == "off":
         return 2 * unit + 3 * inner
-    part = inner // part_count(inner)
     masks = 2 * n * width if config.dropout else 0
     casts = _cast_bytes(config)
     if choice in ("on", "selective"):
@@ -113,7 +117,7 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
         dropped = 2 * unit if config.dropout else 0
         # A norm's gradient has three tensors in float32, and its result. A part of the feed-forward network has six.
         norm = unit + (3 if size < 4 and config.norm == "layer" else 1) * 4 * n * width
-        return saved + dropped + max(norm, 6 * part)
+        return saved + dropped + max(norm, 6 * inner // layers.part_count(inner))
     qkv = n * size * (2 * config.qk_width + width)
     groups = group_count(config.heads, qkv)
     stats = 4 * n * config.heads
@@ -121,9 +125,10 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
     held += 3 * unit + stats + casts  # The gradient of the stream, the output of attention, and its gradient.
     attention = 2 * qkv // groups + 2 * stats // groups
     changed = 2 * config.qk_width * 4 if config.is_rotary or config.qk_norm else 0
-    rows = part // (size * config.ff_width)
-    feed_forward = (qkv if groups == 1 else 0) + masks + 6 * part + rows * (3 * 4 + 4 * size) * width
-    return held + max(attention, feed_forward, qkv // groups + rows * (changed + 3 * 4 * width + 2 * size * width))
+    parts = block_in_parts.part_count(inner)
+    # Inner layer, gelu and their gradients; stream, norm, product and their gradients.
+    feed_forward = (qkv if groups == 1 else 0) + masks + (4 * inner + 6 * unit) // parts
+    return held + max(attention, feed_forward, qkv // groups + (n * changed + 2 * qkv // groups + 4 * unit) // parts)
 
 
 def host_bytes(config: ModelConfig, batch: int) -> int:

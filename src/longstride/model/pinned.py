@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 
-def pinned(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Returns a tensor of zeros in pinned host memory, of exactly the bytes that it needs."""
+def pinned(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns a tensor of zeros in host memory of exactly the bytes that it needs, pinned for copies from and to a GPU."""
     pages = mmap.mmap(-1, max(1, prod(shape) * dtype.itemsize))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # A system without large pages.
             pages.madvise(mmap.MADV_HUGEPAGE)
     made = torch.frombuffer(pages, dtype=torch.uint8).zero_()
     address = made.data_ptr()
-    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, made.nbytes, 0))
+    with torch.cuda.device(device):  # A thread that begins has the first device.
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, made.nbytes, 0))
     weakref.finalize(pages, _unregister, address).atexit = False
     return made[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
 

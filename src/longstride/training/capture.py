@@ -27,8 +27,6 @@ def obstacle(config: TrainConfig, device: torch.device, ranks: Ranks) -> str | N
         return f"CUDA graphs need a GPU, and the device is {device}"
     if ranks.count > 1:
         return f"{ranks.count} processes average their gradients, which is not captured"
-    if "host" in config.model.recomputed:
-        return "inputs of blocks are copied to host memory, which is not captured"
     if config.optimizer.name == "adafactor":
         return "PyTorch's Adafactor waits for the GPU in every step; adamw and muon do not"
     return None
