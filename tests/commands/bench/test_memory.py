@@ -28,7 +28,8 @@ def test_losses_fall_at_each_context(tmp_path):
         assert len(row.losses) == 3
         assert row.losses == sorted(row.losses, reverse=True)
         assert row.recompute == "off"
-        assert min(row.predicted_gib, row.seconds, row.first_step_seconds, row.predicted_seconds) > 0
+        assert min(row.predicted_gib, row.seconds, row.predicted_seconds, *row.step_seconds) > 0
+        assert len(row.step_seconds) == 3
         assert row.measured_gib is row.error is row.failure is None
     assert result.limit_gib == pytest.approx(16e9 / 2**30, abs=1e-3)
     assert read_memory(path) == result
@@ -97,7 +98,7 @@ def test_an_empty_file_is_refused(tmp_path):
 
 def test_reading_prints_and_trains_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "_train", None)
-    row = MemoryRow(65_536, 152_000_000, "on", 10.0, 10.5, 11.0, 0.0, 0.4, 0.5, 3.25, [5.5, 5.25])
+    row = MemoryRow(65_536, 152_000_000, "on", 10.0, 10.5, 11.0, 0.0, 0.4, 0.5, [3.25, 0.5], [5.5, 5.25])
     path, console = tmp_path / "result.json", quiet()
     path.write_text(json.dumps(memory.plain(MemoryResult({"device": "a GPU"}, {}, 14.9, [row]))))
     assert run(MemoryBenchmark(read=path), console).rows == [row]

@@ -28,6 +28,7 @@ from longstride.common.device import choose_device, describe_machine
 from longstride.data import samples
 from longstride.data.store import write_store
 from longstride.training.budget import available_memory, memory_limit
+from longstride.training.capture import PLAIN_STEPS, CapturedStep
 from longstride.training.config import TrainConfig
 from longstride.training.plan import Plan, make_plan
 from longstride.training.trainer import Trainer
@@ -110,13 +111,15 @@ def _take_steps(
             times.append(perf_counter() - begun)
             report()
         losses = [float(f"{loss:.6g}") for loss in trainer.run_state.losses]
+        captured = isinstance(trainer.compute, CapturedStep) and trainer.compute.graph is not None
     on_gpu = device.type == "cuda"
+    timed = times[PLAIN_STEPS + 1 :] if captured else times[1:]
     return replace(
         row,
         measured_gib=_rounded(torch.cuda.max_memory_allocated(device) / GIB) if on_gpu else None,
         reserved_gib=_rounded(torch.cuda.max_memory_reserved(device) / GIB) if on_gpu else None,
-        first_step_seconds=_rounded(times[0]),
-        seconds=_rounded(median(times[1:])) if len(times) > 1 else None,
+        seconds=_rounded(median(timed)) if timed else None,
+        step_seconds=[_rounded(seconds) for seconds in times],
         losses=losses,
     )
 

@@ -32,9 +32,9 @@ class MemoryRow:
     predicted_seconds: float | None = None
     """Predicted time of a step on an H200."""
     seconds: float | None = None
-    """Median time of the steps after the first."""
-    first_step_seconds: float | None = None
-    """The first step, which compiles kernels and pins memory."""
+    """Median time of the steps after the first, or after the one that is captured as a CUDA graph, if there is one."""
+    step_seconds: list[float] = field(default_factory=list)
+    """Time of each step. The first compiles kernels and pins memory."""
     losses: list[float] = field(default_factory=list)
     """Loss of each step, in nats."""
     failure: str | None = None
@@ -95,7 +95,8 @@ def _cells(row: MemoryRow) -> list[str]:
         *(_number(value, 2) for value in (row.predicted_gib, row.measured_gib)),
         "-" if row.error is None else f"{row.error:+.0%}",
         _number(row.host_gib, 1),
-        *(_number(value, 2) for value in (row.seconds, row.first_step_seconds)),
+        _number(row.seconds, 2),
+        _number(row.step_seconds[0] if row.step_seconds else None, 2),
     ]
 
 
