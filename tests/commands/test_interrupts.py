@@ -18,6 +18,9 @@ from longstride.commands.verbs import find_verbs
 SITE = """if True:
     import os, signal, sys
 
+    # A shell's background jobs start with SIGINT ignored, and pass that on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
     class Hook:
         def find_spec(self, name, path=None, target=None):
             if name == os.environ["INTERRUPT_AT"]:

@@ -1,5 +1,7 @@
 """What lies between matrix products: operators and kernels against plain PyTorch, and a network made of them."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -178,6 +180,7 @@ def test_operators_keep_the_rules_of_pytorch(with_seed):
         (ops.bias_gelu, (stream, bias)),
         (ops.bias_gelu, (stream, None)),
         (ops.bias_gelu_backward, (stream, branch, bias)),
+        (ops.linear_backward, (stream, branch[..., :20], with_seed)),
     ):
         checked = torch.library.opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
         assert set(checked.values()) == {"SUCCESS"}, op
@@ -222,7 +225,6 @@ def test_recomputation_in_a_fused_network(recompute, fused):
 
 
 def test_a_bias_is_summed_by_no_other_kernel(fused):
-    """Only the packed projection and the output layer have products with a bias or none at all."""
     made = model(layers=1)
     loss = made.loss(some_bytes())
     with Ran() as ran:
@@ -230,6 +232,7 @@ def test_a_bias_is_summed_by_no_other_kernel(fused):
     assert ran.ops.count("longstride_model.add_norm_backward") == 2
     assert ran.ops.count("longstride_model.add_backward") == 1
     assert ran.ops.count("longstride_model.bias_gelu_backward") == 1
+    assert ran.ops.count("longstride_model.linear_backward") == 4
 
 
 def test_a_second_derivative_is_refused(fused):
@@ -246,12 +249,38 @@ def test_without_gradients_the_modules_run(fused):
     assert not [name for name in ran.ops if name.startswith("longstride_model")]
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_linear_layer_has_gradients_in_the_dtype_of_its_weights(dtype, has_bias, fused, kernels):
+    torch.manual_seed(5)
+    layer = layers.Linear(24, 36, bias=has_bias).to(DEVICE)
+    if has_bias:
+        torch.nn.init.normal_(layer.bias)
+    x, slope = (torch.randn(3, 50, size, device=DEVICE).to(dtype) for size in (24, 36))
+
+    def gradients(apply, layer, x):
+        x = x.detach().requires_grad_()
+        value = apply(x, layer)
+        return [value.detach(), *torch.autograd.grad(value, (x, *layer.parameters()), slope.to(x.dtype))]
+
+    with Ran() as ran:
+        ours = gradients(residual.linear, layer, x)
+    assert "longstride_model.linear_backward" in ran.ops
+    plain = gradients(lambda x, layer: layer(x), layer, x)
+    exact = gradients(lambda x, layer: layer(x), copy.deepcopy(layer).double(), x.double())
+    for our, same, true in zip(ours, plain, exact):
+        assert our.dtype == same.dtype
+        distance, allowed = ((found.double() - true).abs().max().item() for found in (our, same))
+        assert distance <= 2 * allowed + 32 * torch.finfo(torch.float32).eps * true.abs().max().item()
+
+
 def test_a_product_that_keeps_its_bias():
-    linear, x = layers.Linear(8, 12), torch.randn(3, 8)
-    torch.nn.init.normal_(linear.bias)
-    value, bias = residual.product(x, linear)
+    layer, x = layers.Linear(8, 12), torch.randn(3, 8)
+    torch.nn.init.normal_(layer.bias)
+    value, bias = residual.product(x, layer)
     assert bias is None
-    assert torch.equal(value, linear(x))
+    assert torch.equal(value, layer(x))
+    assert torch.equal(residual.linear(x, layer), layer(x))
 
 
 def test_plain_functions():

@@ -9,7 +9,7 @@ from longstride.attention.api import attend as attend_over
 from longstride.attention.api import attend_packed, unpack
 from longstride.model.config import ModelConfig
 from longstride.model.layers import Linear, rms_norm
-from longstride.model.residual import Product, product
+from longstride.model.residual import Product, linear, product
 from longstride.model.rotary import rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         """[batch, n, width] -> [batch, n, width]. `attend` replaces the operator, e.g. to record keys or to use a cache; it
         gets queries and keys as they are multiplied, normalised and rotated. `rotation`: from `rotary.rotation`, if the
         network has rotary positions."""
-        packed = self.query_key_value(x)
+        packed = linear(x, self.query_key_value)
         if attend is None and rotation is None and self.query_scale is None:
             attended = attend_packed(packed, self.sizes, self.patterns)
         else:

@@ -4,6 +4,7 @@
     h, x = add_and_normalize(h, branch, norm)        h = h + dropout(branch + bias),  x = norm(h)
     h = add(h, branch)                               h = h + dropout(branch + bias)
     x = gelu(product)                                x = gelu(product + bias)
+    x = linear(x, layer)                             x = layer(x), with float32 gradients of its weight and bias
 
 These only move memory. On a GPU, in training, each is one kernel forward and one backward (`residual_kernels.py`): the
 gradient of the stream, the sums over all rows that are the gradients of biases and norms, and the dropout mask, drawn again
@@ -50,11 +51,16 @@ def is_fused(x: Tensor) -> bool:
     return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and torch.is_grad_enabled()
 
 
-def product(x: Tensor, linear: layers.Linear) -> Product:
+def linear(x: Tensor, layer: layers.Linear) -> Tensor:
+    """Applies a linear layer."""
+    return _Linear.apply(x, layer.weight, layer.bias) if is_fused(x) else layer(x)
+
+
+def product(x: Tensor, layer: layers.Linear) -> Product:
     """Applies a linear layer, but for a bias that the next function can add."""
-    if linear.bias is None or not is_fused(x):
-        return Product(linear(x), None)
-    return Product(nn.functional.linear(x, linear.weight.to(x.dtype)), linear.bias)
+    if layer.bias is None or not is_fused(x):
+        return Product(linear(x, layer), None)
+    return Product(_Linear.apply(x, layer.weight, None), layer.bias)
 
 
 def normalize(h: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
@@ -91,6 +97,24 @@ def add(h: Tensor, branch: Product, dropout: Dropout | None = None) -> Tensor:
 def gelu(x: Product) -> Tensor:
     """The paper's approximation of GELU."""
     return layers.gelu(x.value) if x.bias is None else _BiasGelu.apply(*x)
+
+
+class _Linear(torch.autograd.Function):
+    """F.linear. The weight's gradient is a product with a float32 result, and the bias's comes from one pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        cast = weight.to(x.dtype)
+        ctx.save_for_backward(x, cast)
+        ctx.weight_dtype, ctx.has_bias = weight.dtype, bias is not None
+        return nn.functional.linear(x, cast, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        d_weight, d_bias = ops.linear_backward(d_output, x, ctx.has_bias)
+        return d_output @ weight, d_weight.to(ctx.weight_dtype), d_bias if ctx.has_bias else None
 
 
 class _AddNorm(torch.autograd.Function):

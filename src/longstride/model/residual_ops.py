@@ -171,6 +171,23 @@ def _bias_gelu_backward_like(d_output: Tensor, x: Tensor, bias: Tensor | None) -
     return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=compute_dtype)
 
 
+def _linear_backward(d_output: Tensor, x: Tensor, sum_rows: bool) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of a linear layer's weight and bias, in float32 at least; the second is empty if not wanted."""
+    d_rows, rows = _rows(d_output), _rows(x)
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
+        d_weight = torch.mm(d_rows.T, rows, out_dtype=torch.float32)
+    else:
+        d_weight = _wide(d_rows.T @ rows)
+    d_bias = _add_backward(d_output, None, 1.0)[1][0] if sum_rows else d_weight.new_empty(0)
+    return d_weight, d_bias
+
+
+def _linear_backward_like(d_output: Tensor, x: Tensor, sum_rows: bool) -> tuple[Tensor, Tensor]:
+    outputs = d_output.shape[-1]
+    d_weight = x.new_empty(outputs, x.shape[-1], dtype=torch.promote_types(x.dtype, torch.float32))
+    return d_weight, d_weight.new_empty(outputs if sum_rows else 0)
+
+
 OPS = torch.ops.longstride_model
 for _schema, _compute, _like in (
     (
@@ -188,6 +205,10 @@ for _schema, _compute, _like in (
     (
         "bias_gelu_backward(Tensor d_output, Tensor x, Tensor? bias) -> (Tensor, Tensor)",
         _bias_gelu_backward, _bias_gelu_backward_like,
+    ),
+    (
+        "linear_backward(Tensor d_output, Tensor x, bool sum_rows) -> (Tensor, Tensor)",
+        _linear_backward, _linear_backward_like,
     ),
 ):  # fmt: skip
     _name = _schema[: _schema.index("(")]
