@@ -21,12 +21,12 @@ MEASURED = [
     ("music-262144", {}, 1, 6.3),
     ("music-1048576", {}, 1, 7.5),
 ]
-"""Peaks of steps on an H200, in GiB."""
+"""Peaks of steps on an H200, in GiB; those in parts were measured when autograd computed them."""
 
 
 @pytest.mark.parametrize(("name", "changes", "batch", "gib"), MEASURED, ids=str)
 def test_predicted_peaks_are_near_the_measured_ones(name, changes, batch, gib):
-    assert step_memory(replace(preset(name), **changes), batch).peak / GIB == pytest.approx(gib, rel=0.05)
+    assert step_memory(replace(preset(name), **changes), batch).peak / GIB == pytest.approx(gib, rel=0.1)
 
 
 @pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}, {"embedding": "rotary"}, {"qk_norm": True}], ids=str)

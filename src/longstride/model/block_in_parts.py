@@ -200,10 +200,10 @@ class BlockParts:
 
     def _add_linear(self, linear: nn.Linear, d_result: Tensor, x: Tensor, d_bias: Tensor | None = None) -> None:
         """Adds the gradients of a linear layer. `d_bias`: that of the bias, if it is known."""
-        d_rows = d_result.flatten(0, -2)
-        self._add(linear.weight, d_rows.T @ x.flatten(0, -2))
+        d_weight, row_sum = ops.linear_backward(d_result, x, linear.bias is not None and d_bias is None)
+        self._add(linear.weight, d_weight)
         if linear.bias is not None:
-            self._add(linear.bias, d_rows.sum(0, dtype=linear.bias.dtype) if d_bias is None else d_bias)
+            self._add(linear.bias, row_sum if d_bias is None else d_bias)
 
     def _add(self, parameter: Tensor, gradient: Tensor) -> None:
         if parameter in self.gradients:
@@ -261,10 +261,10 @@ class BlockParts:
             d_projected, *d_scale = torch.autograd.grad(qkv, of, [part[:, :, rows[1]] for part in d_qkv])
             if scale is not None:
                 self._add(scale, *d_scale)
-            d_rows = d_projected.flatten(0, -2)
-            d_weight += d_rows.T @ x.flatten(0, -2)
+            weight_part, bias_part = ops.linear_backward(d_projected, x, d_bias is not None)
+            d_weight += weight_part
             if d_bias is not None:
-                d_bias += d_rows.sum(0, dtype=d_bias.dtype)
+                d_bias += bias_part
             d_h[rows] = self._add_norm_gradient(norm, d_h[rows], d_projected @ weight, h, stats)
         for parameter, total in ((layer.weight, d_weight), (layer.bias, d_bias)):
             if total is not None:

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from longstride.commands.bench.memory_cases import check_memory_settings
-from longstride.commands.bench.memory_results import MemoryResult, MemoryRow, read_memory, show_memory
-from longstride.commands.bench.report import plain, reason_of, save
+from longstride.commands.bench.memory_results import MemoryResult, MemoryRow, read_memory, row_lines, show_memory
+from longstride.commands.bench.report import plain, print_lines, reason_of, save
 from longstride.commands.bench.settings import MemoryBenchmark
 from longstride.common.checks import size_in_bytes
 from longstride.common.device import choose_device, describe_machine
@@ -62,6 +62,7 @@ def run(settings: MemoryBenchmark, console: Console | None = None) -> MemoryResu
             progress.update(task, description=f"context {config.model.context:,}")
             result.rows.append(_train(settings, config, given, device, lambda: progress.advance(task)))
             save(result, settings.json)  # As they come: the next may take too long.
+            print_lines(progress.console, row_lines(result.rows[-1]))
     show_memory(result, console)
     return result
 
@@ -84,7 +85,7 @@ def _train(
     try:
         with tempfile.TemporaryDirectory() as folder, memory_limit(config, device):
             return _take_steps(row, plan, settings.steps, given, Path(folder), device, report)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:  # A lack of memory, or an error of CUDA.
         return replace(row, failure=reason_of(error))
     finally:
         gc.collect()

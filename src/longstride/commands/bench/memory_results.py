@@ -75,15 +75,21 @@ HEADINGS = ("params\nmillion", "paper", "predicted\nGiB", "meas-\nured", "error"
 def show_memory(result: MemoryResult, console: Console) -> None:
     print_machine(console, result.machine, f"limit {result.limit_gib:.1f} GiB of the GPU")
     print_table(console, "the largest contexts of the paper's table 4", ("context",), HEADINGS, map(_cells, result.rows))
+    print_lines(console, [line for row in result.rows for line in row_lines(row)])
+
+
+def row_lines(row: MemoryRow) -> list[str]:
+    """What the table does not have."""
     lines = []
-    for row in result.rows:
-        if row.recompute is not None:
-            lines.append(f"{row.context:,}: recompute {row.recompute}")
-        if row.losses:
-            lines.append(f"{row.context:,}: losses {', '.join(f'{loss:.3f}' for loss in row.losses)}")
-        if row.failure is not None:
-            lines.append(f"{row.context:,} did not run: {row.failure}")
-    print_lines(console, lines)
+    if row.recompute is not None:
+        lines.append(f"{row.context:,}: recompute {row.recompute}")
+    if row.losses:
+        lines.append(f"{row.context:,}: losses {', '.join(f'{loss:.3f}' for loss in row.losses)}")
+    if row.step_seconds:
+        lines.append(f"{row.context:,}: seconds {', '.join(f'{seconds:.2f}' for seconds in row.step_seconds)}")
+    if row.failure is not None:
+        lines.append(f"{row.context:,} did not run: {row.failure}")
+    return lines
 
 
 def _cells(row: MemoryRow) -> list[str]:

@@ -22,10 +22,18 @@ from rich.progress import Progress
 
 from longstride.commands.bench import step_peers
 from longstride.commands.bench.measure import ceilings, keep_freed_memory
-from longstride.commands.bench.report import plain, reason_of, save
+from longstride.commands.bench.report import plain, print_lines, reason_of, save
 from longstride.commands.bench.settings import StepBenchmark
 from longstride.commands.bench.step_cases import Case, check_step
-from longstride.commands.bench.step_results import PLAIN_DENSE, PLAIN_NONE, StepResult, StepRow, read_steps, show_steps
+from longstride.commands.bench.step_results import (
+    PLAIN_DENSE,
+    PLAIN_NONE,
+    StepResult,
+    StepRow,
+    read_steps,
+    row_line,
+    show_steps,
+)
 from longstride.common.device import choose_device, describe_machine
 from longstride.data.store import write_store
 from longstride.model import ModelConfig
@@ -112,6 +120,7 @@ def run(settings: StepBenchmark, console: Console | None = None) -> StepResult:
             progress.update(task, description=f"{row.network}: {row.name}")
             result.rows.append(_measure(settings, row, config, make, result.ceilings.flops_per_second, device))
             save(result, settings.json)  # As they come: the next may take too long, or too much memory.
+            print_lines(progress.console, [row_line(result.rows[-1])])
             progress.advance(task)
     show_steps(result, console)
     return result
@@ -123,14 +132,15 @@ Contender = tuple[StepRow, TrainConfig, Callable[[], Training]]
 def _contenders(
     settings: StepBenchmark, cases: list[Case], device: torch.device, left_out: list[str]
 ) -> list[Contender]:  # fmt: skip
-    """Returns all of ours, each network followed by its peers."""
-    contenders: list[Contender] = []
-    for network in dict.fromkeys(case.network for case in cases):
+    """Returns ours, then their peers, then dense ones of ours, which take the longest."""
+    sparse: list[Contender] = []
+    dense_ones: list[Contender] = []
+    for case in cases:
+        kind = dense_ones if case.config.model.pattern == "dense()" else sparse
+        kind.append((_row(case, case.text), case.config, partial(Ours, case.config, device)))
+    peers: list[Contender] = []
+    for network in dict.fromkeys(case.network for case in cases if settings.peers == "all"):
         own = [case for case in cases if case.network == network]
-        for case in own:
-            contenders.append((_row(case, case.text), case.config, partial(Ours, case.config, device)))
-        if settings.peers == "none":
-            continue
         dense = replace(own[0], config=replace(own[0].config, model=replace(own[0].config.model, pattern="dense()")))
         reason = step_peers.missing(dense.config.model)
         if reason is not None:
@@ -138,8 +148,8 @@ def _contenders(
             continue
         for name in (PLAIN_DENSE, PLAIN_NONE):
             make = partial(step_peers.PlainTraining, dense.config, device, name == PLAIN_DENSE)
-            contenders.append((_row(dense, name), dense.config, make))
-    return contenders
+            peers.append((_row(dense, name), dense.config, make))
+    return sparse + peers + dense_ones
 
 
 def _row(case: Case, name: str) -> StepRow:
@@ -163,8 +173,8 @@ def _measure(
             stack.callback(training.close)
             measured = _time(settings, training, device)
     except Exception as error:
-        # Ours may lack memory; other errors of ours are our mistakes. A peer may fail in any way.
-        if row.is_ours and not isinstance(error, torch.OutOfMemoryError | MemoryError):
+        # Ours may lack memory, or CUDA may fail; other errors of ours are our mistakes. A peer may fail in any way.
+        if row.is_ours and not isinstance(error, RuntimeError | MemoryError):
             raise
         return replace(row, failure=reason_of(error))
     finally:

@@ -35,8 +35,11 @@ class PlainBlock(nn.Module):
         self.inner, self.outer = nn.Linear(width, config.ff_width), nn.Linear(config.ff_width, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        h = h + F.dropout(self.project(self.attend(self.norm_attention(h))), self.dropout)
-        return h + F.dropout(self.outer(F.gelu(self.inner(self.norm_ff(h)))), self.dropout)
+        h = h + self.drop(self.project(self.attend(self.norm_attention(h))))
+        return h + self.drop(self.outer(F.gelu(self.inner(self.norm_ff(h)))))
+
+    def drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.dropout else x
 
     def attend(self, x: Tensor) -> Tensor:
         parts = self.query_key_value(x).split(self.sizes, -1)

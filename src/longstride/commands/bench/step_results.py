@@ -99,6 +99,14 @@ def show_steps(result: StepResult, console: Console) -> None:
     print_lines(console, [*notes, *comparisons(result.rows)])
 
 
+def row_line(row: StepRow) -> str:
+    """A row as it is measured, before the table."""
+    if row.failure is not None or row.milliseconds is None:
+        return f"{row.network}, {row.name}: {row.failure}"
+    first = "" if row.first_step_seconds is None else f", the first {row.first_step_seconds:.1f} s"
+    return f"{row.network}, {row.name}: {row.milliseconds:,.1f} ms a step{first}"
+
+
 def comparisons(rows: list[StepRow]) -> list[str]:
     """A line for each of ours with its speed against the plain network, dense and without attention."""
     lines = []
