@@ -78,6 +78,14 @@ def show_memory(result: MemoryResult, console: Console) -> None:
     print_lines(console, [line for row in result.rows for line in row_lines(row)])
 
 
+def step_line(row: MemoryRow) -> str:
+    """The newest step of a row, or its plan if there is none."""
+    if not row.losses:
+        return f"{row.context:,}: recompute {row.recompute}, predicted peak {row.predicted_gib:.2f} GiB"
+    peak = "" if row.measured_gib is None else f", peak {row.measured_gib:.2f} GiB"
+    return f"{row.context:,}: step {len(row.losses)}, loss {row.losses[-1]:.3f}, {row.step_seconds[-1]:.2f} s{peak}"
+
+
 def row_lines(row: MemoryRow) -> list[str]:
     """What the table does not have."""
     lines = []
