@@ -55,6 +55,7 @@ def metrics(run):
         {"ema": 0.9, "accumulate": 2},
         {"optimizer": {"name": "muon"}, "log_every": 1},
         {"model": {"precision": "float16", "recompute": "on"}},
+        {"model": {"recompute": "host + again"}},
     ],
     ids=str,
 )
