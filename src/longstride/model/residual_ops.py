@@ -4,8 +4,12 @@ Each operator has another one that computes its gradients. Functions that end in
 shapes. Where there is nothing to return, an operator returns an empty tensor.
 """
 
+from math import prod
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from longstride.attention.api import HAS_TRITON
 from longstride.model import layers
@@ -215,3 +219,9 @@ for _schema, _compute, _like in (
     LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(_name, _compute, "CompositeExplicitAutograd")
     torch.library.register_fake(f"longstride_model::{_name}", _like, lib=LIBRARY)
+
+
+@register_flop_formula(OPS.linear_backward)
+def _linear_backward_flops(d_output: Any, x: Any, *_: Any, **__: Any) -> int:
+    """For PyTorch's flop counter, which does not see the product inside the operator."""
+    return int(2 * prod(x) * d_output[-1])
