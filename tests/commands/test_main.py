@@ -146,6 +146,8 @@ def test_bench_attention(capsys, tmp_path):
     [
         "bench attention --lengths 32 --peers none --repeats 1 --patterns local(8) --device cpu",
         "bench sampling --preset text-small --batches 1 --positions 8 --bytes 2 --repeats 1 --peers none --device cpu",
+        "bench step --cases text-small --peers none --steps 1 --rounds 1 --device cpu",
+        "bench memory --contexts 64 --steps 1 --device cpu",
     ],
 )
 def test_benchmarks_replace_no_file_and_make_no_folder_unasked(capsys, tmp_path, words, flag):

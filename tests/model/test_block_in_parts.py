@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from longstride.model import block_in_parts, feed_forward
+from longstride.model import block_in_parts
+from longstride.model.host_inputs import HostInputs
 from tests.model.small import model, some_bytes
 
 KINDS = [
@@ -24,7 +25,7 @@ def gradients(tokens, **changes):
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_loss_and_gradients_are_those_of_plain_autograd(changes, in_groups, monkeypatch):
     """Parts of five positions, the last one of four; with groups, one head at a time."""
-    monkeypatch.setattr(feed_forward, "PART_BYTES", 2 * 5 * 64 * 8)
+    monkeypatch.setattr(block_in_parts, "PART_BYTES", 2 * 5 * 64 * 8)
     if in_groups:
         monkeypatch.setattr(block_in_parts, "GROUP_BYTES", 1)
     plain, again = (gradients(some_bytes(), recompute=how, **changes) for how in ("off", "parts"))
@@ -34,7 +35,7 @@ def test_loss_and_gradients_are_those_of_plain_autograd(changes, in_groups, monk
 @pytest.mark.parametrize("other", ["host", "host + parts + host", "parts + 2*host"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_inputs_in_host_memory_change_no_bit(precision, other, monkeypatch):
-    monkeypatch.setattr(feed_forward, "PART_BYTES", 2 * 5 * 64 * 4)
+    monkeypatch.setattr(block_in_parts, "PART_BYTES", 2 * 5 * 64 * 4)
     found = []
     for how in ("parts", other):
         made = model(precision=precision, dropout=0.3, recompute=how)
@@ -46,10 +47,36 @@ def test_inputs_in_host_memory_change_no_bit(precision, other, monkeypatch):
     assert [len(free) for free in made.host_memory.free.values()] == [made.config.recomputed.count("host")]
 
 
+@pytest.mark.parametrize(
+    ("how", "stays"), [("2*host + parts", False), ("parts + host + off", False), ("parts + 2*host", True)]
+)
+def test_only_the_input_of_the_last_block_stays_on_the_device(how, stays, monkeypatch):
+    """Its backward pass follows at once."""
+    made, stored = model(recompute=how), []
+    store = HostInputs.store
+    monkeypatch.setattr(HostInputs, "store", lambda self, h: stored.append(store(self, h)) or stored[-1])
+    loss = made.loss(some_bytes())
+    assert [one.on_device is not None for one in stored] == [False] * (len(stored) - 1) + [stays]
+    loss.backward()
+
+
+@pytest.mark.parametrize("other", ["parts + 2*again", "host + 2*again", "parts + host + again", "host + again + parts"])
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_segments_change_no_bit(changes, other):
+    one, two = (gradients(some_bytes(), recompute=how, **changes) for how in ("parts", other))
+    assert all(torch.equal(a, b) for a, b in zip(one, two))
+
+
+def test_a_segment_keeps_one_input():
+    made = model(layers=4, recompute="host + 3*again")
+    made.loss(some_bytes()).backward()
+    assert [len(free) for free in made.host_memory.free.values()] == [1]
+
+
 def test_mixed_choices_agree_with_plain_autograd():
     plain, mixed = (
         gradients(some_bytes(), layers=6, recompute=how, dropout=0.2)
-        for how in ("off", "off + parts + on + host + selective + host")
+        for how in ("off", "off + parts + again + host + selective + host")
     )
     torch.testing.assert_close(mixed, plain, rtol=1e-9, atol=1e-12)
 

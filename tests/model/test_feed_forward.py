@@ -34,7 +34,7 @@ ops = torch.ops.longstride_model
 def fused(monkeypatch):
     """Models take the operators on a CPU, too, which compute them in plain PyTorch there."""
     monkeypatch.setattr(residual, "is_fused", lambda x: torch.is_grad_enabled())
-    monkeypatch.setattr(feed_forward, "is_fused", lambda *_: torch.is_grad_enabled())
+    monkeypatch.setattr(feed_forward, "is_fused", lambda *_: True)
 
 
 def inputs(shape, dtype, device="cpu"):
@@ -94,7 +94,7 @@ def test_operators_keep_the_rules_of_pytorch(flag):
 def test_a_fused_network_is_the_plain_one(changes, monkeypatch):
     plain = loss_and_gradients(model(precision="float64", **changes).double())
     monkeypatch.setattr(residual, "is_fused", lambda x: torch.is_grad_enabled())
-    monkeypatch.setattr(feed_forward, "is_fused", lambda *_: torch.is_grad_enabled())
+    monkeypatch.setattr(feed_forward, "is_fused", lambda *_: True)
     with Ran() as ran:
         fused = loss_and_gradients(model(precision="float64", **changes).double())
     assert "longstride_model.product_gelu_backward" in ran.ops
@@ -123,7 +123,7 @@ def test_a_second_derivative_is_refused():
 
 
 def test_where_products_are_fused(monkeypatch):
-    """On a Hopper GPU, in training, for the dtypes and widths of the kernels."""
+    """On a Hopper GPU, for the dtypes and widths of the kernels."""
     gpu, linear, half = torch.device("cuda:0"), layers.Linear(512, 2048, device="meta"), torch.bfloat16
     assert not feed_forward.is_fused(torch.device("cpu"), half, linear)
     for hopper in (False, True):
@@ -132,8 +132,13 @@ def test_where_products_are_fused(monkeypatch):
     assert not feed_forward.is_fused(gpu, torch.float32, linear)
     for width, inner in ((512, 2048 + 64), (100, 128), (32, 128), (576, 2304)):
         assert not feed_forward.is_fused(gpu, half, layers.Linear(width, inner, device="meta"))
-    with torch.no_grad():
-        assert not feed_forward.is_fused(gpu, half, linear)
+
+
+def test_without_gradients_the_modules_run(fused):
+    made = model().eval()
+    with torch.no_grad(), Ran() as ran:
+        made(some_bytes())
+    assert not [name for name in ran.ops if name.startswith("longstride_model")]
 
 
 @pytest.mark.parametrize(

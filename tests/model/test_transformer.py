@@ -140,7 +140,7 @@ def test_the_feed_forward_network_in_parts(dropout, monkeypatch):
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     inputs = x, *inner.parameters(), *outer.parameters()
     mask, scale = draw_mask(x, dropout, torch.tensor(3)), 1 / (1 - dropout)
-    assert len(feed_forward.row_parts(x, 32)) == 2
+    assert len(feed_forward.row_parts(x, feed_forward.part_count(3 * 5 * 32 * 8))) == 2
     plain = layers.drop(outer(layers.gelu(inner(x))), mask, scale)
     again = feed_forward.recomputed_feed_forward(x, inner, outer, mask, scale)
     torch.testing.assert_close(again, plain)

@@ -3,8 +3,10 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
+from longstride.commands.bench.memory_results import MemoryRow
 from longstride.commands.bench.results import CallerTimes, Crossing, Row, read_result
-from longstride.pictures.benchmarks import plot_times
+from longstride.commands.bench.step_results import PLAIN_DENSE, StepRow
+from longstride.pictures.benchmarks import plot_memory, plot_steps, plot_times
 
 KEPT = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("attention-*.json"))
 
@@ -70,3 +72,40 @@ def test_names_are_no_formulas(tmp_path):
     row = Row("n = 4", 4, "$\\frac{", "", 4, 1.0, 2.0)
     plot_times([row], tmp_path / "times.svg")
     assert row.name in words(tmp_path / "times.svg")
+
+
+def bars(monkeypatch, name):
+    """Widths or heights of what Axes.bar or Axes.barh draws."""
+    drawn = []
+    draw = getattr(Axes, name)
+    monkeypatch.setattr(Axes, name, lambda axes, x, y, *rest, **more: (drawn.append(y), draw(axes, x, y, *rest, **more)))
+    return drawn
+
+
+def test_draws_steps_by_network(tmp_path, monkeypatch):
+    drawn = bars(monkeypatch, "barh")
+    rows = [
+        StepRow("enwik8", "enwik8", "x", 8, 12_288, 95_000_000, plain_ms=230.0, captured_ms=210.0, matrix_share=0.5),
+        StepRow(PLAIN_DENSE, "enwik8", "x", 8, 12_288, 95_000_000, plain_ms=421.0),
+        StepRow("$\\frac{", "$\\frac{", "x", 16, 3_072, 59_000_000, failure="too much"),
+    ]
+    plot_steps(rows, tmp_path / "steps.svg")
+    texts = words(tmp_path / "steps.svg")
+    for text in ("enwik8: 8 x 12,288 bytes", "210 ms, 50% of the matrix rate", "421 ms", "did not run", PLAIN_DENSE):
+        assert text in texts, text
+    assert "milliseconds a step; pale: kernel by kernel, full: as one CUDA graph" in texts
+    assert drawn == [230.0, 210.0, 421.0, 421.0]
+
+
+def test_draws_memory_parameters_and_losses(tmp_path, monkeypatch, lines):
+    drawn = bars(monkeypatch, "bar")
+    rows = [
+        MemoryRow(65_536, 152_000_000, predicted_gib=10.0, measured_gib=10.5, losses=[5.5, 5.0]),
+        MemoryRow(100, 1_000_000, predicted_gib=2.0, failure="too much"),
+    ]
+    plot_memory(rows, tmp_path / "memory.svg", 14.9, {65_536: 150_000_000})
+    assert drawn == [[10.0, 2.0], [10.5, 0], [150.0, 0.0], [152.0, 1.0]]
+    assert [(label, points) for _, label, _, points in lines] == [("65,536", [(1, 5.5), (2, 5.0)])]
+    texts = words(tmp_path / "memory.svg")
+    for text in ("limit", "predicted", "measured", "the paper, 16 GB", "million parameters", "loss, nats"):
+        assert text in texts, text

@@ -1,10 +1,11 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from longstride.training import train
-from longstride.training.budget import advice, available_memory, flags, resolve_recomputation, with_advice
+from longstride.training.budget import advice, available_memory, flags, memory_limit, resolve_recomputation, with_advice
 from longstride.training.plan import CONTEXT_BYTES, make_plan, predict
 from longstride.training.ranks import SINGLE_RANK
 from tests.training.small import config, same, weights
@@ -92,3 +93,15 @@ def test_all_of_a_machine_is_the_default(tmp_path):
 def test_sizes_that_are_none(size, tmp_path):
     with pytest.raises(ValueError, match="gpu_memory must be a size such as 16GB or 80GiB, got "):
         config(tmp_path, gpu_memory=size)
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:1", 1)])
+def test_pytorch_is_limited_to_the_memory_of_a_device_by_index(name, index, monkeypatch, tmp_path):
+    """PyTorch refuses a device without one."""
+    limits = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=32 * 10**9))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((device, share)))
+    with memory_limit(config(tmp_path, gpu_memory="16GB"), torch.device(name)):
+        assert limits == [(index, pytest.approx(0.5 - CONTEXT_BYTES / 32e9))]
+    assert limits[1:] == [(index, 1.0)]

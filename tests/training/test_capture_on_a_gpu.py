@@ -21,6 +21,8 @@ CHANGES = {
     "average of accumulated parts": {"ema": 0.9, "accumulate": 2},
     "recomputed": {"model": {"recompute": "on"}},
     "recomputed without attention": {"model": {"recompute": "selective"}},
+    "inputs in host memory": {"model": {"recompute": "host"}},
+    "one input in host memory": {"model": {"recompute": "host + again"}},
     "float16": {"model": {"precision": "float16"}},
     "float32": {"model": {"precision": "float32"}},
     "compiled": {"compile": True},

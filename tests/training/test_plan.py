@@ -43,7 +43,14 @@ def test_inputs_go_to_host_memory_where_nothing_else_fits():
     assert plan.memory.peak < 16 * GB - CONTEXT_BYTES
     assert plan.config.model.recomputed[0] == "host"
     assert 0 < plan.memory.host <= HOST
-    assert planned("music-65536", 16, host=8 * 2**30, model=LONG) is None
+    assert planned("music-65536", 16, host=4 * 2**30, model=LONG) is None
+
+
+def test_segments_keep_fewer_inputs_where_the_host_has_little_memory():
+    plan = planned("music-65536", 16, host=24 * 2**30, model=LONG)
+    assert plan.config.model.recompute == "16*(host + 2*again)"
+    assert plan.memory.host == 16 * 2**30
+    assert plan.seconds > planned("music-65536", 16, model=LONG).seconds
 
 
 def test_a_batch_that_does_not_fit_is_accumulated():
@@ -65,8 +72,8 @@ def test_shards_have_no_blocks_in_parts():
 
 def test_the_nearest_plan_has_a_shorter_context():
     config = train_preset("music-65536", model={**LONG, "recompute": "auto"})
-    plan = nearest_plan(config, 16 * GB, 8 * 2**30)
-    assert plan.config.model.context == 262_144
+    plan = nearest_plan(config, 16 * GB, 4 * 2**30)
+    assert plan.config.model.context == 524_288
     assert nearest_plan(config, 2**20, 0) is None
     assert nearest_plan(train_preset("cifar10", model={"recompute": "auto"}), 2**30, 0) is None
 

@@ -13,6 +13,8 @@ longstride plot run run
 longstride plot attention run
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png
 longstride bench attention --lengths 4096 16384
+longstride bench step --cases enwik8 enwik8-dense
+longstride bench memory --gpu-memory 16GB
 longstride bench sampling --preset enwik8 --batches 1 64
 longstride completion bash
 """

@@ -92,7 +92,7 @@ class ModelConfig:
     recompute: str = "off"
     """Activation checkpointing: "on" recomputes blocks in the backward pass, "selective" all but the attention itself,
     "parts" in parts, for long contexts; "host" also keeps the blocks' inputs in host memory. A sum such as "10*off + 20*on"
-    gives each block its own. "auto": chosen by training, for the memory of the GPU (`model.recompute`)."""
+    gives each block its own (`model.recompute` has all choices). "auto": chosen by training, for the memory of the GPU."""
     chunk: int = 8192
     """Positions whose logits are in memory at a time, for the loss."""
     norm: Literal["layer", "rms"] = "layer"

@@ -55,14 +55,26 @@ def step_flops(config: ModelConfig) -> int:
     groups = group_count(config.heads, n * getattr(torch, config.precision).itemsize * (2 * qk + width))
     total = 4 * 2 * n * width * BYTES
     for (heads, choice), blocks in Counter(zip(_all_patterns(config), config.recomputed)).items():
-        pairs = total_pairs(Counter(heads), n)
-        attention = 2 * (qk + width) // config.heads * pairs
-        backward = 2 * (3 * qk + 2 * width) // config.heads * pairs
+        attention, backward = _attention_flops(config, heads)
         recomputed = {"off": 0, "selective": needed}.get(choice, needed + attention)
         if choice in IN_PARTS:  # Queries, keys and values are computed once more for each reason.
             recomputed += project * ((groups > 1) + config.qk_norm)
+        if choice == "again":  # The block before it computes its input.
+            recomputed += linear + attention
         total += blocks * (3 * linear + attention + backward + recomputed)
     return total
+
+
+def attention_flops(config: ModelConfig) -> int:
+    """Flops of attention in a training step, for one sequence, without recomputation."""
+    return sum(sum(_attention_flops(config, heads)) for heads in _all_patterns(config))
+
+
+def _attention_flops(config: ModelConfig, heads: Heads) -> tuple[int, int]:
+    """Flops of a block's attention, forward and backward."""
+    pairs = total_pairs(Counter(heads), config.context)
+    qk, width = config.qk_width, config.width
+    return 2 * (qk + width) // config.heads * pairs, 2 * (3 * qk + 2 * width) // config.heads * pairs
 
 
 def _all_patterns(config: ModelConfig) -> list[Heads]:

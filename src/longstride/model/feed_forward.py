@@ -21,8 +21,8 @@ ops = product_ops.OPS
 
 
 def is_fused(device: torch.device, dtype: torch.dtype, inner: Linear) -> bool:
-    """Whether gelu is computed inside the products, for activations of this dtype on this device."""
-    return torch.is_grad_enabled() and product_ops.takes(device, dtype, inner.in_features, inner.out_features)
+    """Whether gelu is computed inside the products in training, for activations of this dtype on this device."""
+    return product_ops.takes(device, dtype, inner.in_features, inner.out_features)
 
 
 def fused_feed_forward(x: Tensor, inner: Linear, outer: Linear) -> Product:
@@ -61,15 +61,8 @@ def recomputed_feed_forward(x: Tensor, inner: Linear, outer: Linear, mask: Tenso
     the first of two functions returns x and has the gradient; the second computes the value and passes its gradient through.
     """
     weights = inner.weight, inner.bias, outer.weight, outer.bias
-    fused = is_fused(x.device, x.dtype, inner)
-    return _FeedForwardValue.apply(feed_forward_gradient(x, inner, outer, mask, scale), *weights, mask, scale, fused)
-
-
-def feed_forward_gradient(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
-    """Returns x, with the gradient of drop(outer(gelu(inner(x))), mask, scale): for a caller that needs no value."""
-    weights = inner.weight, inner.bias, outer.weight, outer.bias
-    result: Tensor = _FeedForwardGradient.apply(x, *weights, mask, scale, is_fused(x.device, x.dtype, inner))
-    return result
+    settings = mask, scale, is_fused(x.device, x.dtype, inner)
+    return _FeedForwardValue.apply(_FeedForwardGradient.apply(x, *weights, *settings), *weights, *settings)
 
 
 class _FeedForwardValue(torch.autograd.Function):
@@ -80,7 +73,7 @@ class _FeedForwardValue(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         w_1, w_2, b_1, b_2 = *(weight.to(x.dtype) for weight in (weight_1, weight_2)), _cast(bias_1, x), _cast(bias_2, x)
         result = torch.empty_like(x)
-        for part in row_parts(x, len(w_1)):
+        for part in row_parts(x, _count(x, w_1)):
             rows = x[part]
             activation = ops.product_gelu(rows, w_1, bias_1, False)[0] if fused else gelu(F.linear(rows, w_1, b_1))
             result[part] = drop(F.linear(activation, w_2, b_2), _at(mask, part), scale)
@@ -111,7 +104,7 @@ class _FeedForwardGradient(torch.autograd.Function):
         w_1, w_2, b_1 = weight_1.to(x.dtype), weight_2.to(x.dtype), _cast(bias_1, x)
         dx = torch.empty_like(x)
         sums = [None if one is None else torch.zeros_like(one) for one in (weight_1, bias_1, weight_2, bias_2)]
-        for part in row_parts(x, len(w_1)):
+        for part in row_parts(x, _count(x, w_1)):
             rows, d_result = x[part].flatten(0, -2), drop(d_output[part], _at(mask, part), ctx.scale).flatten(0, -2)
             if ctx.fused:
                 activation, slope = ops.product_gelu(rows, w_1, bias_1, True)
@@ -136,11 +129,14 @@ def part_count(inner_bytes: int) -> int:
     return max(1, -(-inner_bytes // PART_BYTES))
 
 
-def row_parts(x: Tensor, inner_width: int) -> list[Any]:
-    """Returns index tuples that slice the positions of x [..., n, width] into the parts that are computed together."""
+def _count(x: Tensor, weight: Tensor) -> int:
+    return part_count(x.numel() // x.shape[-1] * len(weight) * x.element_size())
+
+
+def row_parts(x: Tensor, count: int) -> list[Any]:
+    """Returns index tuples that slice the positions of x [..., n, width] into at most `count` parts."""
     n = x.shape[-2]
-    rows = x.numel() // x.shape[-1]
-    step = -(-n // min(n, part_count(rows * inner_width * x.element_size())))
+    step = -(-n // min(n, count))
     return [(..., slice(start, start + step), slice(None)) for start in range(0, n, step)]
 
 

@@ -5,10 +5,16 @@ until the next block's input is stored; backward, the input of the block before 
 of them are on the device at a time. On a CPU the same functions copy from one tensor to another.
 """
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from longstride.model.pinned import pinned
+
+THREADS = 4
+"""Threads that pin buffers. Each uses PyTorch's threads, too."""
 
 
 class HostMemory:
@@ -16,14 +22,30 @@ class HostMemory:
 
     def __init__(self) -> None:
         self.free: dict[Any, list[Tensor]] = {}
+        self.coming: dict[Any, list[Future[Tensor]]] = {}
+        """Buffers that threads are pinning."""
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def __deepcopy__(self, memo: Any) -> "HostMemory":
         return HostMemory()
 
+    def expect(self, like: Tensor, count: int) -> None:
+        """Starts to pin the buffers that are missing for `count` tensors like this one, while the first are computed."""
+        key = like.shape, like.dtype
+        coming = self.coming.setdefault(key, [])
+        missing = count - len(self.free.get(key, [])) - len(coming)
+        if like.is_cuda and missing > 0:
+            pool = ThreadPoolExecutor(THREADS)
+            coming.extend(pool.submit(pinned, *key, like.device) for _ in range(missing))
+            pool.shutdown(wait=False)
+
     def take(self, like: Tensor) -> Tensor:
-        free = self.free.get((like.shape, like.dtype), [])
-        return free.pop() if free else torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+        key = like.shape, like.dtype
+        if self.free.get(key):
+            return self.free[key].pop()
+        if self.coming.get(key):
+            return self.coming[key].pop(0).result()
+        return pinned(*key, like.device) if like.is_cuda else torch.empty(like.shape, dtype=like.dtype)
 
     def give_back(self, buffer: Tensor) -> None:
         self.free.setdefault((buffer.shape, buffer.dtype), []).append(buffer)
@@ -38,16 +60,22 @@ class HostMemory:
 class HostInputs:
     """The inputs of one forward pass, which the backward pass fetches in the opposite order."""
 
-    def __init__(self, memory: HostMemory) -> None:
+    def __init__(self, memory: HostMemory, like: Tensor, count: int) -> None:
+        """`count`: of the inputs that are to come, all like this one."""
         self.memory = memory
+        memory.expect(like, count)
         self.newest: StoredInput | None = None
 
     def store(self, h: Tensor) -> "StoredInput":
         """Starts to copy h to the host."""
-        if self.newest is not None:
-            self.newest.leave_device()
+        self.leave_device()
         self.newest = StoredInput(h, self.memory, self.newest)
         return self.newest
+
+    def leave_device(self) -> None:
+        """Frees the newest input on the device, which `store` leaves there for a backward pass that may follow at once."""
+        if self.newest is not None:
+            self.newest.leave_device()
 
 
 class StoredInput:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from longstride.model import block_in_parts, feed_forward
 from longstride.model.block_in_parts import group_count
 from longstride.model.config import BYTES, ModelConfig
-from longstride.model.feed_forward import part_count
+from longstride.model.recompute import segment_slices
 
 WEIGHT_BYTES = 4
 """Bytes of a weight, of its gradient, and of each of Adam's two moments: float32."""
@@ -62,7 +63,7 @@ def step_memory(
     outside = weights - config.layers * block_gradients
     states = (ADAM_BYTES * config.parameters if states is None else states) // shares
     kept = [kept_bytes(config, batch, choice) for choice in config.recomputed]
-    in_flight = unit if "host" in config.recomputed else 0  # The newest input is still on the device.
+    in_flight = unit if config.recomputed[-1] == "host" else 0  # Its input is still on the device.
     table = 4 * n * width
     chunk = min(config.chunk, n)
     # H_N, the gradients of its chunks, and these joined. Logits, probabilities, their gradient; H_N, its norm, its gradient.
@@ -76,9 +77,13 @@ def step_memory(
     work = {choice: working_bytes(config, batch, choice) for choice in set(config.recomputed)}
     if shares > 1:  # The weights of a block are gathered, and its gradients not yet shared.
         work = {choice: working + 2 * shares * block_gradients for choice, working in work.items()}
-    for block in reversed(range(config.layers)):
-        phases.append((f"the backward pass of block {block}", gradients, kept_now, work[config.recomputed[block]]))
-        gradients, kept_now = min(weights, gradients + block_gradients), kept_now - kept[block]
+    for segment in reversed(segment_slices(config.recomputed)):
+        first = config.recomputed[segment.start]
+        for block in reversed(range(segment.start, segment.stop)):
+            inputs = (block - segment.start) * unit  # Recomputed ones, besides that of the segment.
+            phases.append((f"the backward pass of block {block}", gradients, kept_now, inputs + work[first]))
+            gradients = min(weights, gradients + block_gradients)
+        kept_now -= kept[segment.start]
     phases.append(("the gradient of the embedding", weights, 0, unit + 2 * table))
     phases.append(("the optimizer", weights, 0, optimizer))
     phase, gradients, kept_now, working = max(phases, key=lambda phase: sum(phase[1:]))
@@ -93,7 +98,7 @@ def kept_bytes(config: ModelConfig, batch: int, choice: str) -> int:
     attention = unit + 4 * n * config.heads
     if choice == "off":
         return n * _saved_bytes(config) + 2 * n * size * config.ff_width + _cast_bytes(config)
-    return {"selective": unit + attention, "on": unit, "parts": unit, "host": 0}[choice]
+    return {"selective": unit + attention, "on": unit, "parts": unit, "host": 0, "again": 0}[choice]
 
 
 def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
@@ -102,7 +107,6 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
     unit, inner = size * n * width, n * size * config.ff_width
     if choice == "off":
         return 2 * unit + 3 * inner
-    part = inner // part_count(inner)
     masks = 2 * n * width if config.dropout else 0
     casts = _cast_bytes(config)
     if choice in ("on", "selective"):
@@ -113,7 +117,7 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
         dropped = 2 * unit if config.dropout else 0
         # A norm's gradient has three tensors in float32, and its result. A part of the feed-forward network has six.
         norm = unit + (3 if size < 4 and config.norm == "layer" else 1) * 4 * n * width
-        return saved + dropped + max(norm, 6 * part)
+        return saved + dropped + max(norm, 6 * inner // feed_forward.part_count(inner))
     qkv = n * size * (2 * config.qk_width + width)
     groups = group_count(config.heads, qkv)
     stats = 4 * n * config.heads
@@ -121,14 +125,15 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
     held += 3 * unit + stats + casts  # The gradient of the stream, the output of attention, and its gradient.
     attention = 2 * qkv // groups + 2 * stats // groups
     changed = 2 * config.qk_width * 4 if config.is_rotary or config.qk_norm else 0
-    rows = part // (size * config.ff_width)
-    feed_forward = (qkv if groups == 1 else 0) + masks + 6 * part + rows * (3 * 4 + 4 * size) * width
-    return held + max(attention, feed_forward, qkv // groups + rows * (changed + 3 * 4 * width + 2 * size * width))
+    parts = block_in_parts.part_count(inner)
+    # Inner layer, gelu and their gradients; stream, norm, product and their gradients.
+    after_attention = (qkv if groups == 1 else 0) + masks + (4 * inner + 6 * unit) // parts
+    return held + max(attention, after_attention, qkv // groups + (n * changed + 2 * qkv // groups + 4 * unit) // parts)
 
 
 def host_bytes(config: ModelConfig, batch: int) -> int:
-    """Bytes of the pinned buffer for a block's input: PyTorch rounds up to a power of two."""
-    return 1 << (_size(config) * batch * config.context * config.width - 1).bit_length()
+    """Bytes of the pinned buffer for a block's input."""
+    return _size(config) * batch * config.context * config.width
 
 
 def _saved_bytes(config: ModelConfig) -> int:
@@ -139,9 +144,9 @@ def _saved_bytes(config: ModelConfig) -> int:
     changed = 2 if config.is_rotary or config.qk_norm else 0  # Queries and keys once more, rotated or normalised,
     changed += config.qk_norm  # and normalised queries for the gradient of their scale.
     attention = size * (width + wide + width + changed * config.qk_width) + 4 * config.heads
-    feed_forward = size * (width + width)
+    ff = size * (width + width)
     statistics = 2 * 2 * 4  # mean and deviation of two norms
-    return mask + size * width + attention + feed_forward + statistics
+    return mask + size * width + attention + ff + statistics
 
 
 def _cast_bytes(config: ModelConfig) -> int:

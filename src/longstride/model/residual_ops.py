@@ -4,8 +4,12 @@ Each operator has another one that computes its gradients. Functions that end in
 shapes. Where there is nothing to return, an operator returns an empty tensor.
 """
 
+from math import prod
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from longstride.attention.api import HAS_TRITON
 from longstride.model import layers, operators
@@ -209,3 +213,9 @@ for _schema, _compute, _like in (
     ),
 ):  # fmt: skip
     operators.define(_schema, _compute, _like)
+
+
+@register_flop_formula(OPS.linear_backward)
+def _linear_backward_flops(d_output: Any, x: Any, *_: Any, **__: Any) -> int:
+    """For PyTorch's flop counter, which does not see the product inside the operator."""
+    return int(2 * prod(x) * d_output[-1])

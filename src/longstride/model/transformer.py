@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from longstride.model import feed_forward, pretrained
 from longstride.model.attention import Attend, Attention
-from longstride.model.block_in_parts import block_in_parts
+from longstride.model.block_in_parts import blocks_in_parts
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.cost import check_memory
 from longstride.model.dropout import draw_mask, draw_seeds
@@ -27,7 +27,7 @@ from longstride.model.embedding import Embedding
 from longstride.model.host_inputs import HostInputs, HostMemory
 from longstride.model.layers import Linear, Norm, RootMeanSquareNorm
 from longstride.model.loss import nats
-from longstride.model.recompute import IN_PARTS
+from longstride.model.recompute import IN_PARTS, segment_slices
 from longstride.model.residual import Dropout, add, add_and_normalize, gelu, normalize, product
 
 SCALE = 0.125
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
         if self.recompute and torch.is_grad_enabled():
             mask = None if dropout is None else draw_mask(x, dropout.rate, dropout.seed)
             return h + feed_forward.recomputed_feed_forward(x, self.inner, self.outer, mask, 1 / (1 - self.dropout))
-        if feed_forward.is_fused(x.device, x.dtype, self.inner):
+        if torch.is_grad_enabled() and feed_forward.is_fused(x.device, x.dtype, self.inner):
             return add(h, feed_forward.fused_feed_forward(x, self.inner, self.outer), dropout)
         return add(h, product(gelu(product(x, self.inner)), self.outer), dropout)
 
@@ -124,14 +124,19 @@ class SparseTransformer(nn.Module):
         h = self.embedding(tokens).to(getattr(torch, self.config.precision))
         rotation = self.embedding.rotation(torch.arange(tokens.shape[1], device=tokens.device))
         recomputed = self.recomputed if torch.is_grad_enabled() else ("off",) * len(self.blocks)
-        host = HostInputs(self.host_memory) if "host" in recomputed else None
+        host = HostInputs(self.host_memory, h, recomputed.count("host")) if "host" in recomputed else None
         dropout = self.training and self.config.dropout > 0
         seeds = draw_seeds(len(self.blocks), h.device) if dropout else [None] * len(self.blocks)
-        for block, choice, own_seeds in zip(self.blocks, recomputed, seeds):
+        for segment in segment_slices(recomputed):
+            choice, own_seeds = recomputed[segment.start], seeds[segment]
+            if host is not None and choice != "host":
+                host.leave_device()
             if choice in IN_PARTS:
-                h = block_in_parts(block, h, own_seeds, rotation, host if choice == "host" else None)
+                h = blocks_in_parts(
+                    list(self.blocks[segment]), h, list(own_seeds), rotation, host if choice == "host" else None
+                )
             else:
-                h = _checkpointed(block, choice)(h, None, own_seeds, rotation)
+                h = _checkpointed(self.blocks[segment.start], choice)(h, None, own_seeds[0], rotation)
         return h
 
     def logits(self, h: Tensor) -> Tensor:

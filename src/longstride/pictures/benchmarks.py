@@ -1,15 +1,15 @@
-"""Plots of benchmarks: time against sequence length, and sampling rate.
+"""Plots of benchmarks: time against sequence length, sampling rate, training steps, and memory of long contexts.
 
 Needs matplotlib (`pip install 'longstride[plot]'`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from longstride.common.atomic import atomic_path
 
@@ -66,8 +66,48 @@ class Rated(Protocol):
     def bytes_per_second(self) -> float | None: ...
 
 
+class Stepped(Protocol):
+    """A row of `longstride bench step`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def network(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def is_ours(self) -> bool: ...
+    @property
+    def plain_ms(self) -> float | None: ...
+    @property
+    def captured_ms(self) -> float | None: ...
+    @property
+    def matrix_share(self) -> float | None: ...
+
+
+class Trained(Protocol):
+    """A row of `longstride bench memory`."""
+
+    @property
+    def context(self) -> int: ...
+    @property
+    def parameters(self) -> int: ...
+    @property
+    def predicted_gib(self) -> float | None: ...
+    @property
+    def measured_gib(self) -> float | None: ...
+    @property
+    def losses(self) -> list[float]: ...
+
+
 KERNELS, CALLER, COMPILED = "kernels", "caller", "compiled caller"
 """The kinds of time, as `Crossed.time` has them."""
+
+
+ABOVE: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False, "fontsize": 9}
+"""Options of a legend above its panel."""
 
 
 def plot_times(rows: Sequence[Timed], path: str | Path, on_gpu: bool = False, crossings: Sequence[Crossed] = ()) -> None:
@@ -156,5 +196,70 @@ def plot_rates(rows: Sequence[Rated], path: str | Path) -> None:
         axes.grid(which="both", color="#e4e8ec", linewidth=0.5)
     figure.axes[0].set_ylabel("bytes per second, all streams")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=160)
+
+
+def plot_steps(rows: Sequence[Stepped], path: str | Path) -> None:
+    """Draws milliseconds of a training step as bars, a panel for each network: captured in full colour, and what launching
+    kernel by kernel adds in pale."""
+    networks = list(dict.fromkeys(row.network for row in rows))
+    counts = [sum(row.network == network for row in rows) for network in networks]
+    figure = Figure(figsize=(10, 1 + sum(0.42 * count + 0.8 for count in counts)), layout="constrained")
+    panels = figure.subplots(len(networks), 1, squeeze=False, height_ratios=[count + 1 for count in counts])[:, 0]
+    for axes, network in zip(panels, networks):
+        own = [row for row in rows if row.network == network]
+        most = max((row.plain_ms or 0 for row in own), default=0) or 1
+        for place, row in enumerate(own):
+            colour = "C0" if row.is_ours else "#8a949e"
+            fast = row.plain_ms if row.captured_ms is None else row.captured_ms
+            if row.plain_ms is None or fast is None:
+                axes.text(0, place, " did not run", va="center", fontsize=9)
+                continue
+            axes.barh(place, row.plain_ms, color=colour, alpha=0.3)
+            axes.barh(place, min(fast, row.plain_ms), color=colour)
+            share = "" if row.matrix_share is None else f", {row.matrix_share:.0%} of the matrix rate"
+            axes.text(max(fast, row.plain_ms) + most / 100, place, f"{fast:,.0f} ms{share}", va="center", fontsize=9)
+        axes.set_yticks(range(len(own)), [row.name for row in own])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.4 * most)
+        axes.set_title(f"{network}: {own[0].batch} x {own[0].context:,} bytes", fontsize=11, loc="left", parse_math=False)
+        axes.grid(axis="x", color="#e4e8ec", linewidth=0.5)
+        axes.set_axisbelow(True)
+    captured = any(row.captured_ms is not None for row in rows)
+    panels[-1].set_xlabel("milliseconds a step" + ("; pale: kernel by kernel, full: as one CUDA graph" if captured else ""))
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=160)
+
+
+def plot_memory(rows: Sequence[Trained], path: str | Path, limit_gib: float, paper: Mapping[int, int]) -> None:
+    """Draws, for each context, predicted and measured memory, parameters beside those of `paper`, and the losses."""
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    memory, parameters, losses = figure.subplots(1, 3)
+    places = range(len(rows))
+    for axes in (memory, parameters):
+        axes.set_xticks(places, [f"{row.context:,}" for row in rows])
+        axes.set_xlabel("context, bytes")
+    for shift, name, colour in ((-0.2, "predicted", "#b9c3cc"), (0.2, "measured", "C0")):
+        sizes = [getattr(row, f"{name}_gib") or 0 for row in rows]
+        memory.bar([place + shift for place in places], sizes, 0.38, label=name, color=colour)
+    memory.axhline(limit_gib, color="C3", linewidth=1, label="limit")
+    memory.set_ylabel("peak GiB of the GPU")
+    memory.legend(**ABOVE, ncols=3)
+    counts = {"the paper, 16 GB": [paper.get(row.context, 0) for row in rows], "here": [row.parameters for row in rows]}
+    for shift, colour, (name, numbers) in zip((-0.2, 0.2), ("#b9c3cc", "C0"), counts.items()):
+        parameters.bar([place + shift for place in places], [x / 1e6 for x in numbers], 0.38, color=colour, label=name)
+    parameters.set_ylabel("million parameters")
+    parameters.legend(**ABOVE, ncols=2)
+    for number, row in enumerate(rows):
+        if row.losses:
+            losses.plot(range(1, 1 + len(row.losses)), row.losses, marker="o", color=f"C{number}", label=f"{row.context:,}")
+    losses.xaxis.set_major_locator(MaxNLocator(integer=True))
+    losses.set_xlabel("step; a line for each context")
+    losses.set_ylabel("loss, nats")
+    losses.legend(**ABOVE, ncols=3)
+    for axes in (memory, parameters, losses):
+        axes.grid(axis="y", color="#e4e8ec", linewidth=0.5)
+        axes.set_axisbelow(True)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=160)

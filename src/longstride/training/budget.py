@@ -72,11 +72,12 @@ def memory_limit(config: TrainConfig, device: torch.device) -> Iterator[None]:
         return
     total = torch.cuda.get_device_properties(device).total_memory
     share = (size_in_bytes("train", "gpu_memory", config.gpu_memory) - CONTEXT_BYTES) / total
-    torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share), index)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from longstride.training.config import TrainConfig
 from longstride.training.ranks import Ranks
 
 PLAIN_STEPS = 2
-"""Steps before the capture."""
+"""Steps that run plainly before the capture."""
 
 
 def obstacle(config: TrainConfig, device: torch.device, ranks: Ranks) -> str | None:
@@ -27,8 +27,6 @@ def obstacle(config: TrainConfig, device: torch.device, ranks: Ranks) -> str | N
         return f"CUDA graphs need a GPU, and the device is {device}"
     if ranks.count > 1:
         return f"{ranks.count} processes average their gradients, which is not captured"
-    if "host" in config.model.recomputed:
-        return "inputs of blocks are copied to host memory, which is not captured"
     if config.optimizer.name == "adafactor":
         return "PyTorch's Adafactor waits for the GPU in every step; adamw and muon do not"
     return None
@@ -64,6 +62,8 @@ class CapturedStep:
         self.tokens: Tensor | None = None
         self.graph: Graph | None = None
         self.calls = 0
+        self.plain_steps = PLAIN_STEPS
+        """Calls before the capture."""
         self.failed = False
 
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class CapturedStep:
         assert tokens.shape == self.tokens.shape
         self.tokens.copy_(tokens)
         self.calls += 1
-        if self.calls > PLAIN_STEPS and self.graph is None and not self.failed:
+        if self.calls > self.plain_steps and self.graph is None and not self.failed:
             self._capture(self.tokens)
         if self.graph is None:
             with self._on_own_stream():

@@ -2,7 +2,8 @@
 
 Recomputation is chosen greedily. All blocks begin with the choice that needs the least memory. Then one block after another
 gets the choice that saves the most time per byte kept, as long as the predicted peak fits. Blocks that keep the least come
-first in the network: their backward passes come last, when the others' tensors have been freed.
+first in the network: their backward passes come last, when the others' tensors have been freed. If neither the GPU nor the
+host can keep an input for each block, segments of blocks keep one.
 """
 
 import os
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from longstride.model.config import ModelConfig
 from longstride.model.memory import StepMemory, host_bytes, kept_bytes, step_memory
-from longstride.model.recompute import CHOICES, write
+from longstride.model.recompute import segments, write
 from longstride.training.config import TrainConfig
 from longstride.training.muon import LARGEST_STACK
 from longstride.training.step_time import block_seconds, step_seconds
@@ -143,7 +144,7 @@ def recomputation_plan(config: TrainConfig, gpu: int, host: int, processes: int 
         return plan_of(config.model.recompute)
     # FSDP gathers a block's weights around its forward and backward pass, which blocks in parts do not have.
     in_parts = config.parallel != "fsdp" or processes == 1
-    choices = [choice for choice in CHOICES if in_parts or choice in ("off", "selective", "on")]
+    choices = ["off", "selective", "on", *(("parts", "host") if in_parts else ())]
     rows = config.batch // processes // config.accumulate
     kept = {choice: kept_bytes(config.model, rows, choice) for choice in choices}
     seconds = {choice: block_seconds(config.model, rows, choice, config.compile) for choice in choices}
@@ -155,6 +156,9 @@ def recomputation_plan(config: TrainConfig, gpu: int, host: int, processes: int 
     # A choice that keeps less may have larger temporary tensors.
     found = ((counts, plan_of(_text(counts, choices))) for counts in starts)
     counts, best = next(((counts, plan) for counts, plan in found if plan is not None), (starts[0], None))
+    if best is None and in_parts:  # Shorter segments recompute fewer inputs.
+        texts = (segments(first, length, layers) for length in range(2, layers + 1) for first in ("parts", "host"))
+        return next((plan for plan in map(plan_of, texts) if plan is not None), None)
     while best is not None:
         for before, after in _upgrades(counts, kept, seconds):
             changed = counts + Counter({after: 1}) - Counter({before: 1})

@@ -78,6 +78,8 @@ def block_seconds(model: ModelConfig, rows: int, choice: str, compiled: bool) ->
     if choice in IN_PARTS:
         groups = group_count(model.heads, n * size * (2 * qk + width))
         again += passes(PARTS_PASSES) + project * ((groups > 1) + model.qk_norm)
+    if choice == "again":  # The block before it computes its input.
+        again += forward + passes(PARTS_PASSES / 3)
     if choice == "host":  # Copies that take longer than what is computed beside them.
         copy = size * n * width / LINK
         again += max(0.0, copy - forward) + max(0.0, copy - backward - again) + passes(40)

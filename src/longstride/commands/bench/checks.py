@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longstride.commands.bench.settings import AttentionBenchmark, SamplingBenchmark
+from longstride.commands.bench.settings import AttentionBenchmark, Benchmark, SamplingBenchmark
 from longstride.common.atomic import check_output
 from longstride.common.checks import whole_number
 from longstride.common.figures import picture_path
@@ -113,7 +113,7 @@ def check_distinct(owner: str, name: str, values: Sequence[Any]) -> None:
         raise ValueError(f"{owner}: {name} must be one or more different ones, got {list(values)}")
 
 
-def check_files(owner: str, settings: AttentionBenchmark | SamplingBenchmark) -> None:
+def check_files(owner: str, settings: Benchmark) -> None:
     """Refuses files that exist, unless `force` is set, and those that cannot be written, before any time is spent."""
     if settings.picture is not None:
         picture_path(owner, settings.picture)

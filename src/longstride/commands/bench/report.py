@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from longstride.commands.bench.settings import AttentionBenchmark, SamplingBenchmark
+from longstride.commands.bench.settings import Benchmark
 from longstride.common.atomic import atomic_path
 from longstride.common.checks import short_reason
 
 
-def prepare_drawing(settings: AttentionBenchmark | SamplingBenchmark, plot: str) -> Callable[..., None]:
+def prepare_drawing(settings: Benchmark, plot: str) -> Callable[..., None]:
     """Returns a function that draws the results, if a picture is asked for, and names the files that were written.
 
     Called before the measurement, which would be lost if matplotlib is not installed. `plot`: a function of

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
 from longstride.commands.bench.checks import shape_name
 from longstride.commands.bench.measure import Ceilings, exponent
 from longstride.commands.bench.peers import PEERS, SDPA_DENSE
+from longstride.commands.bench.records import read_list, read_machine, read_record
 from longstride.common.files import read_json
 
 
@@ -170,46 +171,13 @@ def read_result(path: Path) -> Result:
     content = read_json(path)
     try:
         result = Result(
-            machine=_texts(content.get("machine")),
+            machine=read_machine(content.get("machine")),
             settings=dict(content.get("settings") or {}),
-            ceilings=_record(Ceilings, content.get("ceilings")),
-            rows=[_record(Row, row) for row in _list(content.get("rows"))],
-            left_out=[str(reason) for reason in _list(content.get("left_out", []))],
+            ceilings=read_record(Ceilings, content.get("ceilings")),
+            rows=[read_record(Row, row) for row in read_list(content.get("rows"))],
+            left_out=[str(reason) for reason in read_list(content.get("left_out", []))],
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"bench attention: read = {str(path)!r} is no file of bench attention --json: {error}") from None
     conclude(result)
     return result
-
-
-Record = TypeVar("Record")
-
-
-def _record(kind: type[Record], given: Any) -> Record:
-    """A dataclass from a JSON object. Missing fields keep their defaults, and unknown ones are left out."""
-    if not isinstance(given, dict):
-        raise ValueError(f"a {kind.__name__} must be an object, got {given!r:.80}")
-    values = {}
-    for name, hint in get_type_hints(kind).items():
-        if name in given:
-            value = given[name]
-            if isinstance(value, dict) and hint == CallerTimes | None:
-                value = _record(CallerTimes, value)
-            elif type(value) is int and isinstance(0.0, hint) and abs(value) < 2**63:
-                value = float(value)
-            if not isinstance(value, hint) or isinstance(value, bool) or (isinstance(value, int) and not 0 <= value < 2**63):
-                raise ValueError(f"{name} of a {kind.__name__} is {value!r:.80}")
-            values[name] = value
-    return kind(**values)
-
-
-def _list(given: Any) -> list[Any]:
-    if not isinstance(given, list):
-        raise ValueError(f"rows and the like must be lists, got {given!r:.80}")
-    return given
-
-
-def _texts(given: Any) -> dict[str, str | int]:
-    if not isinstance(given, dict) or not all(isinstance(value, str | int) for value in given.values()):
-        raise ValueError(f"machine must be an object of texts and numbers, got {given!r:.80}")
-    return given

@@ -82,6 +82,74 @@ class SamplingBenchmark:
 
 
 @dataclass(frozen=True)
+class StepBenchmark:
+    """Time and memory of training steps. Example: longstride bench step --cases enwik8 'enwik8 optimizer=muon'"""
+
+    cases: tuple[str, ...] = ()
+    """Presets, each with fields that differ: 'enwik8 optimizer=muon dropout=0.4 layers=12'. Left out: those of the paper's
+    table 2 and imagenet64, sparse and dense, and two small ones on a machine without a GPU."""
+    batch: int | None = None
+    """Sequences per step, in cases that name none; left out, 8, 16 and 4 for enwik8, cifar10 and imagenet64, or the
+    preset's."""
+    optimizer: Literal["adamw", "muon", "adafactor"] = "adamw"
+    """The optimizer, in cases that name none."""
+    dropout: float = 0.0
+    """Dropout, in cases that name none."""
+    recompute: str = "off"
+    """What blocks recompute, in cases that name nothing else."""
+    peers: Literal["all", "none"] = "all"
+    """What to measure beside ours: the same network in plain PyTorch, with dense SDPA and without attention."""
+    eager: bool = False
+    """Do not compile the blocks, neither ours nor those of the peers. Without a GPU none are compiled."""
+    steps: int = 10
+    """Steps of a round."""
+    rounds: int = 3
+    """Rounds; results are medians."""
+    device: str = "auto"
+    """Auto is the GPU if there is one."""
+    json: Path | None = None
+    """File for the results."""
+    picture: Path | None = None
+    """File for a plot of the times, a .png or .svg."""
+    read: Path | None = None
+    """Show the results in this file, of an earlier --json, instead of measuring."""
+    force: bool = False
+    """Replace files that exist."""
+
+
+@dataclass(frozen=True)
+class MemoryBenchmark:
+    """Long contexts in a given memory. Example: longstride bench memory --gpu-memory 16GB --contexts 65536 1048576"""
+
+    preset: str = ""
+    """The network; left out, music-65536, with 152 million parameters, and text-small on a machine without a GPU."""
+    contexts: tuple[int, ...] = ()
+    """Contexts in bytes; left out, those of the paper's table 4, and two short ones on a machine without a GPU."""
+    gpu_memory: str = "16GB"
+    """Memory that the process may take of the GPU, such as 16GB or 80GiB."""
+    host_memory: str = ""
+    """Memory of the host for inputs of blocks; by default what this machine has free."""
+    recompute: str = "auto"
+    """What blocks recompute; auto is what longstride plan chooses."""
+    steps: int = 5
+    """Training steps at each context. The first one warms up, and the third is captured as a CUDA graph."""
+    learning_rate: float = 0.0005
+    """Learning rate, without warm-up."""
+    data: Path | None = None
+    """File of bytes to train on; left out, a megabyte of Wikipedia, repeated."""
+    device: str = "auto"
+    """Auto is the GPU if there is one."""
+    json: Path | None = None
+    """File for the results."""
+    picture: Path | None = None
+    """File for a plot of memory, parameters and losses, a .png or .svg."""
+    read: Path | None = None
+    """Show the results in this file, of an earlier --json, instead of measuring."""
+    force: bool = False
+    """Replace files that exist."""
+
+
+@dataclass(frozen=True)
 class TuneBenchmark:
     """Kernel settings for this GPU. Example: longstride bench tune --widths 64 --dtypes bfloat16"""
 
@@ -99,3 +167,7 @@ class TuneBenchmark:
     """Dtypes of queries, keys and values."""
     repeats: int = 9
     """Rounds, in which candidates take turns; results are medians."""
+
+
+Benchmark = AttentionBenchmark | SamplingBenchmark | StepBenchmark | MemoryBenchmark
+"""Settings of a benchmark that writes results."""

@@ -1,0 +1,30 @@
+"""Pinned host memory that is ready soon: threads touch its pages, large ones where the system has them, before CUDA pins it.
+
+`torch.empty(pin_memory=True)` asks CUDA for memory, which one thread clears, and rounds sizes up to powers of two.
+"""
+
+import mmap
+import weakref
+from contextlib import suppress
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+def pinned(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns a tensor of zeros in host memory of exactly the bytes that it needs, pinned for copies from and to a GPU."""
+    pages = mmap.mmap(-1, max(1, prod(shape) * dtype.itemsize))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # A system without large pages.
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    made = torch.frombuffer(pages, dtype=torch.uint8).zero_()
+    address = made.data_ptr()
+    with torch.cuda.device(device):  # A thread that begins has the first device.
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, made.nbytes, 0))
+    weakref.finalize(pages, _unregister, address).atexit = False
+    return made[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+
+def _unregister(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)
