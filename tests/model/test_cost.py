@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from longstride.model import PRESETS, SparseTransformer, block_in_parts, preset
+from longstride.model import PRESETS, SparseTransformer, block_in_parts, feed_forward, preset, residual
 from longstride.model.cost import cost, parameter_count, step_flops
 from tests.model.small import config, model, some_bytes
 
@@ -20,6 +20,16 @@ def test_parameters(name):
 @pytest.mark.parametrize("pattern", ["interleave(strided(4))", "merged(fixed(4, 2))"])
 def test_flops_are_those_that_pytorch_counts(pattern, dropout, recompute):
     made = model(pattern=pattern, recompute=recompute, qk_ratio=0.5, layers=2, dropout=dropout)
+    with FlopCounterMode(display=False) as counter:
+        made.loss(some_bytes(1)).backward()
+    assert counter.get_total_flops() == step_flops(made.config)
+
+
+@pytest.mark.parametrize("recompute", ["off", "on", "parts"])
+def test_flops_inside_operators_are_counted(recompute, monkeypatch):
+    monkeypatch.setattr(residual, "is_fused", lambda x: torch.is_grad_enabled())
+    monkeypatch.setattr(feed_forward, "is_fused", lambda *_: True)
+    made = model(recompute=recompute, layers=2)
     with FlopCounterMode(display=False) as counter:
         made.loss(some_bytes(1)).backward()
     assert counter.get_total_flops() == step_flops(made.config)

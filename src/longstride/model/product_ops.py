@@ -7,8 +7,12 @@
 in `_like` return empty tensors of the same shapes. Where there is nothing to return, an operator returns an empty tensor.
 """
 
+from math import prod
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from longstride.attention.api import HAS_TRITON
 from longstride.attention.kernels.hopper.choice import is_hopper
@@ -76,3 +80,14 @@ operators.define(
     "product_gelu_backward(Tensor d_output, Tensor weight, Tensor slope, bool sum_rows) -> (Tensor, Tensor)",
     _product_gelu_backward, _product_gelu_backward_like,
 )  # fmt: skip
+
+
+@register_flop_formula(OPS.product_gelu)
+def _product_gelu_flops(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """For PyTorch's flop counter, which does not see the product inside the operator."""
+    return int(2 * prod(x) * weight[0])
+
+
+@register_flop_formula(OPS.product_gelu_backward)
+def _product_gelu_backward_flops(d_output: Any, weight: Any, *_: Any, **__: Any) -> int:
+    return int(2 * prod(d_output) * weight[1])
