@@ -19,6 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longstride.attention.kernels import backends, general, ops
 from longstride.attention.kernels.hopper import (
+    chunk_forward,
     lane_backward,
     lane_descriptors,
     lane_forward,
@@ -106,9 +107,9 @@ def as_on_hopper():
     backends.BACKENDS = tuple((name, lambda device: True) for name, _ in backends.BACKENDS)
     general.forward = general.backward = lambda *_: []
     ops._check = lambda q, v: None  # On a CPU it refuses bfloat16.
-    for module in (lane_descriptors, launch):
+    for module in (chunk_forward, lane_descriptors, launch):
         module.processors = lambda device: PROCESSORS
-    for module in (lane_forward, lane_backward, walk_forward, walk_backward):
+    for module in (chunk_forward, lane_forward, lane_backward, walk_forward, walk_backward):
         name = module.__name__.rsplit(".", 1)[1]
         setattr(module, name, Caught(getattr(module, name)))
     for name in ("window_forward", "past_forward", "hopper_dq", "hopper_dkv", "backward_row_stats", "backward_sum_parts"):

@@ -26,12 +26,18 @@ def kinds(text, n=12_288, d_qk=64, d_v=64, heads=2):
         ("column(128)", 12_289, 64, [("lanes", "lanes")]),
         ("column(256)", 65_536, 32, [("lanes", "lanes")]),
         ("column(256)", 65_536, 64, [("lanes", "tiles")]),  # Too long a lane backward.
-        ("column(1024)", 1_048_576, 64, [("tiles", "tiles")]),
-        ("column(1024)", 1_048_577, 64, [(None, None)]),
+        ("column(1024)", 1_048_576, 64, [("chunks", "tiles")]),
+        ("column(1024)", 1_048_576, 48, [("tiles", "tiles")]),
+        ("column(1024)", 1_048_577, 64, [("chunks", None)]),
         ("block(128)", 12_288, 64, [("lanes", "lanes")]),
         ("block(16)", 12_288, 64, [(None, None)]),  # Several blocks in a lane.
-        ("block(1024)", 12_288, 64, [("tiles", "tiles")]),
+        ("block(1024)", 12_288, 64, [("chunks", "tiles")]),
+        ("block(2048)", 12_288, 32, [("chunks", "tiles")]),
+        ("block(2049)", 12_288, 64, [("tiles", None)]),
+        ("block(4096)", 12_288, 64, [("tiles", "tiles")]),
         ("dense()", 12_288, 64, [("tiles", "tiles")]),
+        ("dense()", 1024, 64, [("tiles", "tiles")]),
+        ("merged(strided(8))", 12_288, 64, [("walk", "walk"), ("tiles", "tiles")]),  # The second adds to the first.
         ("summary(128, 32)", 12_288, 64, [("tiles", "tiles")]),
         ("merged(fixed(128, 32))", 12_288, 64, [("tiles", "tiles")]),
         ("merged(fixed(1024, 256))", 12_288, 64, [("tiles", "tiles")]),

@@ -21,7 +21,8 @@ HOPPER = pytest.mark.skipif(
 SHARED_MEMORY = 232_448
 """Bytes for the programs of a multiprocessor together, of which each takes 1,024 more than it says."""
 REGISTERS = 65_536
-PAST, WINDOW, WALK, LANES = ["past_forward"], ["window_forward"], ["walk_forward"], ["lane_forward"]
+PAST, CHUNKS, WINDOW = ["past_forward"], ["chunk_forward"], ["window_forward"]
+WALK, LANES = ["walk_forward"], ["lane_forward"]
 TILES_BACK = ["backward_row_stats", "hopper_dq", "hopper_dkv"]
 CELLS_BACK = [*TILES_BACK, "hopper_dkv"]
 OWN_BACK = ["lane_backward"] * 2 + ["hopper_dq", "hopper_dkv"]
@@ -39,12 +40,16 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("block(128)|summary(128, 8, 0), block(128)|summary(128, 8, 1)", 1, 2, 900, 64, 64, PAST, OWN_BACK),
     ("dense()", 1, 2, 700, 64, 64, PAST, TILES_BACK),
     ("dense()", 1, 1, 130, 16, 16, PAST, TILES_BACK),
-    ("block(300)", 1, 2, 2000, 64, 64, PAST, TILES_BACK),
+    ("block(300)", 1, 2, 2000, 64, 64, CHUNKS * 2, TILES_BACK),
+    ("block(1024)", 2, 3, 4096, 64, 64, CHUNKS, TILES_BACK),
+    ("block(300)", 4, 4, 3000, 32, 32, CHUNKS, TILES_BACK),
     ("local(300)", 1, 2, 1500, 64, 64, WINDOW, TILES_BACK),
-    ("column(4)", 1, 2, 2048, 64, 64, PAST, TILES_BACK),
-    ("column(4)", 1, 2, 2056, 64, 64, PAST, TILES_BACK),
+    ("column(4)", 1, 2, 2048, 64, 64, CHUNKS, TILES_BACK),
+    ("column(4)", 1, 2, 2056, 64, 64, CHUNKS, TILES_BACK),
+    ("column(3)", 2, 2, 2501, 64, 64, CHUNKS * 2, []),
+    ("column(4)", 1, 2, 2048, 48, 48, PAST, TILES_BACK),
     ("merged(fixed(98, 2))", 1, 2, 1000, 64, 64, PAST, OWN_BACK),
-    ("block(302)", 1, 2, 1000, 64, 64, PAST, []),
+    ("block(302)", 1, 2, 1000, 64, 64, CHUNKS * 2, []),
     ("local(2)|column(4)", 1, 2, 2048, 48, 48, [*WINDOW, *PAST], TILES_BACK * 2),
     ("local(2)|column(4)", 1, 2, 2048, 64, 64, [*WALK, *PAST], ["walk_backward", *TILES_BACK]),
     ("local(128)", 2, 3, 1000, 64, 64, WALK, ["walk_backward"]),
@@ -68,8 +73,12 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("merged(strided(16))", 1, 2, 1003, 64, 128, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
     ("merged(strided(16))", 2, 2, 1003, 32, 32, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
     ("merged(strided(10))", 1, 2, 1000, 64, 64, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
+    ("merged(strided(32))", 2, 2, 3072, 64, 128, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
+    ("merged(strided(8))", 4, 9, 1999, 32, 32, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
 ]
-SLOW = [case for case in CASES[3:] if case[0] not in ("dense()", "merged(strided(10))", "merged(strided(96))")]
+SLOW = [
+    case for case in CASES[3:] if case[0] not in ("dense()", "block(1024)", "merged(strided(10))", "merged(strided(96))")
+]
 
 
 def one_for_each_head(text, heads):
@@ -97,7 +106,7 @@ def test_kernels_compile(case):
         assert not one["serialized"], one
         assert one["stack"] <= 128, one
         assert one["together"] * (one["shared"] + 1024) <= SHARED_MEMORY + 1024, one
-        if one["kernel"].startswith(("walk", "lane")):
+        if one["kernel"].startswith(("walk", "lane", "chunk")):
             assert one["together"] * one["registers"] * 128 <= REGISTERS, one
             panels = {"v": case[5] // case[4], "dv": case[5] // case[4]}
             panels |= {"output": panels["v"], "d_output": panels["v"]}

@@ -7,6 +7,7 @@ pytest.importorskip("triton.experimental.gluon")
 
 from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper import launch
+from longstride.attention.kernels.hopper.chunk_forward import chunk_forward
 from longstride.attention.kernels.hopper.lane_backward import lane_backward
 from longstride.attention.kernels.hopper.lane_descriptors import lane_descriptor
 from longstride.attention.kernels.hopper.lane_forward import lane_forward
@@ -141,7 +142,7 @@ def test_how_many_items_share_the_queries_of_a_tile(items, n, splits):
 
 KERNELS = [
     launch.window_forward, launch.past_forward, launch.hopper_dq, launch.hopper_dkv, walk_forward, walk_backward,
-    lane_forward, lane_backward,
+    lane_forward, lane_backward, chunk_forward,
 ]  # fmt: skip
 
 

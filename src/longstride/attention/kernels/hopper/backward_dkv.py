@@ -61,8 +61,8 @@ def place_keys(item, job, work, KEYS: gl.constexpr, SPLIT: gl.constexpr):
             # An item without queries takes one turn past the end, where TMA reads zeros.
             end = gl.maximum(first + 1, gl.minimum(end, first + share))
     else:
-        first_key = tile // job.lanes * TILE
-        lane = tile % job.lanes
+        first_key = tile % work.tiles * TILE
+        lane = tile // work.tiles
         length = tiles.lane_length(lane, job, work.n)
         first = (first_key + job.near) // ALIGNED * ALIGNED
         # A tile past the end of a short lane still takes one turn, in which nothing is seen.
@@ -180,6 +180,13 @@ def compute_tiles(
     for turn in range(rounds(work.items)):
         item = item_of_round(turn)
         batch, head, first_key, lane, length, first, end = place_keys(item, job, work, KEYS, SPLIT)
+        if half == 1 and KEYS.cells == 0:
+            # The first queries come before all keys of the second warpgroup.
+            if first + QUERIES < end:
+                queries.wait_full(count)
+                queries.release(count)
+                count += 1
+                first += QUERIES
         first_key += half * HALF
         seen = seen_by(first_key, head, length, job, work, pair_layout, KEYS)
         dk_sum = gl.zeros([HALF, WIDTH_QK], gl.float32, dk_layout)

@@ -42,7 +42,7 @@ def copy_tiles(
     """The producer warp."""
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work)
+        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work, KEYS)
         cell_tiles, first_tile, window = tiles.key_tiles(lane, first_row, job, KEYS)
         fill_both(queries, d_outputs, turn, q, d_output, tiles.lane_coordinates(batch, head, lane, first_row, work))
         if KEYS.cells > 0:
@@ -112,7 +112,7 @@ def compute_tiles(
     sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_QK)
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work)
+        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work, KEYS)
         cell_tiles, first_tile, window = tiles.key_tiles(lane, first_row, job, KEYS)
         first_row += half * ROWS
         first_cell = 0
@@ -149,14 +149,17 @@ def compute_tiles(
         start = tiles.first_key(total - 1, cell_tiles, first_tile)
         is_cell = total <= cell_tiles
         key = keys.tile(count)
-        scores, d_weights, dq_sum = add_pairs(
-            scores, d_weights, dq_sum, own, key, values.tile(count), HALF, key, 0,
-            start, is_cell, job, scale, KEYS, True,
-        )  # fmt: skip
+        # The second half of a window's last tile comes after all queries of the first warpgroup.
+        LAST: gl.constexpr = HALF * (1 - (half == 0 and KEYS.window))
+        if LAST > 0:
+            scores, d_weights, dq_sum = add_pairs(
+                scores, d_weights, dq_sum, own, key, values.tile(count), HALF, key, 0,
+                start, is_cell, job, scale, KEYS, True,
+            )  # fmt: skip
         d_scores = score_gradients(
-            scores, d_weights, own, start + HALF, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, True
+            scores, d_weights, own, start + LAST, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, True
         )  # fmt: skip
-        dq_sum = warpgroup_mma(d_scores, key.slice(HALF, HALF), dq_sum, is_async=True)
+        dq_sum = warpgroup_mma(d_scores, key.slice(LAST, HALF), dq_sum, is_async=True)
         dq_sum = warpgroup_mma_wait(0, deps=(dq_sum,))
         keys.release(count)
         count += 1

@@ -2,7 +2,8 @@
 
     walk    Local with a reach of up to 128: a program walks along the sequence
     lanes   lanes short enough to be in shared memory whole: Block, and Column where n / l is small
-    tiles   one tile of keys after the other: summary cells, Dense, and lanes that are too long for the others
+    chunks  forward, lanes that are too long for that and have up to 2,048 positions: as many small programs as fit
+    tiles   one tile of keys after the other: summary cells, Dense, and what is too long for the others
 
 All read tensors with TMA, which wants addresses and strides that are multiples of 16 bytes. They compute one pattern for all
 heads, except that each head may have other summary cells. What they do not take, the general kernels do.
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from longstride.attention.kernels.jobs import Job, Pass
 
-Kind = Literal["walk", "lanes", "tiles"]
+Kind = Literal["walk", "lanes", "chunks", "tiles"]
 TILE = 128
 """Keys of a tile, and how far a walk looks back at most."""
 WIDEST = 64
@@ -30,6 +31,8 @@ LONGEST_LANE = 256
 LONGEST_WIDE_LANE = 128
 LARGEST_LANE = 64 * 128
 """The most rows of a lane, forward; and rows times d_qk, backward."""
+LONGEST_CHUNKS = 2048
+"""The most rows of a lane in chunks. One lane of 4,096 takes 7 % less time in tiles, whose items share keys."""
 
 
 @lru_cache(maxsize=16)
@@ -52,6 +55,8 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
             return "walk"
         if job.far >= job.limit - 1 and whole_lanes(job, backward, d_qk, d_v):
             return "lanes"
+        if not (backward or accumulate) and d_qk == d_v and d_qk in WIDTHS and _in_chunks(job):
+            return "chunks"
     own_apart = pass_.summary and bool(job.own) and whole_lanes(job, True, d_qk, d_v)
     if max(d_qk, d_v) <= WIDEST and _in_tiles(job, pass_.summary, n) and (not backward or own_apart or _aligned(job)):
         return "tiles"
@@ -62,6 +67,10 @@ def whole_lanes(job: Job, backward: bool, d_qk: int, d_v: int) -> bool:
     """Whether whole lanes fit into shared memory."""
     longest = LONGEST_WIDE_LANE if d_v > WIDEST else LONGEST_LANE
     return _in_panels(d_qk, d_v) and job.limit <= (LARGEST_LANE // d_qk if backward else longest)
+
+
+def _in_chunks(job: Job) -> bool:
+    return job.lanes > 1 and job.limit <= LONGEST_CHUNKS and job.near == 0 and job.far >= job.limit - 1
 
 
 def _in_panels(d_qk: int, d_v: int) -> bool:

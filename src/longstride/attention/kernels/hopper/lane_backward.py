@@ -1,7 +1,11 @@
 """lane_backward: the gradients inside whole lanes, for Block and Column: dq, dk and dv in one kernel, nothing read twice.
 
-The sums are those of backward.py in the folder above, and the way through the lanes is lane_forward's. Pairs lie keys down
-and queries across, 64 by 64 (pair_gradients.py). Keys ascend: a tile's dq is complete when its own keys are through.
+The sums are those of backward.py in the folder above, and the way through the lanes is lane_forward's, with one lane in
+shared memory at a time: the next is copied in while gradients are on their way out. Pairs lie keys down and queries across,
+64 by 64 (pair_gradients.py). Keys ascend: a tile's dq is complete when its own keys are through.
+
+Gradients of an earlier pass are copied to where the sums are written from, some of them to where the output was, which is
+needed only for delta.
 """
 
 # mypy: ignore-errors
@@ -38,12 +42,18 @@ LARGEST = 64 * 128
 
 @gluon.jit
 def fetch(descriptors, tiles, item, work, full, HEADS_FIRST: gl.constexpr):
-    """Starts to copy an item in, if there is such an item."""
+    """Starts to copy an item in, if there is such an item: d_output, q, k and v. `fetch_output` completes it."""
     present = item < work.items
     batch, head, lane = locate(item, work, HEADS_FIRST)
     panels: gl.constexpr = 2 + 3 * len(tiles[0])
     mbarrier.expect(full, panels * tiles[0][0].shape[0] * tiles[0][0].shape[1] * 2, pred=present)
     copy_all(descriptors, batch, head, lane, 0, full, tiles, present)
+
+
+@gluon.jit
+def fetch_output(output, output_tile, item, work, full, HEADS_FIRST: gl.constexpr):
+    batch, head, lane = locate(item, work, HEADS_FIRST)
+    copy_in(output, batch, head, lane, 0, full, output_tile, item < work.items)
 
 
 @gluon.jit
@@ -65,35 +75,53 @@ def gradient_of(number, panels):
     return min(kind, 2), max(kind - 2, 0), number // (2 + panels) * 64
 
 
+@gluon.constexpr_function
+def stores_after(numbers, slots, staged):
+    """How many tiles are written after the last one that is not in `staging`."""
+    return min(after for after in range(numbers) if (numbers - 1 - after) % slots >= staged)
+
+
+@gluon.jit
+def slot_tile(staging, rest, SLOT: gl.constexpr):
+    """The tile of a slot: in `staging`, or 64 rows of a panel of `rest`."""
+    OTHER: gl.constexpr = SLOT - staging.shape[0]
+    if OTHER < 0:
+        return staging.index(SLOT)
+    else:
+        panel = rest[OTHER % len(rest)]
+        parts = panel._reinterpret(panel.dtype, [panel.shape[0] // 64, 64, panel.shape[1]], staging.layout)
+        return parts.index(OTHER // len(rest))
+
+
 @gluon.jit
 def fetch_old(
-    gradients, batch, head, lane, old_full, staging, NUMBER: gl.constexpr, PANELS: gl.constexpr
+    gradients, batch, head, lane, old_full, staging, rest,
+    NUMBER: gl.constexpr, SLOTS: gl.constexpr, PANELS: gl.constexpr,
 ):  # fmt: skip
     """Starts to copy in the NUMBER-th tile of an earlier pass' gradients, in the order in which tiles are written."""
-    SLOT: gl.constexpr = NUMBER % staging.shape[0]
+    SLOT: gl.constexpr = NUMBER % SLOTS
     mbarrier.expect(old_full.index(SLOT), staging.shape[1] * staging.shape[2] * 2)
     PLACE: gl.constexpr = gradient_of(NUMBER, PANELS)
-    copy_in(
-        gradients[PLACE[0]], batch, head, lane, PLACE[2], old_full.index(SLOT), (staging.index(SLOT),), True, PLACE[1]
-    )  # fmt: skip
+    tile = (slot_tile(staging, rest, SLOT),)
+    copy_in(gradients[PLACE[0]], batch, head, lane, PLACE[2], old_full.index(SLOT), tile, True, PLACE[1])
 
 
 @gluon.jit
 def store_tile(
-    value, gradients, batch, head, lane, old_full, staging, count,
-    NUMBER: gl.constexpr, NUMBERS: gl.constexpr, PANELS: gl.constexpr, ACCUMULATE: gl.constexpr,
+    value, gradients, batch, head, lane, old_full, staging, rest, count,
+    NUMBER: gl.constexpr, NUMBERS: gl.constexpr, SLOTS: gl.constexpr, PANELS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """Starts to write the NUMBER-th tile; ACCUMULATE: added to that of an earlier pass."""
-    STAGED: gl.constexpr = staging.shape[0]
-    staged = staging.index(NUMBER % STAGED)
+    staged = slot_tile(staging, rest, NUMBER % SLOTS)
     if ACCUMULATE:
-        if NUMBER > 0 and NUMBER + STAGED - 1 < NUMBERS:
+        if NUMBER > 0 and NUMBER + SLOTS - 1 < NUMBERS:
             tma.store_wait(0)
-            fetch_old(gradients, batch, head, lane, old_full, staging, NUMBER + STAGED - 1, PANELS)
-        mbarrier.wait(old_full.index(NUMBER % STAGED), (count * (NUMBERS // STAGED) + NUMBER // STAGED) & 1)
+            fetch_old(gradients, batch, head, lane, old_full, staging, rest, NUMBER + SLOTS - 1, SLOTS, PANELS)
+        TIMES: gl.constexpr = (NUMBERS - 1 - NUMBER % SLOTS) // SLOTS + 1  # that an item uses the slot
+        mbarrier.wait(old_full.index(NUMBER % SLOTS), (count * TIMES + NUMBER // SLOTS) & 1)
         value += staged.load(value.type.layout).to(gl.float32)
     else:
-        tma.store_wait(STAGED - 1)
+        tma.store_wait(SLOTS - 1)
     staged.store(value.to(staged.dtype))
     fence_async_shared()
     PLACE: gl.constexpr = gradient_of(NUMBER, PANELS)
@@ -112,32 +140,37 @@ def lane_backward(
     dtype: gl.constexpr = q.dtype
     ROWS: gl.constexpr = q.block_type.shape[3]
     D: gl.constexpr = q.block_type.shape[4]
-    STAGES: gl.constexpr = TILES.stages
     COUNT: gl.constexpr = ROWS // 64
     PANELS: gl.constexpr = TILES.panels
     NUMBERS: gl.constexpr = (2 + PANELS) * COUNT
+    # ACCUMULATE: where the output was, there is place for gradients of the earlier pass.
+    SLOTS: gl.constexpr = min(NUMBERS, TILES.staged + COUNT * PANELS) if ACCUMULATE else TILES.staged
+    REST: gl.constexpr = TILES.staged < SLOTS
     sum_layout: gl.constexpr = mma_layout(D)
     load_layout: gl.constexpr = row_layout(D)
     lane_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     vector_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    q_tiles = make_panels(dtype, STAGES, ROWS, D, 1)
-    k_tiles = make_panels(dtype, STAGES, ROWS, D, 1)
-    v_tiles = make_panels(dtype, STAGES, ROWS, D, PANELS)
-    d_output_tiles = make_panels(dtype, STAGES, ROWS, D, PANELS)
-    output_tiles = make_panels(dtype, STAGES, ROWS, D, PANELS)
+    q_tiles = make_panels(dtype, 1, ROWS, D, 1)
+    k_tiles = make_panels(dtype, 1, ROWS, D, 1)
+    v_tiles = make_panels(dtype, 1, ROWS, D, PANELS)
+    d_output_tiles = make_panels(dtype, 1, ROWS, D, PANELS)
+    output_tiles = make_panels(dtype, 1, ROWS, D, PANELS)
     d_scores_tile = make_tiles(dtype, 1, 64, 64).index(0)
     staging = make_tiles(dtype, TILES.staged, 64, D)
     lse_rows = gl.allocate_shared_memory(gl.float32, [ROWS], vector_layout)
     delta_rows = gl.allocate_shared_memory(gl.float32, [ROWS], vector_layout)
-    full = make_barriers(STAGES)
-    old_full = make_barriers(TILES.staged)
+    full = make_barriers(1)
+    old_full = make_barriers(SLOTS)
     fence_async_shared()
     programs = gl.num_programs(0)
-    for slot in gl.static_range(STAGES):
-        fetch(
-            (output, d_output, q, k, v), tiles_at((output_tiles, d_output_tiles, q_tiles, k_tiles, v_tiles), slot),
-            gl.program_id(0) + slot * programs, work, full.index(slot), TILES.heads_first,
-        )  # fmt: skip
+    output_tile, d_output_tile, q_tile, k_tile, v_tile = tiles_at(
+        (output_tiles, d_output_tiles, q_tiles, k_tiles, v_tiles), 0
+    )  # fmt: skip
+    fetch(
+        (d_output, q, k, v), (d_output_tile, q_tile, k_tile, v_tile), gl.program_id(0), work, full.index(0),
+        TILES.heads_first,
+    )  # fmt: skip
+    fetch_output(output, output_tile, gl.program_id(0), work, full.index(0), TILES.heads_first)
 
     count = 0
     index = gl.arange(0, ROWS, lane_layout)
@@ -149,18 +182,19 @@ def lane_backward(
         if ACCUMULATE:
             tma.store_wait(0)
             for number in gl.static_range(TILES.staged):
-                fetch_old((dq, dk, dv), batch, head, lane, old_full, staging, number, PANELS)
+                fetch_old((dq, dk, dv), batch, head, lane, old_full, staging, output_tile, number, SLOTS, PANELS)
         # A count >> 30 is 0, but not known before the loop: addresses and masks made there would fill the registers.
-        stage = count % STAGES + (count >> 30)
         output_tile, d_output_tile, q_tile, k_tile, v_tile = tiles_at(
-            (output_tiles, d_output_tiles, q_tiles, k_tiles, v_tiles), stage
+            (output_tiles, d_output_tiles, q_tiles, k_tiles, v_tiles), count >> 30
         )  # fmt: skip
-        mbarrier.wait(full.index(stage), (count // STAGES) & 1)
+        mbarrier.wait(full.index(0), count & 1)
         lse_rows.store(own_lse)
         for part in gl.static_range(COUNT):
             d_outputs = load_panels(rows_of(d_output_tile, part * 64, 64), load_layout)
             outputs = load_panels(rows_of(output_tile, part * 64, 64), load_layout)
             delta_rows.slice(part * 64, 64).store(row_products(d_outputs, outputs))
+        for number in gl.static_range(TILES.staged, SLOTS):
+            fetch_old((dq, dk, dv), batch, head, lane, old_full, staging, output_tile, number, SLOTS, PANELS)
         if STORE_STATS:
             pointers = row_stats.data + (batch * work.heads + head).to(gl.int64) * 2 * row_stats.row
             pointers = pointers + work.first + lane * work.lane_stride + index * work.index_stride
@@ -184,25 +218,30 @@ def lane_backward(
                     (query - key) * 64, TILES.near, ROWS, TILES.part, key == 0, query == key,
                 )  # fmt: skip
                 dq_sums = replaced(dq_sums, query, dq_sum)
+                if key == COUNT - 1:  # All tiles have been read.
+                    fetch(
+                        (d_output, q, k, v), (d_output_tile, q_tile, k_tile, v_tile), item + programs, work, full.index(0),
+                        TILES.heads_first,
+                    )  # fmt: skip
+                    if not REST:
+                        fetch_output(output, output_tile, item + programs, work, full.index(0), TILES.heads_first)
                 if query == key:
                     store_tile(
-                        dq_sum * softmax_scale, (dq, dk, dv), batch, head, lane, old_full, staging, count,
-                        (2 + PANELS) * key, NUMBERS, PANELS, ACCUMULATE,
+                        dq_sum * softmax_scale, (dq, dk, dv), batch, head, lane, old_full, staging, output_tile, count,
+                        (2 + PANELS) * key, NUMBERS, SLOTS, PANELS, ACCUMULATE,
                     )  # fmt: skip
             store_tile(
-                dk_sum * softmax_scale, (dq, dk, dv), batch, head, lane, old_full, staging, count,
-                (2 + PANELS) * key + 1, NUMBERS, PANELS, ACCUMULATE,
+                dk_sum * softmax_scale, (dq, dk, dv), batch, head, lane, old_full, staging, output_tile, count,
+                (2 + PANELS) * key + 1, NUMBERS, SLOTS, PANELS, ACCUMULATE,
             )  # fmt: skip
             for panel in gl.static_range(PANELS):
                 store_tile(
-                    dv_sum[panel], (dq, dk, dv), batch, head, lane, old_full, staging, count,
-                    (2 + PANELS) * key + 2 + panel, NUMBERS, PANELS, ACCUMULATE,
+                    dv_sum[panel], (dq, dk, dv), batch, head, lane, old_full, staging, output_tile, count,
+                    (2 + PANELS) * key + 2 + panel, NUMBERS, SLOTS, PANELS, ACCUMULATE,
                 )  # fmt: skip
-
-        fetch(
-            (output, d_output, q, k, v), (output_tile, d_output_tile, q_tile, k_tile, v_tile),
-            item + STAGES * programs, work, full.index(stage), TILES.heads_first,
-        )  # fmt: skip
+        if REST:
+            tma.store_wait(stores_after(NUMBERS, SLOTS, TILES.staged))
+            fetch_output(output, output_tile, item + programs, work, full.index(0), TILES.heads_first)
         count += 1
     tma.store_wait(0)
 

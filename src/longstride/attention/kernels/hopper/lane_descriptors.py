@@ -67,7 +67,7 @@ class LaneTiles(NamedTuple):
     """How a kernel passes over lanes. Compiled in, as one constexpr."""
 
     near: Any  # Keys are at least so many indices back.
-    stages: Any  # lanes in shared memory at a time
+    stages: Any  # lanes in shared memory at a time; one in backward
     staged: Any  # tiles of results on their way out
     part: Any  # keys, or backward queries, that are computed at a time
     panels: Any  # of a value
@@ -141,7 +141,7 @@ def lane_launch(
     boxes = [(x, rows) for x in matrices] + [(x, TILE) for x in results]
     descriptors = [lane_descriptor(x, lanes, height, d) for x, height in boxes]
     tiles = compiled(
-        LaneTiles, near=near, stages=setting.stages, staged=setting.staged, part=setting.part,
+        LaneTiles, near=near, stages=getattr(setting, "stages", 1), staged=setting.staged, part=setting.part,
         panels=panels, heads_first=heads_side_by_side(matrices[0]),
     )  # fmt: skip
     programs = min(work.items, processors(matrices[0].device) * setting.per_processor)

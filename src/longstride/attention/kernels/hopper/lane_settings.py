@@ -1,4 +1,4 @@
-"""How many tiles the lane and walk kernels keep in flight, and how many of their programs share a multiprocessor.
+"""How many tiles the kernels for lanes, chunks and walks keep in flight, and how many programs share a multiprocessor.
 
 The numbers were measured on an H200, and say what fits into its 227 KiB of shared memory and 65,536 registers. `registers`
 is a cap that lets so many programs of 128 threads in; without one the compiler takes what it likes.
@@ -32,12 +32,22 @@ def lane_forward_settings(d: int, panels: int, rows: int, accumulate: bool) -> L
     return LaneForward(4, 2, staged=1, registers=128) if d <= 32 else LaneForward(2, 2)
 
 
+class Chunk(NamedTuple):
+    per_processor: int
+    stages: int
+    """Tiles of 64 keys and values in shared memory at a time."""
+    registers: int
+
+
+def chunk_settings(d: int) -> Chunk:
+    return Chunk(5, 3, 96) if d <= 32 else Chunk(3, 3, 168)
+
+
 class LaneBackward(NamedTuple):
     per_processor: int
     staged: int = 2
     part: int = 64
     """Queries of a tile of pairs at a time."""
-    stages: int = 1
     registers: int | None = None
 
 

@@ -15,6 +15,7 @@ from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
 from longstride.attention.kernels.hopper.choice import TILE, choose, fits_tma, whole_lanes
+from longstride.attention.kernels.hopper.chunk_forward import launch_chunk_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
 from longstride.attention.kernels.hopper.lane_descriptors import tma_stride
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
@@ -50,6 +51,8 @@ def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None
         return [launch_walk_forward(call, job.far)]
     if kind == "lanes":
         return [launch_lane_forward(call, lanes, job.near, accumulate) for lanes in _lane_sets(job, n)]
+    if kind == "chunks":
+        return [launch_chunk_forward(call, lanes) for lanes in _lane_sets(job, n)]
     return [(_window if job.far < job.limit - 1 else _past)(call, pass_, accumulate)]
 
 

@@ -76,12 +76,18 @@ def row_layout(width):
 
 
 @gluon.jit
-def locate(item, job, work):
-    """batch, head, lane and first row of an item. Those with most work come first; neighbours are heads at one place."""
+def locate(item, job, work, KEYS: gl.constexpr):
+    """batch, head, lane and first row of an item; neighbours are heads at one place.
+
+    Those with most work come first: with cells the last lanes, else the last rows of each lane, one lane after the other.
+    """
     head = item % work.all_heads
     tile = item // work.all_heads
-    lane = job.lanes - 1 - tile % job.lanes
-    return head // work.heads, head % work.heads, lane, (work.tiles - 1 - tile // job.lanes) * TILE
+    if KEYS.cells > 0:
+        lane, tile = job.lanes - 1 - tile % job.lanes, tile // job.lanes
+    else:
+        lane, tile = tile // work.tiles, tile % work.tiles
+    return head // work.heads, head % work.heads, lane, (work.tiles - 1 - tile) * TILE
 
 
 @gluon.jit
@@ -105,7 +111,7 @@ def key_tiles(lane, first_row, job, KEYS: gl.constexpr):
     cells = (lane * job.cells + TILE - 1) // TILE
     if KEYS.window:
         first = gl.maximum(0, first_row - job.far) // TILE
-        last = (gl.minimum(first_row + TILE, job.limit) - 1 - job.near) // TILE
+        last = (first_row + TILE - 1 - job.near) // TILE
         return cells, first, gl.maximum(1, last - first + 1)
     else:
         return gl.maximum(1, cells), 0, 0
