@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
-from longstride.attention.flops import count_flops
 from longstride.attention.gradient import define_ops
-from longstride.attention.precision import without_autocast
+from longstride.attention.inputs import without_autocast
 from longstride.attention.tiles import plan
 from longstride.patterns import Pattern, notation
 
@@ -55,41 +54,30 @@ def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float
     return output, all_row_max, all_row_sum
 
 
-def blocked_backward(
-    d_output: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    row_max: Tensor,
-    row_sum: Tensor,
-    patterns: str,
-    scale: float,
-    needed: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of q, k and v; one that is not needed is empty."""
-    results: tuple[Tensor, Tensor, Tensor] = _backward_like(
-        d_output, q, k, v, output, row_max, row_sum, patterns, scale, needed
-    )
+def fill_gradients(
+    gradients: Sequence[Tensor], d_output: Tensor, inputs: Sequence[Tensor], saved: Sequence[Tensor], patterns: str,
+    scale: float, needed: Sequence[bool],
+) -> None:  # fmt: skip
+    """Fills the gradients of q, k and v that are needed."""
+    q, (output, row_max, row_sum) = inputs[0], saved
     scratch = Scratch(_working_dtype(q), q.device)
     with without_autocast(q.device):
         for pattern, head in _heads(q, patterns):
-            inputs = _load_head(q, head), _load_head(k, head), _load_head(v, head)
+            rows = [_load_head(x, head) for x in inputs]
             d_rows = _load_head(d_output, head)
             # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta).
             delta = (d_rows * _load_head(output, head)).sum(-1, keepdim=True)
             row_stats = d_rows, delta, row_max[head].unsqueeze(-1), row_sum[head].unsqueeze(-1).log2().neg_()
-            totals = [_head_accumulator(x, head) if wanted else None for x, wanted in zip(results, needed)]
-            _backward_head(pattern, scratch, scale, inputs, row_stats, totals, exact=False)
+            totals = [_head_accumulator(x, head) if wanted else None for x, wanted in zip(gradients, needed)]
+            _backward_head(pattern, scratch, scale, rows, row_stats, totals, exact=False)
             sums = [total for total in totals if total is not None]
             if not _all_finite(sums):
                 for x in sums:
                     x.zero_()
-                _backward_head(pattern, scratch, scale, inputs, row_stats, totals, exact=True)
-            for result, total in zip(results, totals):
+                _backward_head(pattern, scratch, scale, rows, row_stats, totals, exact=True)
+            for gradient, total in zip(gradients, totals):
                 if total is not None:
-                    _store_head(total, result, head)
-    return results
+                    _store_head(total, gradient, head)
 
 
 def _forward_head(
@@ -243,21 +231,8 @@ def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) 
     return v.new_empty(v.shape), row_stats, torch.empty_like(row_stats)
 
 
-def _backward_like(
-    d_output: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    row_max: Tensor,
-    row_sum: Tensor,
-    patterns: str,
-    scale: float,
-    needed: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    like_q, like_k, like_v = (x.new_empty(x.shape if wanted else 0) for x, wanted in zip((q, k, v), needed))
-    return like_q, like_k, like_v
+def _gradient_like(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
 
 
-define_ops("blocked", blocked_forward, _forward_like, blocked_backward, _backward_like)
-count_flops(torch.ops.longstride.blocked_forward, torch.ops.longstride.blocked_backward)
+define_ops("blocked", blocked_forward, _forward_like, fill_gradients, _gradient_like, by_query=["row_max", "row_sum"])

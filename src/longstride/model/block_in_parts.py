@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longstride.attention.manual import attend_backward, attend_forward
+from longstride.attention.api import attend_backward, attend_forward
 from longstride.model.dropout import draw_mask
 from longstride.model.host_inputs import HostInputs
 from longstride.model.layers import drop, feed_forward_gradient, gelu, row_parts
