@@ -107,7 +107,7 @@ def fill_gradients(
     gradients: Sequence[Tensor], d_output: Tensor, inputs: Sequence[Tensor], saved: Sequence[Tensor], patterns: str,
     scale: float, needed: Sequence[bool],
 ) -> None:  # fmt: skip
-    """Fills dq, dk and dv, which may have any strides but for the last, which is 1. One that is not needed stays as it is."""
+    """Fills those of dq, dk and dv that are needed. They may have any strides but for the last, which is 1."""
     (q, k, v), (output, lse) = inputs, saved
     # The kernels may write a gradient that is not needed, too.
     dq, dk, dv = (x if wanted else _result_like(like) for x, like, wanted in zip(gradients, inputs, needed))
