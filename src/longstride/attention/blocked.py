@@ -92,7 +92,7 @@ def _forward_head(
             arranged = lanes.load_queries(q), lanes.load_keys(k), lanes.load_keys(v)
             states = [lanes.load_queries(state) for state in (row_max, row_sum, accumulator)]
             for chunk in lanes.chunks(exact):
-                _forward_chunk(chunk, scratch, scale, *arranged, *states)
+                _forward_chunk(chunk, scratch, scale, arranged, states)
             for state, total in zip(states, (row_max, row_sum, accumulator)):
                 lanes.store_queries(state, total)
     row_sum.masked_fill_(row_sum == 0, 1)  # Avoids 0 / 0 for a query that sees no key.
@@ -101,14 +101,9 @@ def _forward_head(
 
 
 def _backward_head(
-    pattern: Pattern,
-    scratch: Scratch,
-    scale: float,
-    inputs: Sequence[Tensor],
-    row_stats: Sequence[Tensor],
-    totals: Sequence[Tensor | None],
-    exact: bool,
-) -> None:
+    pattern: Pattern, scratch: Scratch, scale: float, inputs: Sequence[Tensor], row_stats: Sequence[Tensor],
+    totals: Sequence[Tensor | None], exact: bool,
+) -> None:  # fmt: skip
     """Adds a head's gradients to `totals`; those that are not needed are None."""
     for arrangement in plan(pattern, inputs[0].shape[1]):
         for lanes in lane_groups(arrangement, inputs[0]):
@@ -116,9 +111,9 @@ def _backward_head(
             stores = lanes.store_queries, lanes.store_keys, lanes.store_keys
             arranged = [load(x) for load, x in zip(loads, inputs)]
             sums = [None if x is None else load(x) for load, x in zip(loads, totals)]
-            arranged += [lanes.load_queries(x) for x in row_stats]
+            stats = [lanes.load_queries(x) for x in row_stats]
             for chunk in lanes.chunks(exact):
-                _backward_chunk(chunk, scratch, scale, *arranged, *sums)
+                _backward_chunk(chunk, scratch, scale, arranged, stats, sums)
             for store, part, total in zip(stores, sums, totals):
                 if part is not None and total is not None:
                     store(part, total)
@@ -143,16 +138,10 @@ def _exp(x: Tensor, bits: Tensor | None = None) -> Tensor:
 
 
 def _forward_chunk(
-    chunk: Chunk,
-    scratch: Scratch,
-    scale: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_max: Tensor,
-    row_sum: Tensor,
-    accumulator: Tensor,
-) -> None:
+    chunk: Chunk, scratch: Scratch, scale: float, inputs: Sequence[Tensor], states: Sequence[Tensor]
+) -> None:  # fmt: skip
+    """Adds the keys of a chunk to the running maximum, the running sum and the accumulator of its queries."""
+    (q, k, v), (row_max, row_sum, accumulator) = inputs, states
     scores = chunk.scores(chunk.queries(q), chunk.keys(k), scale, scratch)
     running_max = chunk.query_windows(row_max)
     new_max = torch.maximum(running_max, scores.amax(-1, keepdim=True).view(running_max.shape))
@@ -169,20 +158,11 @@ def _forward_chunk(
 
 
 def _backward_chunk(
-    chunk: Chunk,
-    scratch: Scratch,
-    scale: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    d_output: Tensor,
-    delta: Tensor,
-    row_max: Tensor,
-    log2_scale: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-) -> None:
+    chunk: Chunk, scratch: Scratch, scale: float, inputs: Sequence[Tensor], row_stats: Sequence[Tensor],
+    sums: Sequence[Tensor | None],
+) -> None:  # fmt: skip
+    """Adds what the pairs of a chunk contribute to the gradients of its queries, keys and values."""
+    (q, k, v), (d_output, delta, row_max, log2_scale), (dq, dk, dv) = inputs, row_stats, sums
     queries, keys, d_output_rows = chunk.queries(q), chunk.keys(k), chunk.queries(d_output)
     scores = chunk.scores(queries, keys, scale, scratch)
     weights = chunk.zero_masked(_exp(scores.sub_(chunk.queries(row_max)), chunk.queries(log2_scale)))
