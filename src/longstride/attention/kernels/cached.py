@@ -2,28 +2,37 @@
 
 A query walks along each leaf of its pattern in turn: the k-th key of a leaf has a position in closed form, a position has
 one slot, and a key that an earlier leaf sees is left out. `list_seen` writes these slots for some positions ahead, so that
-nothing is divided while the network waits. `table` has what it needs, by pattern:
-
-    leaves, each LEAF_FIELDS long: kind, step or l, reach or c, the first cell, the first slot of its cells
-    then: whether everything is kept, the length of the ring, its first slot
+nothing is divided while the network waits. `table` has what it needs, by pattern: a `CachedLeaf` for each leaf, then whether
+everything is kept, the length of the ring, and its first slot.
 """
 
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from longstride.attention.kernels.primitives import cell_index, cell_position
+from longstride.attention.kernels.primitives import cell_position
 from longstride.attention.slots import Slots
 
-DILATED, BLOCK, SUMMARY, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-LEAF_FIELDS = tl.constexpr(5)
+LEAF_FIELDS = tl.constexpr(6)
 HEAD_FIELDS = tl.constexpr(3)
+
+
+class CachedLeaf(NamedTuple):
+    """Numbers of a leaf's `Geometry`, which documents them, and the first slot of its summary cells."""
+
+    block: Any
+    index_stride: Any
+    far: Any
+    cells: Any
+    first_cell: Any
+    start: Any
 
 
 def table(heads: Sequence[Slots], leaves: int) -> Tensor:
@@ -32,74 +41,62 @@ def table(heads: Sequence[Slots], leaves: int) -> Tensor:
 
 
 def _row(head: Slots, leaves: int) -> list[int]:
-    row: list[int] = []
     starts = dict(zip(head.summaries, head.starts))
+    row: list[int] = []
     for leaf in head.leaves:
-        if leaf.summary:
-            row += [SUMMARY.value, leaf.block, leaf.cells, leaf.first_cell, starts.get(leaf.summary, 0)]
-        elif leaf.by_residue:
-            row += [DILATED.value, leaf.index_stride, leaf.far * leaf.index_stride, 0, 0]
-        else:
-            row += [BLOCK.value, leaf.block, 1, 0, 0]
-    for _ in range(leaves - len(head.leaves)):
-        row += [NONE.value, 1, 1, 0, 0]
-    return [*row, int(head.keeps_all), head.ring, head.ring_start]
+        start = starts.get(leaf.summary, 0)
+        row += CachedLeaf(leaf.block, leaf.index_stride, leaf.far, leaf.cells, leaf.first_cell, start)
+    nothing = CachedLeaf(block=1, index_stride=1, far=-1, cells=0, first_cell=0, start=0)
+    return [*row, *nothing * (leaves - len(head.leaves)), int(head.keeps_all), head.ring, head.ring_start]
 
 
 @triton.jit
-def walk_length(kind, size, part, first, query):
-    """How many keys a leaf has for the query."""
-    if kind == DILATED:
-        length = tl.minimum(query, part) // size + 1
-    elif kind == BLOCK:
-        length = query % size + 1
-    elif kind == SUMMARY:
-        length = query // size * part + tl.minimum(part, tl.maximum(0, query % size + 1 - first))
+def read_leaf(row, number):
+    row += number * LEAF_FIELDS
+    return CachedLeaf(
+        tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
+    )  # fmt: skip
+
+
+@triton.jit
+def walk(leaf, query, number):
+    """How many keys a leaf has for the query, and the position of its number-th key."""
+    if leaf.cells > 0:
+        begun = tl.maximum(0, query % leaf.block + 1 - leaf.first_cell)
+        length = query // leaf.block * leaf.cells + tl.minimum(leaf.cells, begun)
+        position = cell_position(number, leaf.cells, leaf.block, leaf.first_cell)
     else:
-        length = query * 0
-    return length
+        length = tl.minimum(query % leaf.block // leaf.index_stride, leaf.far) + 1
+        position = query - number * leaf.index_stride
+    return length, position
 
 
 @triton.jit
-def walk_position(kind, size, part, first, query, number):
-    """The position of its keys, newest first where that is simpler."""
-    if kind == SUMMARY:
-        position = cell_position(number, part, size, first)
-    elif kind == DILATED:
-        position = query - number * size
-    else:
-        position = query - number
-    return position
+def is_cell(leaf, position):
+    inside = position % leaf.block
+    return (inside >= leaf.first_cell) & (inside < leaf.first_cell + leaf.cells)
 
 
 @triton.jit
-def leaf_sees(kind, size, part, first, query, position):
+def leaf_sees(leaf, query, position):
     """Whether a leaf sees positions up to the query's."""
-    if kind == DILATED:
-        seen = ((query - position) % size == 0) & (query - position <= part)
-    elif kind == BLOCK:
-        seen = position // size == query // size
-    elif kind == SUMMARY:
-        seen = (position % size >= first) & (position % size < first + part)
-    else:
-        seen = position < 0
-    return seen
+    distance = query - position
+    in_window = (distance % leaf.index_stride == 0) & (distance <= leaf.far * leaf.index_stride)
+    in_window &= query // leaf.block == position // leaf.block
+    return tl.where(leaf.cells > 0, is_cell(leaf, position), in_window)
 
 
 @triton.jit
 def slot_of(row, position, LEAVES: tl.constexpr):
-    """Where positions lie in a head's cache, below 0 if nowhere. `row`: of the table, for all, or one for each position."""
+    """Where positions lie in a head's cache, below 0 if nowhere. `row`: of the table."""
     everything = tl.load(row + LEAVES * LEAF_FIELDS)
     ring = tl.load(row + LEAVES * LEAF_FIELDS + 1)
     ring_start = tl.load(row + LEAVES * LEAF_FIELDS + 2)
     slot = tl.where(ring > 0, ring_start + position % tl.maximum(ring, 1), -1)
-    for leaf in tl.static_range(LEAVES):
-        fields = row + (LEAVES - 1 - leaf) * LEAF_FIELDS  # The first that has a cell keeps it.
-        kind = tl.load(fields)
-        size = tl.load(fields + 1)
-        part = tl.load(fields + 2)
-        index, inside = cell_index(position, part, size, tl.load(fields + 3))
-        slot = tl.where((kind == SUMMARY) & inside, tl.load(fields + 4) + index, slot)
+    for number in tl.static_range(LEAVES):
+        leaf = read_leaf(row, LEAVES - 1 - number)  # The first that has a cell keeps it.
+        index = position // leaf.block * leaf.cells + position % leaf.block - leaf.first_cell
+        slot = tl.where(is_cell(leaf, position), leaf.start + index, slot)
     return tl.where(everything > 0, position, slot)
 
 
@@ -119,20 +116,14 @@ def list_seen(
     number = block * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     before = query * 0
     itself = query < 0
-    for leaf in tl.static_range(LEAVES):
-        fields = row + leaf * LEAF_FIELDS
-        kind, size, part, first = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3)
-        length = walk_length(kind, size, part, first, query)
-        itself |= leaf_sees(kind, size, part, first, query, query)
-        position = walk_position(kind, size, part, first, query, number)
+    for index in tl.static_range(LEAVES):
+        leaf = read_leaf(row, index)
+        length, position = walk(leaf, query, number)
+        itself |= leaf_sees(leaf, query, query)
         wanted = position != query
-        for earlier in tl.static_range(leaf):
-            others = row + earlier * LEAF_FIELDS
-            wanted &= ~leaf_sees(
-                tl.load(others), tl.load(others + 1), tl.load(others + 2), tl.load(others + 3), query, position
-            )  # fmt: skip
-        slot = tl.where(wanted, slot_of(row, position, LEAVES), -1)
-        tl.store(listed + before + number, slot, number < length)
+        for earlier in tl.static_range(index):
+            wanted &= ~leaf_sees(read_leaf(row, earlier), query, position)
+        tl.store(listed + before + number, tl.where(wanted, slot_of(row, position, LEAVES), -1), number < length)
         before += length
     tl.store(listed + number, -1, (number >= before) & (number < most))
     if block == 0:
