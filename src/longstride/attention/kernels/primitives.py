@@ -92,13 +92,6 @@ def cell_position(index, cells, block, first_cell):
 
 
 @triton.jit
-def cell_index(position, cells, block, first_cell):
-    """The inverse of `cell_position`, and whether there is a cell at that position."""
-    cell = position % block - first_cell
-    return position // block * cells + cell, (cell >= 0) & (cell < cells)
-
-
-@triton.jit
 def cell_tile(start, offset, job, EVEN: tl.constexpr):
     """The positions of the summary cells start + offset: one number for the whole tile, and what each cell adds to it.
 

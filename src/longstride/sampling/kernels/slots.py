@@ -1,4 +1,4 @@
-"""The cache slots that a query sees, listed by a kernel: `attention.slots` in Triton.
+"""The cache slots that a query sees, listed by a kernel: `model.slots` in Triton.
 
 A query walks along each leaf of its pattern in turn: the k-th key of a leaf has a position in closed form, a position has
 one slot, and a key that an earlier leaf sees is left out. `list_seen` writes these slots for some positions ahead, so that
@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longstride.attention.kernels.primitives import cell_position
-from longstride.attention.slots import Slots
+from longstride.model.slots import Slots
 
 LEAF_FIELDS = tl.constexpr(6)
 HEAD_FIELDS = tl.constexpr(3)
