@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from longstride.attention.blocked import attend_blocked
-from longstride.attention.inputs import DTYPES, autocast_is_enabled, cast_as_autocast_would, unpack, without_autocast
+from longstride.attention.precision import DTYPES, autocast_is_enabled, cast_as_autocast_would, without_autocast
 from longstride.attention.reference import attend_reference
 from longstride.common.checks import suggest
 from longstride.patterns import Pattern, notation
@@ -111,6 +111,12 @@ def attend_packed(
     from longstride.attention.kernels.packed import attend_packed_triton
 
     return attend_packed_triton(packed, sizes, patterns, 1 / sqrt(q.shape[3]))
+
+
+def unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
+    """Returns the queries, keys and values of a packed tensor as views, [batch, heads, n, d]."""
+    parts = packed.split(list(sizes), -1)  # type: ignore[no-untyped-call]
+    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
 
 
 def attend_forward(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern]) -> tuple[Tensor, ...]:

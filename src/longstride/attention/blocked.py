@@ -23,7 +23,7 @@ from torch import Tensor
 
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
 from longstride.attention.gradient import define_ops
-from longstride.attention.inputs import without_autocast
+from longstride.attention.precision import without_autocast
 from longstride.attention.tiles import plan
 from longstride.patterns import Pattern, notation
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from longstride.attention.api import attend as attend_over
-from longstride.attention.api import attend_packed
-from longstride.attention.inputs import unpack
+from longstride.attention.api import attend_packed, unpack
 from longstride.model.config import ModelConfig
 from longstride.model.layers import Linear, rms_norm
 from longstride.model.residual import Product, product

@@ -8,8 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 pytest.importorskip("triton")
 
 from longstride import attend
-from longstride.attention.api import attend_packed
-from longstride.attention.inputs import unpack
+from longstride.attention.api import attend_packed, unpack
 from longstride.patterns import Block, Column, Local, Summary, fixed, strided, union
 from tests.attention.error_rule import Ran
 

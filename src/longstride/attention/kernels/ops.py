@@ -109,8 +109,9 @@ def fill_gradients(
 ) -> None:  # fmt: skip
     """Fills those of dq, dk and dv that are needed. They may have any strides but for the last, which is 1."""
     (q, k, v), (output, lse) = inputs, saved
-    # The kernels may write a gradient that is not needed, too.
-    dq, dk, dv = (x if wanted else _result_like(like) for x, like, wanted in zip(gradients, inputs, needed))
+    if not all(needed):  # The kernels may write the others, too.
+        gradients = [x if wanted else _result_like(like) for x, like, wanted in zip(gradients, inputs, needed)]
+    dq, dk, dv = gradients
     negative = scale < 0
     if negative:
         q, scale = -q, -scale

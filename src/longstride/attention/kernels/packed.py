@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from longstride.attention.gradient import backward_flops, define
-from longstride.attention.inputs import unpack
 from longstride.attention.kernels.ops import fill_gradients, needs_dispatcher, triton_forward
 from longstride.patterns import Pattern, notation
 
@@ -27,12 +26,18 @@ def attend_packed_triton(packed: Tensor, sizes: Sequence[int], heads: Sequence[P
     return output
 
 
+def _unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
+    """As `api.unpack`, which is above this file."""
+    parts: Any = packed.split(list(sizes), -1)  # type: ignore[no-untyped-call]
+    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
+
+
 class _AttendPacked(torch.autograd.Function):
     @staticmethod
     def forward(packed: Tensor, sizes: Sizes, heads: int, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
         dispatch = torch.compiler.is_compiling() or needs_dispatcher(packed)
         compute: Any = torch.ops.longstride.triton_forward.default if dispatch else triton_forward
-        output, lse = compute(*unpack(packed, sizes, heads), patterns, scale)
+        output, lse = compute(*_unpack(packed, sizes, heads), patterns, scale)
         return output, lse
 
     @staticmethod
@@ -55,7 +60,7 @@ def triton_packed_backward(
 ) -> Tensor:  # fmt: skip
     """Returns the gradient of the packed tensor."""
     result = packed.new_empty(packed.shape)
-    gradients, inputs = unpack(result, sizes, heads), unpack(packed, sizes, heads)
+    gradients, inputs = _unpack(result, sizes, heads), _unpack(packed, sizes, heads)
     fill_gradients(gradients, d_output, inputs, (output, lse), patterns, scale, (True, True, True))
     return result
 

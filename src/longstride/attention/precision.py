@@ -1,18 +1,11 @@
-"""Inputs of `attend`: queries, keys and values in one tensor, and autocast, which casts them to the region's dtype."""
+"""Autocast: the inputs of `attend` are cast to the region's dtype, and the implementations run with autocast disabled."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-def unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
-    """Returns the queries, keys and values of a packed tensor as views, [batch, heads, n, d]. `sizes`: of all heads."""
-    parts = packed.split(list(sizes), -1)  # type: ignore[no-untyped-call]
-    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
 
 
 def autocast_is_enabled(device: torch.device) -> bool:
