@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from longstride.attention.slots import slots
 from longstride.model import preset
 from longstride.model.byte_cost import cache_bytes
 from longstride.model.cache import Cache, block_slots
+from longstride.model.slots import slots
 from tests.model.small import config
 
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longstride import attend
-from longstride.attention.slots import Slots
 from longstride.attention.tiles import plan
+from longstride.model.slots import Slots
 from longstride.patterns import Block, Column, Leaf, Local, Summary, connects, notation
 from longstride.patterns.geometry import geometry
 from tests.strategies import leaves, patterns, summaries

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from longstride.attention.kernels.cached_attention import constants
 from longstride.model import SparseTransformer, preset
 from longstride.sampling import batched, generate, resident
 from longstride.sampling.batched import BatchedStreams, in_terms
 from longstride.sampling.decoder import TorchStreams
 from longstride.sampling.kernels.arguments import Partition, ProductSizes
+from longstride.sampling.kernels.cached_attention import constants
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.resident import ResidentStreams, fits
 from longstride.sampling.sampler import random_state

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from math import sqrt
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from longstride.attention.blocked import attend_blocked
 from longstride.attention.precision import DTYPES, autocast_is_enabled, cast_as_autocast_would, without_autocast
 from longstride.attention.reference import attend_reference
 from longstride.common.checks import suggest
-from longstride.patterns import Pattern
+from longstride.patterns import Pattern, notation
 
 
 def _attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
@@ -117,6 +117,32 @@ def unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
     """Returns the queries, keys and values of a packed tensor as views, [batch, heads, n, d]."""
     parts = packed.split(list(sizes), -1)  # type: ignore[no-untyped-call]
     return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
+
+
+def attend_forward(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern]) -> tuple[Tensor, ...]:
+    """`attend` for a caller that keeps and frees the tensors itself: nothing is saved for a gradient.
+
+    Returns the output [batch, heads, n, d_v], and the tensors by query that `attend_backward` needs.
+    """
+    results: tuple[Tensor, ...] = _operator("forward", q)(q, k, v, notation.write(heads), 1 / sqrt(q.shape[3]))
+    return results
+
+
+def attend_backward(
+    d_output: Tensor, q: Tensor, k: Tensor, v: Tensor, results: Sequence[Tensor], heads: Sequence[Pattern]
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns the gradients of q, k and v. `results`: of `attend_forward`."""
+    gradients: tuple[Tensor, Tensor, Tensor] = _operator("backward", q)(
+        d_output, q, k, v, *results, notation.write(heads), 1 / sqrt(q.shape[3]), [True] * 3
+    )
+    return gradients
+
+
+def _operator(direction: str, q: Tensor) -> Any:
+    impl = choose("auto", q.device).impl
+    if impl == "triton":
+        import longstride.attention.kernels.ops  # noqa: F401  # Defines the operators.
+    return getattr(torch.ops.longstride, f"{impl}_{direction}").default
 
 
 class Choice(NamedTuple):

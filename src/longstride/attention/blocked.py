@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
-from longstride.attention.flops import count_flops
 from longstride.attention.gradient import define_ops
 from longstride.attention.precision import without_autocast
 from longstride.attention.tiles import plan
@@ -55,41 +54,30 @@ def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float
     return output, all_row_max, all_row_sum
 
 
-def blocked_backward(
-    d_output: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    row_max: Tensor,
-    row_sum: Tensor,
-    patterns: str,
-    scale: float,
-    needed: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of q, k and v; one that is not needed is empty."""
-    results: tuple[Tensor, Tensor, Tensor] = _backward_like(
-        d_output, q, k, v, output, row_max, row_sum, patterns, scale, needed
-    )
+def fill_gradients(
+    gradients: Sequence[Tensor], d_output: Tensor, inputs: Sequence[Tensor], saved: Sequence[Tensor], patterns: str,
+    scale: float, needed: Sequence[bool],
+) -> None:  # fmt: skip
+    """Fills the gradients of q, k and v that are needed."""
+    q, (output, row_max, row_sum) = inputs[0], saved
     scratch = Scratch(_working_dtype(q), q.device)
     with without_autocast(q.device):
         for pattern, head in _heads(q, patterns):
-            inputs = _load_head(q, head), _load_head(k, head), _load_head(v, head)
+            rows = [_load_head(x, head) for x in inputs]
             d_rows = _load_head(d_output, head)
             # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta).
             delta = (d_rows * _load_head(output, head)).sum(-1, keepdim=True)
             row_stats = d_rows, delta, row_max[head].unsqueeze(-1), row_sum[head].unsqueeze(-1).log2().neg_()
-            totals = [_head_accumulator(x, head) if wanted else None for x, wanted in zip(results, needed)]
-            _backward_head(pattern, scratch, scale, inputs, row_stats, totals, exact=False)
+            totals = [_head_accumulator(x, head) if wanted else None for x, wanted in zip(gradients, needed)]
+            _backward_head(pattern, scratch, scale, rows, row_stats, totals, exact=False)
             sums = [total for total in totals if total is not None]
             if not _all_finite(sums):
                 for x in sums:
                     x.zero_()
-                _backward_head(pattern, scratch, scale, inputs, row_stats, totals, exact=True)
-            for result, total in zip(results, totals):
+                _backward_head(pattern, scratch, scale, rows, row_stats, totals, exact=True)
+            for gradient, total in zip(gradients, totals):
                 if total is not None:
-                    _store_head(total, result, head)
-    return results
+                    _store_head(total, gradient, head)
 
 
 def _forward_head(
@@ -104,7 +92,7 @@ def _forward_head(
             arranged = lanes.load_queries(q), lanes.load_keys(k), lanes.load_keys(v)
             states = [lanes.load_queries(state) for state in (row_max, row_sum, accumulator)]
             for chunk in lanes.chunks(exact):
-                _forward_chunk(chunk, scratch, scale, *arranged, *states)
+                _forward_chunk(chunk, scratch, scale, arranged, states)
             for state, total in zip(states, (row_max, row_sum, accumulator)):
                 lanes.store_queries(state, total)
     row_sum.masked_fill_(row_sum == 0, 1)  # Avoids 0 / 0 for a query that sees no key.
@@ -113,14 +101,9 @@ def _forward_head(
 
 
 def _backward_head(
-    pattern: Pattern,
-    scratch: Scratch,
-    scale: float,
-    inputs: Sequence[Tensor],
-    row_stats: Sequence[Tensor],
-    totals: Sequence[Tensor | None],
-    exact: bool,
-) -> None:
+    pattern: Pattern, scratch: Scratch, scale: float, inputs: Sequence[Tensor], row_stats: Sequence[Tensor],
+    totals: Sequence[Tensor | None], exact: bool,
+) -> None:  # fmt: skip
     """Adds a head's gradients to `totals`; those that are not needed are None."""
     for arrangement in plan(pattern, inputs[0].shape[1]):
         for lanes in lane_groups(arrangement, inputs[0]):
@@ -128,9 +111,9 @@ def _backward_head(
             stores = lanes.store_queries, lanes.store_keys, lanes.store_keys
             arranged = [load(x) for load, x in zip(loads, inputs)]
             sums = [None if x is None else load(x) for load, x in zip(loads, totals)]
-            arranged += [lanes.load_queries(x) for x in row_stats]
+            stats = [lanes.load_queries(x) for x in row_stats]
             for chunk in lanes.chunks(exact):
-                _backward_chunk(chunk, scratch, scale, *arranged, *sums)
+                _backward_chunk(chunk, scratch, scale, arranged, stats, sums)
             for store, part, total in zip(stores, sums, totals):
                 if part is not None and total is not None:
                     store(part, total)
@@ -155,16 +138,10 @@ def _exp(x: Tensor, bits: Tensor | None = None) -> Tensor:
 
 
 def _forward_chunk(
-    chunk: Chunk,
-    scratch: Scratch,
-    scale: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_max: Tensor,
-    row_sum: Tensor,
-    accumulator: Tensor,
-) -> None:
+    chunk: Chunk, scratch: Scratch, scale: float, inputs: Sequence[Tensor], states: Sequence[Tensor]
+) -> None:  # fmt: skip
+    """Adds the keys of a chunk to the running maximum, the running sum and the accumulator of its queries."""
+    (q, k, v), (row_max, row_sum, accumulator) = inputs, states
     scores = chunk.scores(chunk.queries(q), chunk.keys(k), scale, scratch)
     running_max = chunk.query_windows(row_max)
     new_max = torch.maximum(running_max, scores.amax(-1, keepdim=True).view(running_max.shape))
@@ -181,20 +158,11 @@ def _forward_chunk(
 
 
 def _backward_chunk(
-    chunk: Chunk,
-    scratch: Scratch,
-    scale: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    d_output: Tensor,
-    delta: Tensor,
-    row_max: Tensor,
-    log2_scale: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-) -> None:
+    chunk: Chunk, scratch: Scratch, scale: float, inputs: Sequence[Tensor], row_stats: Sequence[Tensor],
+    sums: Sequence[Tensor | None],
+) -> None:  # fmt: skip
+    """Adds what the pairs of a chunk contribute to the gradients of its queries, keys and values."""
+    (q, k, v), (d_output, delta, row_max, log2_scale), (dq, dk, dv) = inputs, row_stats, sums
     queries, keys, d_output_rows = chunk.queries(q), chunk.keys(k), chunk.queries(d_output)
     scores = chunk.scores(queries, keys, scale, scratch)
     weights = chunk.zero_masked(_exp(scores.sub_(chunk.queries(row_max)), chunk.queries(log2_scale)))
@@ -243,21 +211,8 @@ def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) 
     return v.new_empty(v.shape), row_stats, torch.empty_like(row_stats)
 
 
-def _backward_like(
-    d_output: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    row_max: Tensor,
-    row_sum: Tensor,
-    patterns: str,
-    scale: float,
-    needed: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    like_q, like_k, like_v = (x.new_empty(x.shape if wanted else 0) for x, wanted in zip((q, k, v), needed))
-    return like_q, like_k, like_v
+def _gradient_like(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
 
 
-define_ops("blocked", blocked_forward, _forward_like, blocked_backward, _backward_like)
-count_flops(torch.ops.longstride.blocked_forward, torch.ops.longstride.blocked_backward)
+define_ops("blocked", blocked_forward, _forward_like, fill_gradients, _gradient_like, by_query=["row_max", "row_sum"])

@@ -1,4 +1,4 @@
-"""Defines an implementation's two PyTorch operators, and the second as the gradient of the first, also under torch.func.
+"""An implementation's two PyTorch operators, of which the second is the gradient of the first, also under torch.func.
 
 First derivatives in reverse mode are supported: `Tensor.backward`, `torch.func.grad`, `vjp` and `jacrev`. `vmap` is
 supported for both ops: the mapped dimension joins the batch. Forward mode and second derivatives raise an error.
@@ -7,7 +7,6 @@ The rules are registered with the ops, so they add no cost to a call of `attend`
 Plain functions registered with a `torch.library.Library` are called 25 us sooner than those of `torch.library.custom_op`.
 """
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,33 +14,67 @@ import torch
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
+
+from longstride.patterns import notation
 
 LIBRARY = torch.library.Library("longstride", "FRAGMENT")  # type: ignore[no-untyped-call]
-BACKWARD_ARGUMENTS = ("d_output", "q", "k", "v", "output", "patterns", "scale", "needed")
 
 
-def define_ops(impl: str, forward: Any, forward_like: Any, backward: Any, backward_like: Any) -> None:
-    """Defines longstride::{impl}_forward and longstride::{impl}_backward, which differentiates it.
+def define_ops(impl: str, forward: Any, forward_like: Any, fill_gradients: Any, like: Any, by_query: Sequence[str]) -> Any:
+    """Defines longstride::{impl}_forward, and longstride::{impl}_backward, which differentiates it, and their flop formulas.
 
-    forward(q, k, v, patterns, scale) returns the output and the tensors by query that backward needs;
-    backward(d_output, q, k, v, output, *by_query, patterns, scale, needed) returns the gradients of q, k and v.
-    The functions that end in `_like` take the same arguments, and return tensors of the same shapes and strides.
+    forward(q, k, v, patterns, scale) returns the output, and the tensors named `by_query` that backward needs.
+    forward_like has the same arguments, and returns tensors of the same shapes and strides.
+    fill_gradients(gradients, d_output, (q, k, v), saved, patterns, scale, needed) computes the gradients of q, k and v from
+    what forward returned; one that is not needed is empty.
+    like(x) returns an empty tensor for the gradient of x.
+
+    Returns the function behind the backward op.
     """
-    by_query = [name for name in inspect.signature(backward).parameters if name not in BACKWARD_ARGUMENTS]
-    inputs = "Tensor q, Tensor k, Tensor v"
+
+    def backward_like(d_output: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        return tuple(like(x) if wanted else x.new_empty(0) for x, wanted in zip((q, k, v), others[-1]))
+
+    def backward(d_output: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        *saved, patterns, scale, needed = others
+        gradients = backward_like(d_output, q, k, v, needed)
+        fill_gradients(gradients, d_output, (q, k, v), saved, patterns, scale, needed)
+        return gradients
+
+    inputs, settings = "Tensor q, Tensor k, Tensor v", "str patterns, float scale"
     saved = "".join(f", Tensor {name}" for name in ("output", *by_query))
-    settings = "str patterns, float scale"
-    forward_schema = f"({inputs}, {settings}) -> (Tensor{', Tensor' * len(by_query)})"
-    backward_schema = f"(Tensor d_output, {inputs}{saved}, {settings}, bool[] needed) -> (Tensor, Tensor, Tensor)"
-    for name, schema, compute, like in (
-        (f"{impl}_forward", forward_schema, forward, forward_like),
-        (f"{impl}_backward", backward_schema, backward, backward_like),
-    ):
-        LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-        LIBRARY.impl(name, compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"longstride::{name}", like, lib=LIBRARY)
-    ops = torch.ops.longstride
-    _register_gradient(getattr(ops, f"{impl}_forward").default, getattr(ops, f"{impl}_backward").default, impl)
+    results = f"(Tensor{', Tensor' * len(by_query)})"
+    forward_op = define(f"{impl}_forward", f"({inputs}, {settings}) -> {results}", forward, forward_like, forward_flops)
+    schema = f"(Tensor d_output, {inputs}{saved}, {settings}, bool[] needed) -> (Tensor, Tensor, Tensor)"
+    backward_op = define(f"{impl}_backward", schema, backward, backward_like, backward_flops)
+    _register_gradient(forward_op, backward_op, impl)
+    return backward
+
+
+def define(name: str, schema: str, compute: Any, like: Any, flops: Any) -> Any:
+    """Defines and returns the operator longstride::name. `like`: as `compute`, but returns empty tensors."""
+    LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    LIBRARY.impl(name, compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"longstride::{name}", like, lib=LIBRARY)
+    op = getattr(torch.ops.longstride, name)
+    register_flop_formula(op)(flops)
+    return op.default
+
+
+def forward_flops(q: Any, k: Any, v: Any, patterns: str, *_: Any, **__: Any) -> int:
+    """Two products per pair of the patterns: query with key, and weight with value."""
+    return int(2 * q[0] * (q[3] + v[3]) * _pairs(patterns, q[2]))
+
+
+def backward_flops(d_output: Any, q: Any, k: Any, v: Any, *others: Any, **__: Any) -> int:
+    """Five products per pair: the recomputed score, and the gradients of weight, value, query and key."""
+    patterns = next(argument for argument in others if isinstance(argument, str))
+    return int(2 * q[0] * (3 * q[3] + 2 * v[3]) * _pairs(patterns, q[2]))
+
+
+def _pairs(patterns: str, n: int) -> int:
+    return sum(pattern.pairs(n) for pattern in notation.parse(patterns))
 
 
 def _register_gradient(forward: Any, backward: Any, impl: str) -> None:

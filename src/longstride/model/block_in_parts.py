@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longstride.attention.manual import attend_backward, attend_forward
+from longstride.attention.api import attend_backward, attend_forward
 from longstride.model import feed_forward
 from longstride.model.dropout import draw_mask
 from longstride.model.host_inputs import HostInputs

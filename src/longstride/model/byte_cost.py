@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from longstride.attention.slots import Slots, slots
 from longstride.model.config import ModelConfig
 from longstride.model.cost import parameter_count, pattern_counts
+from longstride.model.slots import Slots, slots
 from longstride.patterns import Block, Leaf, Pattern, Summary, total_pairs, union
 
 KEY_BYTES = FLOAT_BYTES = 4

@@ -9,12 +9,12 @@ cache.add(block, at, key, value)          stores one more byte: [batch, heads, 1
 import torch
 from torch import Tensor
 
-from longstride.attention.slots import Slots, slots
 from longstride.model.config import ModelConfig
+from longstride.model.slots import Slots, slots
 
 
 class Cache:
-    """Cache of all blocks. A block has as many slots per head as its largest head needs; see `attention.slots`."""
+    """Cache of all blocks. A block has as many slots per head as its largest head needs; see `model.slots`."""
 
     def __init__(
         self, config: ModelConfig, batch: int = 1, device: torch.device | str = "cpu",

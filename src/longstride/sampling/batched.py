@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.cached_attention import SoftmaxState, constants
 from longstride.model import SparseTransformer
 from longstride.sampling.kernel_streams import KernelStreams, next_power_of_2
 from longstride.sampling.kernels.arguments import (
@@ -28,6 +27,7 @@ from longstride.sampling.kernels.batched import (
     merge_parts,
     multiply,
 )
+from longstride.sampling.kernels.cached_attention import SoftmaxState, constants
 from longstride.sampling.kernels.common import BYTES
 from longstride.sampling.params import SamplingParams
 

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from longstride.attention.decode import decode
-from longstride.attention.slots import NO_SLOT
 from longstride.model import SparseTransformer
 from longstride.model.cache import Cache
 from longstride.model.layers import Linear
+from longstride.model.slots import NO_SLOT
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.sampler import pick_bytes, probabilities, uniform
 
@@ -104,7 +103,21 @@ class Decoder:
 
     def _attend(self, layer: int, own: Tensor, listed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.cache.add(layer, own, k, v)
-        return decode(q, self.cache.keys[layer], self.cache.values[layer], listed, self.scale)
+        return attend_slots(q, self.cache.keys[layer], self.cache.values[layer], listed, self.scale)
+
+
+def attend_slots(q: Tensor, keys: Tensor, values: Tensor, listed: Tensor, scale: float) -> Tensor:
+    """Attention of one new query to its visible cached keys. A head whose query sees no key gets 0.
+
+    q [batch, heads, 1, d_qk]; keys [batch, heads, slots, d_qk]; values [batch, heads, slots, d_v]; listed [heads, most], the
+    slots that each head's query sees, padded with -1. Returns [batch, heads, 1, d_v].
+    """
+    head = torch.arange(len(listed), device=q.device)[:, None]
+    padding = listed < 0
+    # Padding (-1) reads the last slot and is masked.
+    scores = (keys[:, head, listed] @ q.transpose(2, 3)).squeeze(3) * scale
+    weights = scores.masked_fill(padding, -torch.inf).softmax(-1).masked_fill(padding, 0)
+    return weights[:, :, None] @ values[:, head, listed].to(weights.dtype)
 
 
 @torch.inference_mode()

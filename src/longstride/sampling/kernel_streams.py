@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.cached import list_seen, table
-from longstride.attention.kernels.cached_attention import HeadSizes, constants
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.cache import Cache
 from longstride.sampling.decoder import in_float32, make_cache, prefill
@@ -23,7 +21,9 @@ from longstride.sampling.kernels.arguments import (
     VisibleSlots,
     Weights,
 )
+from longstride.sampling.kernels.cached_attention import HeadSizes, constants
 from longstride.sampling.kernels.common import START
+from longstride.sampling.kernels.slots import list_seen, table
 
 LIST_BLOCK = 256
 """Keys of a leaf that one program of `list_seen` writes."""

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.cached_attention import KeySplit, SoftmaxState, constants
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import value_bytes
 from longstride.sampling.kernel_streams import KernelStreams, head_blocks, next_power_of_2, previous_power_of_2
 from longstride.sampling.kernels.arguments import Cache, Partition, Streams, Workspace
+from longstride.sampling.kernels.cached_attention import KeySplit, SoftmaxState, constants
 from longstride.sampling.kernels.common import BYTES
 from longstride.sampling.kernels.whole import COUNTER_STRIDE, make_bytes
 from longstride.sampling.params import SamplingParams

@@ -9,7 +9,8 @@ import torch
 pytest.importorskip("triton")
 
 from longstride import attend
-from longstride.attention.kernels import backends, general
+from longstride.attention.kernels import call as calls
+from longstride.attention.kernels import general
 from longstride.attention.kernels.launch import forget_plans
 from longstride.patterns import Column, Local
 
@@ -25,8 +26,8 @@ def test_a_new_backend_is_one_module_and_one_line(monkeypatch):
 
     new.forward, new.backward = forward, lambda *arguments: asked.append(("backward", arguments[2]))
     monkeypatch.setitem(sys.modules, new.__name__, new)
-    monkeypatch.setattr(backends, "BACKENDS", (("new", lambda device: True), *backends.BACKENDS))
-    backends.backends.cache_clear()
+    monkeypatch.setattr(calls, "BACKENDS", (("new", lambda device: True), *calls.BACKENDS))
+    calls.backends.cache_clear()
     forget_plans()
     try:
         q, k, v = torch.randn(3, 1, 2, 50, 16, requires_grad=True).unbind()
@@ -36,5 +37,5 @@ def test_a_new_backend_is_one_module_and_one_line(monkeypatch):
         output.sum().backward()
         assert asked == [("forward", False), ("forward", True), ("backward", False), ("backward", True)]
     finally:
-        backends.backends.cache_clear()
+        calls.backends.cache_clear()
         forget_plans()

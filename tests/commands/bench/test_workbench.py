@@ -5,7 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from longstride.attention.kernels import backends, general
+from longstride.attention.kernels import call as calls
+from longstride.attention.kernels import general
 from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.saved import KEYS, Setting
 from longstride.attention.kernels.settings import processors, trial
@@ -159,7 +160,7 @@ def test_a_kernel_is_not_launched_where_another_takes_its_place(monkeypatch):
         with trial({}):
             return general.forward(call, one, accumulate)
 
-    monkeypatch.setattr(backends, "backends", lambda device: (type("Other", (), {"forward": staticmethod(forward)}),))
+    monkeypatch.setattr(calls, "backends", lambda device: (type("Other", (), {"forward": staticmethod(forward)}),))
     assert not Workbench(FORWARD, DEVICE).is_launched()
 
 

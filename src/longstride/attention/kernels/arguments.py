@@ -1,7 +1,7 @@
 """The arguments of the kernels in plain Triton: what belongs together is one NamedTuple.
 
-`Matrix`, `Tables` and `Sizes` are passed field by field, as if each were an argument. `Dims`, `Tiling` and `LaneTiling` are
-compiled in: one constexpr, whose fields are constexprs too, which `compiled` makes of plain values.
+`Matrix`, `Tables` and `Sizes` are passed field by field, as if each were an argument. `Dims` and `Tiling` are compiled in:
+one constexpr, whose fields are constexprs too, which `compiled` makes of plain values.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -77,27 +77,18 @@ class Tiling(NamedTuple):
     """Whether windows have so few tiles that all are masked, in one loop."""
     exclude: Any
     """Exclusions of a job, at most."""
-
-
-class LaneTiling(NamedTuple):
-    """How whole lanes lie in tiles."""
-
-    rows: Any
-    together: Any
-    """Lanes of a tile."""
-    shared: Any
+    together: Any = 1
+    """In kernels of lanes: whole lanes of a tile."""
+    shared: Any = False
     """Whether all heads have the same job."""
-    same: Any
+    same: Any = False
     """Whether all tensors have the same stride from row to row. One set of offsets then serves them all."""
-    grouped: Any
-    exclude: Any
-    """As in `Tiling`."""
-    stages: Any
+    stages: Any = 1
 
 
 def compiled(kind: type[Constants], **values: Any) -> Constants:
     """A NamedTuple of constants, from the value of each field."""
-    return kind(**{name: tl.constexpr(value) for name, value in values.items()})
+    return kind(*map(tl.constexpr, kind(**values)))
 
 
 def matrix(x: Tensor) -> Matrix:

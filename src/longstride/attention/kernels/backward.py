@@ -21,38 +21,45 @@ import triton.language as tl
 from longstride.attention.kernels.arguments import Matrix
 from longstride.attention.kernels.key_loop import Keys, over_keys, place_keys, sees
 from longstride.attention.kernels.primitives import (
+    Rows,
     Tile,
     cell_position,
     cell_tile,
     excluded,
     head_of,
-    load_rows,
+    load,
+    query_rows,
     read_tile,
-    store_rows,
+    store,
     window_sees,
     without_keys,
 )
 
 
 @triton.jit
-def delta_of_rows(d_output, output, sizes, ROW: tl.constexpr, ROWS: tl.constexpr):
-    """delta for a program's queries; with it their head's number, and which are there."""
+def read_rows(sizes, ROWS: tl.constexpr):
+    """Batch and head of a program, and its ROWS rows there, with `sizes` of `row_sizes`."""
     program = tl.program_id(0)
     head = (program // sizes.tiles % sizes.heads).to(tl.int64)
     batch = (program // sizes.tiles // sizes.heads).to(tl.int64)
     row = program % sizes.tiles * ROWS + tl.arange(0, ROWS)
-    valid = row < sizes.n
+    return batch, head, Rows(program * 0, row, row < sizes.n)
+
+
+@triton.jit
+def delta_of_rows(d_output, output, sizes, ROW: tl.constexpr, ROWS: tl.constexpr):
+    """delta of a program's queries, their head's number in the batch, and their rows."""
+    batch, head, rows = read_rows(sizes, ROWS)
     every_d_output, every_output = head_of(d_output, batch, head), head_of(output, batch, head)
-    d_outputs = load_rows(every_d_output, program * 0, row, valid, ROW, True)
-    outputs = load_rows(every_output, program * 0, row, valid, ROW, True)
-    return tl.sum(d_outputs.to(tl.float32) * outputs.to(tl.float32), 1), batch * sizes.heads + head, row, valid
+    d_outputs, outputs = load(every_d_output, rows, ROW), load(every_output, rows, ROW)
+    return tl.sum(d_outputs.to(tl.float32) * outputs.to(tl.float32), 1), batch * sizes.heads + head, rows
 
 
 @triton.jit
 def backward_delta(d_output, output, delta, sizes, ROW: tl.constexpr, ROWS: tl.constexpr):
     """delta = sum over values of do * output, for every query."""
-    total, number, row, valid = delta_of_rows(d_output, output, sizes, ROW, ROWS)
-    tl.store(delta + number * sizes.n + row, total, mask=valid)
+    total, head, rows = delta_of_rows(d_output, output, sizes, ROW, ROWS)
+    tl.store(delta + head * sizes.n + rows.offset, total, mask=rows.valid)
 
 
 @triton.jit
@@ -63,11 +70,11 @@ def backward_row_stats(
 
     Lane by lane: the stats of a residue class modulo the step lie side by side, `along` of them.
     """
-    delta, head, row, valid = delta_of_rows(d_output, output, sizes, ROW, ROWS)
-    total = tl.load(lse + head * sizes.n + row, mask=valid, other=0.0)
-    row_stats += head * 2 * padded + row % step * along + row // step
-    tl.store(row_stats, without_keys(total), mask=valid)
-    tl.store(row_stats + padded, delta, mask=valid)
+    delta, head, rows = delta_of_rows(d_output, output, sizes, ROW, ROWS)
+    total = tl.load(lse + head * sizes.n + rows.offset, mask=rows.valid, other=0.0)
+    row_stats += head * 2 * padded + rows.offset % step * along + rows.offset // step
+    tl.store(row_stats, without_keys(total), mask=rows.valid)
+    tl.store(row_stats + padded, delta, mask=rows.valid)
 
 
 @triton.jit
@@ -78,20 +85,13 @@ def backward_sum_parts(
 
     parts: float32 [batch, heads, cells, splits * d]; first_cells: of a block, int32 [heads].
     """
-    program = tl.program_id(0)
-    head = (program // sizes.tiles % sizes.heads).to(tl.int64)
-    batch = (program // sizes.tiles // sizes.heads).to(tl.int64)
-    cell = program % sizes.tiles * ROWS + tl.arange(0, ROWS)
-    valid = cell < sizes.n
+    batch, head, cells = read_rows(sizes, ROWS)
     own = head_of(parts, batch, head)
     total = tl.zeros([ROWS, ROW.width], tl.float32)
     for split in range(splits):
-        part = Matrix(own.data + split * ROW.d, own.batch, own.head, own.row)
-        total += load_rows(part, program * 0, cell, valid, ROW, True)
-    position = cell_position(cell, job.cells, job.block, tl.load(first_cells + head))
-    every = head_of(gradient, batch, head)
-    total += load_rows(every, program * 0, position, valid, ROW, True).to(tl.float32)
-    store_rows(total, every, program * 0, position, valid, ROW)
+        total += load(Matrix(own.data + split * ROW.d, own.batch, own.head, own.row), cells, ROW)
+    position = cell_position(cells.offset, job.cells, job.block, tl.load(first_cells + head))
+    store(total, head_of(gradient, batch, head), Rows(cells.start, position, cells.valid), ROW, True)
 
 
 class Queries(NamedTuple):
@@ -105,22 +105,24 @@ class Queries(NamedTuple):
 
 @triton.jit
 def add_dq(
-    dq, queries, every, start, last, scale,
+    dq, queries, every, first, end, last, scale,
     DIMS: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """dq after a tile of keys."""
-    at = place_keys(every, start, last, TILES, CELLS)
-    keys = load_rows(every.k, at.base, at.place, at.valid, DIMS.qk, MASKED)
-    values = load_rows(every.v, at.base, at.place, at.valid, DIMS.v, MASKED)
-    if MASKED:
-        seen = sees(every, at, TILES, CELLS)
-    scores = tl.dot(queries.q, tl.trans(keys), input_precision=DIMS.precision)
-    weights = tl.exp2(scores * scale - queries.lse[:, None])
-    if MASKED:
-        weights = tl.where(seen, weights, 0.0)
-    d_weights = tl.dot(queries.d_output, tl.trans(values), input_precision=DIMS.precision)
-    d_scores = weights * (d_weights - queries.delta[:, None])
-    return tl.dot(d_scores.to(keys.dtype), keys, dq, input_precision=DIMS.precision, out_dtype=tl.float32)
+    """dq after some tiles of keys."""
+    for start in tl.range(first, end, TILES.columns):
+        key, rows = place_keys(every, start, last, TILES, CELLS)
+        keys = load(every.k, rows, DIMS.qk, MASKED)
+        values = load(every.v, rows, DIMS.v, MASKED)
+        if MASKED:
+            seen = sees(every, key, rows, TILES, CELLS)
+        scores = tl.dot(queries.q, tl.trans(keys), input_precision=DIMS.precision)
+        weights = tl.exp2(scores * scale - queries.lse[:, None])
+        if MASKED:
+            weights = tl.where(seen, weights, 0.0)
+        d_weights = tl.dot(queries.d_output, tl.trans(values), input_precision=DIMS.precision)
+        d_scores = weights * (d_weights - queries.delta[:, None])
+        dq = tl.dot(d_scores.to(keys.dtype), keys, dq, input_precision=DIMS.precision, out_dtype=tl.float32)
+    return dq
 
 
 @triton.jit
@@ -136,27 +138,21 @@ def backward_dq(
         every_d_output = head_of(d_output, tile.batch, job.head)
         every_dq = head_of(dq, tile.batch, job.head)
         before = (tile.batch * sizes.heads + job.head) * sizes.n
-        every_lse, every_delta = lse + before, delta + before
-
-        row = tile.first + tl.arange(0, TILES.rows)
-        valid = row < tile.length
-        place = row * job.index_stride
-        position = tile.start + place
+        rows = query_rows(job, tile, TILES.rows)
+        position = rows.start + rows.offset
         queries = Queries(
-            load_rows(every_query, tile.start, place, valid, DIMS.qk, True),
-            load_rows(every_d_output, tile.start, place, valid, DIMS.v, True),
-            without_keys(tl.load(every_lse + position, mask=valid, other=float("inf"))),
-            tl.load(every_delta + position, mask=valid, other=0.0),
+            load(every_query, rows, DIMS.qk),
+            load(every_d_output, rows, DIMS.v),
+            without_keys(tl.load(lse + before + position, mask=rows.valid, other=float("inf"))),
+            tl.load(delta + before + position, mask=rows.valid, other=0.0),
         )
         total = tl.zeros([TILES.rows, DIMS.qk.width], tl.float32)
         total = over_keys(total, queries, every, scale, DIMS, TILES, add_dq) * softmax_scale
-        if ACCUMULATE:
-            total += load_rows(every_dq, tile.start, place, valid, DIMS.qk, True).to(tl.float32)
-        store_rows(total, every_dq, tile.start, place, valid, DIMS.qk)
+        store(total, every_dq, rows, DIMS.qk, ACCUMULATE)
 
 
 class OwnKeys(NamedTuple):
-    """A program's tile of keys."""
+    """A program's tile of keys, and where it lies."""
 
     k: Any
     v: Any
@@ -165,22 +161,25 @@ class OwnKeys(NamedTuple):
     position: Any
     seen_from: Any
     """Of summary cells: the first query that sees them."""
+    job: Any
+    tile: Any
+    exclusions: Any
 
 
 @triton.jit
 def add_dkv(
-    dk, dv, own, every, job, tile, exclusions, first, end, scale,
+    dk, dv, own, every, first, end, scale,
     DIMS: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The queries [first, end) of a lane, in tiles. Pairs lie keys down and queries across: both sums want them so."""
+    job, tile = own.job, own.tile
     offset = tl.arange(0, TILES.rows)
-    place = offset * job.index_stride
     for start in tl.range(first, end, TILES.rows):
         row = start + offset
         valid = row < tile.length
-        base = tile.start + start * job.index_stride
-        position = base + place
-        query = load_rows(every.q, base, place, valid, DIMS.qk, True)
+        rows = Rows(tile.start + start * job.index_stride, offset * job.index_stride, valid)
+        position = rows.start + rows.offset
+        query = load(every.q, rows, DIMS.qk)
         # A row that is not there has weight 0: 2 ** (0 - inf).
         lse = without_keys(tl.load(every.lse + position, mask=valid, other=float("inf")))
         scores = tl.dot(own.k, tl.trans(query), input_precision=DIMS.precision)
@@ -192,9 +191,9 @@ def add_dkv(
                 seen = window_sees(row[None, :], own.key[:, None], job, TILES.grouped)
             seen = seen & valid[None, :]
             if TILES.exclude > 0:
-                seen = seen & ~excluded(position[None, :], own.position[:, None], exclusions, tile.index, TILES.exclude)
+                seen &= ~excluded(position[None, :], own.position[:, None], own.exclusions, tile.index, TILES.exclude)
             weights = tl.where(seen, weights, 0.0)
-        d_output = load_rows(every.d_output, base, place, valid, DIMS.v, True)
+        d_output = load(every.d_output, rows, DIMS.v)
         dv = tl.dot(weights.to(d_output.dtype), d_output, dv, input_precision=DIMS.precision, out_dtype=tl.float32)
         d_weights = tl.dot(own.v, tl.trans(d_output), input_precision=DIMS.precision)
         delta = tl.load(every.delta + position, mask=valid, other=0.0)
@@ -217,16 +216,13 @@ def backward_dkv(
         tile = Tile(tile.batch, tile.index, 0, 0, tl.program_id(0) % sizes.tiles * TILES.columns, sizes.n)
         key_count = (job.lanes - 1) * in_lane
     if tile.first < key_count:
-        every_query = head_of(q, tile.batch, job.head)
-        every_key = head_of(k, tile.batch, job.head)
-        every_value = head_of(v, tile.batch, job.head)
-        every_d_output = head_of(d_output, tile.batch, job.head)
+        every_query, every_d_output = head_of(q, tile.batch, job.head), head_of(d_output, tile.batch, job.head)
+        every_key, every_value = head_of(k, tile.batch, job.head), head_of(v, tile.batch, job.head)
         every_dk, every_dv = head_of(dk, tile.batch, job.head), head_of(dv, tile.batch, job.head)
         before = (tile.batch * sizes.heads + job.head) * sizes.n
         every = Queries(every_query, every_d_output, lse + before, delta + before)
 
         key = tile.first + offset
-        valid = key < key_count
         # The queries are [first, end).
         if CELLS:
             base, place = cell_tile(tile.first, offset, job, TILES.even)
@@ -239,16 +235,14 @@ def backward_dkv(
             seen_from = key
             first = tile.first + job.near
             end = tl.minimum(tile.length, tile.first + TILES.columns + job.far)
-        keys = load_rows(every_key, base, place, valid, DIMS.qk, True)
-        values = load_rows(every_value, base, place, valid, DIMS.v, True)
-        own = OwnKeys(keys, values, key, base + place, seen_from)
+        rows = Rows(base, place, key < key_count)
+        keys, values = load(every_key, rows, DIMS.qk), load(every_value, rows, DIMS.v)
+        own = OwnKeys(keys, values, key, base + place, seen_from, job, tile, tables.exclusions)
         dk_sum = tl.zeros([TILES.columns, DIMS.qk.width], tl.float32)
         dv_sum = tl.zeros([TILES.columns, DIMS.v.width], tl.float32)
 
         if TILES.short:
-            dk_sum, dv_sum = add_dkv(
-                dk_sum, dv_sum, own, every, job, tile, tables.exclusions, first, end, scale, DIMS, TILES, CELLS, True
-            )  # fmt: skip
+            dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, first, end, scale, DIMS, TILES, CELLS, True)
         else:
             # All of a tile of queries that starts in [inner, outer) see all keys: it needs no mask.
             bound = tl.maximum(first, end)
@@ -264,20 +258,10 @@ def backward_dkv(
                     inner = bound
             inner = tl.minimum(inner, bound)
             outer = tl.maximum(inner, tl.minimum(outer, bound))
-            dk_sum, dv_sum = add_dkv(
-                dk_sum, dv_sum, own, every, job, tile, tables.exclusions, first, inner, scale, DIMS, TILES, CELLS, True
-            )  # fmt: skip
-            dk_sum, dv_sum = add_dkv(
-                dk_sum, dv_sum, own, every, job, tile, tables.exclusions, inner, outer, scale, DIMS, TILES, CELLS, False
-            )  # fmt: skip
+            dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, first, inner, scale, DIMS, TILES, CELLS, True)
+            dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, inner, outer, scale, DIMS, TILES, CELLS, False)
             if not CELLS:
-                dk_sum, dv_sum = add_dkv(
-                    dk_sum, dv_sum, own, every, job, tile, tables.exclusions, outer, end, scale, DIMS, TILES, CELLS, True
-                )  # fmt: skip
+                dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, outer, end, scale, DIMS, TILES, CELLS, True)
 
-        dk_sum *= softmax_scale
-        if ACCUMULATE:
-            dk_sum += load_rows(every_dk, base, place, valid, DIMS.qk, True).to(tl.float32)
-            dv_sum += load_rows(every_dv, base, place, valid, DIMS.v, True).to(tl.float32)
-        store_rows(dk_sum, every_dk, base, place, valid, DIMS.qk)
-        store_rows(dv_sum, every_dv, base, place, valid, DIMS.v)
+        store(dk_sum * softmax_scale, every_dk, rows, DIMS.qk, ACCUMULATE)
+        store(dv_sum, every_dv, rows, DIMS.v, ACCUMULATE)

@@ -1,19 +1,35 @@
-"""What a backend computes: one pass of a pattern over these tensors, forward or backward.
+"""A call of the operator, forward or backward, and its plan: backends are asked in turn for the launches of each pass.
 
 A backend is a module with two functions, which return the launches for a pass, or None if they cannot compute it:
 
     forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None
     backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | None
 
+For a new architecture, add its module to `BACKENDS`.
+
 `accumulate`: an earlier pass has computed other keys of the same queries, and this one adds to its results. Tensors are
 [batch, heads, n, d] with any strides; only the last dimension is contiguous.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from longstride.attention.kernels.launch import Workspace
+from longstride.attention.kernels.hopper.choice import is_hopper
+from longstride.attention.kernels.jobs import passes
+from longstride.attention.kernels.launch import Plan, Workspace, capture_safe
+
+HERE = __name__.rsplit(".", 1)[0]
+BACKENDS = (
+    ("hopper.launch", is_hopper),
+    ("general", lambda device: True),
+)
+"""A module, and whether it may be imported and used on a device. The last one takes everything."""
 
 
 class Forward(NamedTuple):
@@ -26,6 +42,7 @@ class Forward(NamedTuple):
     lse: Tensor
     scale: float
     """The softmax scale times log2(e), for scores in base 2; positive."""
+    workspace: Workspace
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -58,3 +75,26 @@ class Backward(NamedTuple):
     @property
     def scales(self) -> tuple[float, float]:
         return self.scale, self.softmax_scale
+
+
+@lru_cache(maxsize=16)
+def backends(device: torch.device) -> tuple[ModuleType, ...]:
+    return tuple(import_module(f"{HERE}.{name}") for name, runs_on in BACKENDS if runs_on(device))
+
+
+def make_plan(
+    kind: type[Forward] | type[Backward], tensors: Sequence[Tensor], settings: Sequence[Any], patterns: str, aligned: bool
+) -> Plan:  # fmt: skip
+    """Returns the launches for all passes of the patterns, in order. `settings`: the call's fields between tensors and
+    workspace; `aligned`: as in `Plan`."""
+    direction = "forward" if kind is Forward else "backward"
+    device = tensors[0].device
+    with capture_safe(device.type == "cuda"):
+        workspace = Workspace(device)
+        distinct = [x.detach() for x in tensors]  # A plan tells tensors apart by `id`; a caller may pass one as q and as k.
+        call: Any = kind._make((*distinct, *settings, workspace))
+        launches = []
+        for index, pass_ in enumerate(passes(patterns, tensors[0].shape[2])):
+            offers = (getattr(backend, direction)(call, pass_, index > 0) for backend in backends(device))
+            launches += next(offer for offer in offers if offer is not None)
+        return Plan(launches, distinct, workspace, aligned)

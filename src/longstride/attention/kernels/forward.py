@@ -12,30 +12,33 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.key_loop import Keys, over_keys, place_keys, sees
-from longstride.attention.kernels.primitives import LOWEST, head_of, load_rows, read_tile, store_rows
+from longstride.attention.kernels.primitives import LOWEST, head_of, load, query_rows, read_tile, store
 
 
 @triton.jit
 def add_keys(
-    sums, query, every, start, last, scale,
+    sums, query, every, first, end, last, scale,
     DIMS: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The sums after a tile of keys. `running_max` begins at LOWEST, not -inf, so that a score of -inf weighs 0."""
+    """The sums after some tiles of keys. `running_max` begins at LOWEST, not -inf, so that a score of -inf weighs 0."""
     accumulator, weight, running_max = sums
-    at = place_keys(every, start, last, TILES, CELLS)
-    keys = load_rows(every.k, at.base, at.place, at.valid, DIMS.qk, MASKED)
-    scores = tl.dot(query, tl.trans(keys), input_precision=DIMS.precision)
-    if MASKED:
-        scores = tl.where(sees(every, at, TILES, CELLS), scores, float("-inf"))
-    values = load_rows(every.v, at.base, at.place, at.valid, DIMS.v, MASKED)
-    new_max = tl.maximum(running_max, tl.max(scores, 1) * scale)
-    weights = tl.exp2(scores * scale - new_max[:, None])
-    shrink = tl.exp2(running_max - new_max)
-    weight = weight * shrink + tl.sum(weights, 1)
-    accumulator = tl.dot(
-        weights.to(values.dtype), values, accumulator * shrink[:, None], input_precision=DIMS.precision, out_dtype=tl.float32
-    )
-    return accumulator, weight, new_max
+    for start in tl.range(first, end, TILES.columns):
+        key, rows = place_keys(every, start, last, TILES, CELLS)
+        keys = load(every.k, rows, DIMS.qk, MASKED)
+        scores = tl.dot(query, tl.trans(keys), input_precision=DIMS.precision)
+        if MASKED:
+            scores = tl.where(sees(every, key, rows, TILES, CELLS), scores, float("-inf"))
+        values = load(every.v, rows, DIMS.v, MASKED)
+        new_max = tl.maximum(running_max, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_max[:, None])
+        shrink = tl.exp2(running_max - new_max)
+        weight = weight * shrink + tl.sum(weights, 1)
+        accumulator = tl.dot(
+            weights.to(values.dtype), values, accumulator * shrink[:, None], input_precision=DIMS.precision,
+            out_dtype=tl.float32,
+        )  # fmt: skip
+        running_max = new_max
+    return accumulator, weight, running_max
 
 
 @triton.jit
@@ -48,18 +51,14 @@ def forward(
         every_query = head_of(q, tile.batch, job.head)
         every = Keys(head_of(k, tile.batch, job.head), head_of(v, tile.batch, job.head), job, tile, tables.exclusions)
         results = head_of(output, tile.batch, job.head)
-        lse_rows = lse + (tile.batch * sizes.heads + job.head) * sizes.n
-
-        row = tile.first + tl.arange(0, TILES.rows)
-        valid = row < tile.length
-        place = row * job.index_stride
-        position = tile.start + place
-        query = load_rows(every_query, tile.start, place, valid, DIMS.qk, True)
+        rows = query_rows(job, tile, TILES.rows)
+        lse_rows = lse + (tile.batch * sizes.heads + job.head) * sizes.n + (rows.start + rows.offset)
+        query = load(every_query, rows, DIMS.qk)
         if ACCUMULATE:
-            earlier = tl.load(lse_rows + position, mask=valid, other=0.0)
+            earlier = tl.load(lse_rows, mask=rows.valid, other=0.0)
             weight = tl.where(earlier == float("-inf"), 0.0, 1.0)
             running_max = tl.where(earlier == float("-inf"), LOWEST, earlier)
-            accumulator = load_rows(results, tile.start, place, valid, DIMS.v, True).to(tl.float32)
+            accumulator = load(results, rows, DIMS.v).to(tl.float32)
         else:
             running_max = tl.full([TILES.rows], LOWEST, tl.float32)
             weight = tl.zeros([TILES.rows], tl.float32)
@@ -71,5 +70,5 @@ def forward(
 
         nothing = weight == 0
         weight = tl.where(nothing, 1.0, weight)
-        store_rows(accumulator / weight[:, None], results, tile.start, place, valid, DIMS.v)
-        tl.store(lse_rows + position, tl.where(nothing, float("-inf"), running_max + tl.log2(weight)), mask=valid)
+        store(accumulator / weight[:, None], results, rows, DIMS.v, False)
+        tl.store(lse_rows, tl.where(nothing, float("-inf"), running_max + tl.log2(weight)), mask=rows.valid)

@@ -10,18 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.arguments import (
-    Dims,
-    LaneTiling,
-    Sizes,
-    Tables,
-    Tiling,
-    compiled,
-    dims,
-    matrix,
-    row_shape,
-    row_sizes,
-)
+from longstride.attention.kernels.arguments import Sizes, Tables, Tiling, compiled, dims, matrix, row_shape, row_sizes
 from longstride.attention.kernels.backward import backward_delta, backward_dkv, backward_dq
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.forward import forward as forward_kernel
@@ -42,9 +31,9 @@ def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch]:
     arguments = *map(matrix, (q, k, v, output)), lse, _tables(pass_, q.device), call.scale
     whole = _whole_lanes(call, pass_, "lane_forward", accumulate)
     if whole:
-        return [_launch_lanes(lane_forward, call, pass_, whole, arguments, accumulate)]
+        return [_launch(lane_forward, call, pass_, whole, arguments, ACCUMULATE=accumulate)]
     setting = _setting(call, pass_, "forward", pass_.summary)
-    return [_launch(forward_kernel, call, pass_, setting, pass_.tiles(setting.rows), arguments, ACCUMULATE=accumulate)]
+    return [_launch(forward_kernel, call, pass_, setting, arguments, ACCUMULATE=accumulate)]
 
 
 def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch]:
@@ -54,7 +43,7 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch]:
     whole = _whole_lanes(call, pass_, "lane_backward", accumulate)
     if whole:
         arguments = *inputs, matrix(output), lse, *map(matrix, (dq, dk, dv)), *rest
-        return [_launch_lanes(lane_backward, call, pass_, whole, arguments, accumulate)]
+        return [_launch(lane_backward, call, pass_, whole, arguments, ACCUMULATE=accumulate)]
     launches = []
     if "delta" not in call.workspace.named:
         call.workspace.named["delta"] = call.workspace.new(*lse.shape)
@@ -62,30 +51,33 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch]:
     inputs = *inputs, lse, call.workspace.named["delta"]
     if call.need_q:
         setting = _setting(call, pass_, "dq", pass_.summary)
-        arguments = *inputs, matrix(dq), *rest
-        tiles = pass_.tiles(setting.rows)
-        launches.append(_launch(backward_dq, call, pass_, setting, tiles, arguments, ACCUMULATE=accumulate))
+        launches.append(_launch(backward_dq, call, pass_, setting, (*inputs, matrix(dq), *rest), ACCUMULATE=accumulate))
     if call.need_kv:
         arguments = *inputs, matrix(dk), matrix(dv), *rest
         for cells in (False, True) if pass_.summary else (False,):
             setting = _setting(call, pass_, "dkv", cells)
-            tiles = (pass_.cell_tiles if cells else pass_.tiles)(setting.columns)
             flags = {"CELLS": cells, "ACCUMULATE": accumulate or cells}
-            launches.append(_launch(backward_dkv, call, pass_, setting, tiles, arguments, **flags))
+            launches.append(_launch(backward_dkv, call, pass_, setting, arguments, **flags))
     return launches
 
 
 def _launch(
-    kernel: Any,
-    call: Forward | Backward,
-    pass_: Pass,
-    setting: Setting,
-    tiles: int,
-    arguments: tuple[Any, ...],
-    **flags: bool,
-) -> Launch:
-    rows, columns = setting.rows, setting.columns
+    kernel: Any, call: Forward | Backward, pass_: Pass, setting: Setting, arguments: tuple[Any, ...], **flags: bool
+) -> Launch:  # fmt: skip
+    rows, columns, warps, stages, per_processor = setting
+    device, (batch, heads, n, _) = call.q.device, call.q.shape
+    matrices = [x for x in call.tensors if x.dim() == 4]
     window = max(rows, columns) + max(min(job.far, job.limit - 1) for job in pass_.jobs)
+    of_lanes: dict[str, Any] = {}
+    if kernel in (lane_forward, lane_backward):
+        together = rows // padded(pass_.longest, least=1)
+        same = len({x.stride(2) for x in matrices}) == 1
+        of_lanes = {"together": together, "shared": pass_.shared, "same": same, "stages": stages}
+        tiles = pass_.lane_tiles(together)
+    elif kernel is backward_dkv:
+        tiles = (pass_.cell_tiles if flags["CELLS"] else pass_.tiles)(columns)
+    else:
+        tiles = pass_.tiles(rows)
     tiling = compiled(
         Tiling,
         rows=rows,
@@ -95,35 +87,15 @@ def _launch(
         grouped=pass_.grouped,
         short=pass_.most_exclusions > 0 or (not flags.get("CELLS") and window <= FEW * min(rows, columns)),
         exclude=pass_.most_exclusions,
+        **of_lanes,
     )
-    constants = {"DIMS": _dims(call), "TILES": tiling, **flags, **_options(setting)}
-    sizes = _sizes(call, pass_, tiles)
-    return Launch(kernel, sizes.total, (*arguments, sizes), constants)
-
-
-def _launch_lanes(
-    kernel: Any,
-    call: Forward | Backward,
-    pass_: Pass,
-    setting: Setting,
-    arguments: tuple[Any, ...],
-    accumulate: bool,
-) -> Launch:
-    together = setting.rows // padded(pass_.longest, least=1)
-    tiling = compiled(
-        LaneTiling,
-        rows=setting.rows,
-        together=together,
-        shared=pass_.shared,
-        same=len({x.stride(2) for x in _matrices(call)}) == 1,
-        grouped=pass_.grouped,
-        exclude=pass_.most_exclusions,
-        stages=setting.stages,
-    )
-    constants = {"DIMS": _dims(call), "TILES": tiling, "ACCUMULATE": accumulate, **_options(setting)}
-    sizes = _sizes(call, pass_, pass_.lane_tiles(together))
-    programs = min(sizes.total, processors(call.q.device) * setting.per_processor)
-    return Launch(kernel, programs, (*arguments, sizes), constants)
+    # Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen.
+    precision = "ieee" if call.q.dtype == torch.float32 else "tf32"
+    constants = {"DIMS": dims(call.q, call.v, _wide(*matrices), precision), "TILES": tiling, **flags}
+    total = batch * len(pass_.jobs) * tiles
+    arguments = *arguments, Sizes(heads, n, len(pass_.jobs), tiles, total)
+    programs = min(total, processors(device) * per_processor) if per_processor else total
+    return Launch(kernel, programs, arguments, {**constants, "num_warps": warps, "num_stages": stages})
 
 
 def _delta(d_output: Tensor, output: Tensor, delta: Tensor) -> Launch:
@@ -133,45 +105,23 @@ def _delta(d_output: Tensor, output: Tensor, delta: Tensor) -> Launch:
     return Launch(backward_delta, sizes.total, (matrix(d_output), matrix(output), delta, sizes), constants)
 
 
-def _sizes(call: Forward | Backward, pass_: Pass, tiles: int) -> Sizes:
-    batch, heads, n, _ = call.q.shape
-    return Sizes(heads, n, len(pass_.jobs), tiles, batch * len(pass_.jobs) * tiles)
-
-
-def _options(setting: Setting) -> dict[str, int]:
-    return {"num_warps": setting.warps, "num_stages": setting.stages}
-
-
 @lru_cache(maxsize=256)
 def _tables(pass_: Pass, device: torch.device) -> Tables:
     jobs, exclusions = pass_.rows()
     return Tables(constant(jobs, device), constant(exclusions, device))
 
 
-def _widths(call: Forward | Backward) -> tuple[int, int]:
-    return padded(call.q.shape[3]), padded(call.v.shape[3])
-
-
 def _setting(call: Forward | Backward, pass_: Pass, kernel: str, summary: bool) -> Setting:
-    return tile_setting(kernel, summary, max(_widths(call)), call.q.dtype, pass_.longest, gpu(call.q.device))
+    width = max(padded(call.q.shape[3]), padded(call.v.shape[3]))
+    return tile_setting(kernel, summary, width, call.q.dtype, pass_.longest, gpu(call.q.device))
 
 
 def _whole_lanes(call: Forward | Backward, pass_: Pass, kernel: str, accumulate: bool) -> Setting | None:
     """Returns the settings for tiles that hold whole lanes; None if this pass needs other tiles."""
     if pass_.summary:
         return None
-    return lane_setting(kernel, accumulate, *_widths(call), call.q.dtype, pass_.longest, gpu(call.q.device))
-
-
-def _dims(call: Forward | Backward) -> Dims:
-    wide = _wide(*_matrices(call))
-    # Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen.
-    precision = "ieee" if call.q.dtype == torch.float32 else "tf32"
-    return dims(call.q, call.v, wide, precision)
-
-
-def _matrices(call: Forward | Backward) -> list[Tensor]:
-    return [x for x in call.tensors if x.dim() == 4]
+    widths = padded(call.q.shape[3]), padded(call.v.shape[3])
+    return lane_setting(kernel, accumulate, *widths, call.q.dtype, pass_.longest, gpu(call.q.device))
 
 
 def _wide(*tensors: Tensor) -> bool:

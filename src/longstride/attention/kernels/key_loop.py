@@ -1,9 +1,9 @@
 """The loop over the keys of a tile of queries, which forward and backward_dq share.
 
 First come the summary cells of earlier lanes, then the window in the queries' own lane. A kernel gives the function that
-adds a tile of keys, those from `start` on, to its sums:
+adds the keys [first, end) to its sums, tile by tile; keys from `last` on are not there:
 
-    ADD(sums, queries, every, start, last, scale, DIMS, TILES, CELLS, MASKED) -> sums
+    ADD(sums, queries, every, first, end, last, scale, DIMS, TILES, CELLS, MASKED) -> sums
 """
 
 # mypy: ignore-errors
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.primitives import cell_tile, excluded, window_sees
+from longstride.attention.kernels.primitives import Rows, cell_tile, excluded, window_sees
 
 
 class Keys(NamedTuple):
@@ -27,19 +27,12 @@ class Keys(NamedTuple):
     exclusions: Any
 
 
-class KeyTile(NamedTuple):
-    """A tile of keys: positions base + place. The base is one number."""
-
-    key: Any
-    """In the lane, or among the summary cells."""
-    valid: Any
-    base: Any
-    place: Any
-
-
 @triton.jit
 def place_keys(every, start, last, TILES: tl.constexpr, CELLS: tl.constexpr):
-    """The tile of keys from `start` on; those from `last` on are not there. CELLS: they are summary cells."""
+    """The tile of keys from `start` on: their indices in the lane or among the summary cells, and their rows.
+
+    Those from `last` on are not there. CELLS: they are summary cells.
+    """
     offset = tl.arange(0, TILES.columns)
     key = start + offset
     if CELLS:
@@ -47,35 +40,24 @@ def place_keys(every, start, last, TILES: tl.constexpr, CELLS: tl.constexpr):
     else:
         base = every.tile.start + start * every.job.index_stride
         place = offset * every.job.index_stride
-    return KeyTile(key, key < last, base, place)
+    return key, Rows(base, place, key < last)
 
 
 @triton.jit
-def sees(every, at, TILES: tl.constexpr, CELLS: tl.constexpr):
+def sees(every, key, rows, TILES: tl.constexpr, CELLS: tl.constexpr):
     """Which pairs of the queries and a tile of keys count."""
     job, tile = every.job, every.tile
     row = tile.first + tl.arange(0, TILES.rows)
     if CELLS:
-        seen = at.valid[None, :]
-        key = at.base + at.place
+        seen = rows.valid[None, :]
+        position = rows.start + rows.offset
     else:
-        seen = window_sees(row[:, None], at.key[None, :], job, TILES.grouped) & at.valid[None, :]
-        key = tile.start + at.key * job.index_stride
+        seen = window_sees(row[:, None], key[None, :], job, TILES.grouped) & rows.valid[None, :]
+        position = tile.start + key * job.index_stride
     if TILES.exclude > 0:
         query = tile.start + row * job.index_stride
-        seen = seen & ~excluded(query[:, None], key[None, :], every.exclusions, tile.index, TILES.exclude)
+        seen = seen & ~excluded(query[:, None], position[None, :], every.exclusions, tile.index, TILES.exclude)
     return seen
-
-
-@triton.jit
-def over_tiles(
-    sums, queries, every, first, end, last, scale,
-    DIMS: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, MASKED: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    """The keys [first, end) in tiles."""
-    for start in tl.range(first, end, TILES.columns):
-        sums = ADD(sums, queries, every, start, last, scale, DIMS, TILES, CELLS, MASKED)
-    return sums
 
 
 @triton.jit
@@ -87,23 +69,21 @@ def over_keys(sums, queries, every, scale, DIMS: tl.constexpr, TILES: tl.constex
         if TILES.exclude > 0:
             whole = 0
         else:
-            sums = over_tiles(sums, queries, every, 0, whole, before, scale, DIMS, TILES, True, False, ADD)
-        sums = over_tiles(sums, queries, every, whole, before, before, scale, DIMS, TILES, True, True, ADD)
+            sums = ADD(sums, queries, every, 0, whole, before, scale, DIMS, TILES, True, False)
+        sums = ADD(sums, queries, every, whole, before, before, scale, DIMS, TILES, True, True)
 
     # The keys are [first, end). Where there are few tiles, one loop that loads ahead is faster than three that do not.
     first = tl.maximum(0, tile.first - job.far)
     end = tl.minimum(tile.length, tile.first + TILES.rows - job.near)
     if TILES.short:
-        sums = over_tiles(sums, queries, every, first, end, end, scale, DIMS, TILES, False, True, ADD)
+        sums = ADD(sums, queries, every, first, end, end, scale, DIMS, TILES, False, True)
     else:
         # All rows see all of a tile of keys that starts in [inner, outer): it needs no mask.
         inner = first + tl.cdiv(tl.maximum(0, tile.first + TILES.rows - 1 - job.far - first), TILES.columns) * TILES.columns
         outer = inner + tl.maximum(0, tile.first - job.near + 1 - inner) // TILES.columns * TILES.columns
         if (job.own == 0) | (job.block < job.limit):
             outer = inner
-        sums = over_tiles(
-            sums, queries, every, first, tl.minimum(inner, end), end, scale, DIMS, TILES, False, True, ADD
-        )  # fmt: skip
-        sums = over_tiles(sums, queries, every, inner, outer, end, scale, DIMS, TILES, False, False, ADD)
-        sums = over_tiles(sums, queries, every, outer, end, end, scale, DIMS, TILES, False, True, ADD)
+        sums = ADD(sums, queries, every, first, tl.minimum(inner, end), end, scale, DIMS, TILES, False, True)
+        sums = ADD(sums, queries, every, inner, outer, end, scale, DIMS, TILES, False, False)
+        sums = ADD(sums, queries, every, outer, end, end, scale, DIMS, TILES, False, True)
     return sums

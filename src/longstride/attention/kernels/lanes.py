@@ -14,32 +14,20 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.arguments import Matrix
-from longstride.attention.kernels.primitives import (
-    excluded,
-    head_of,
-    load_rows,
-    read_job,
-    store_rows,
-    window_sees,
-    without_keys,
-)
+from longstride.attention.kernels.primitives import Rows, excluded, head_of, load, read_job, store, window_sees, without_keys
 
 
 class Lanes(NamedTuple):
-    """The tile of lanes that a program has now: positions start + offset of a head."""
+    """The lanes of an item: the job's index, and their head."""
 
     index: Any
-    """Of the job."""
     batch: Any
     head: Any
-    start: Any
-    offset: Any
-    valid: Any
 
 
 @triton.jit
 def read_lanes(item, shared_job, tables, sizes, TILES: tl.constexpr):
-    """The job of an item, and its lanes."""
+    """The job of an item and its index, batch and head, and the rows of its lanes."""
     index = item // sizes.tiles % sizes.jobs
     batch = (item // sizes.tiles // sizes.jobs).to(tl.int64)
     if TILES.shared:
@@ -54,29 +42,13 @@ def read_lanes(item, shared_job, tables, sizes, TILES: tl.constexpr):
     start = first * job.lane_stride
     offset = lane * job.lane_stride + row // TILES.together * job.index_stride
     valid = (first + lane < job.lanes) & (row // TILES.together < job.limit) & (start + offset < sizes.n)
-    return job, Lanes(index, batch, head, start, offset, valid)
+    return job, Lanes(index, batch, head), Rows(start, offset, valid)
 
 
 @triton.jit
 def rows_as(matrix, other, SAME: tl.constexpr):
     """The matrix, with the stride of the other one if they have the SAME."""
-    if SAME:
-        return Matrix(matrix.data, matrix.batch, matrix.head, other.row)
-    else:
-        return Matrix(matrix.data, matrix.batch, matrix.head, matrix.row)
-
-
-@triton.jit
-def load_lanes(matrix, lanes, ROW: tl.constexpr):
-    return load_rows(head_of(matrix, lanes.batch, lanes.head), lanes.start, lanes.offset, lanes.valid, ROW, True)
-
-
-@triton.jit
-def store_lanes(values, matrix, lanes, ROW: tl.constexpr, ACCUMULATE: tl.constexpr):
-    """ACCUMULATE: adds to what is there."""
-    if ACCUMULATE:
-        values += load_lanes(matrix, lanes, ROW).to(tl.float32)
-    store_rows(values, head_of(matrix, lanes.batch, lanes.head), lanes.start, lanes.offset, lanes.valid, ROW)
+    return Matrix(matrix.data, matrix.batch, matrix.head, other.row if SAME else matrix.row)
 
 
 @triton.jit
@@ -99,11 +71,11 @@ def lane_forward(
     # A load that waits for another cannot be made ahead, so a job that all heads share is read before the loop.
     shared_job = read_job(tables.jobs, 0)
     for item in tl.range(tl.program_id(0), sizes.total, tl.num_programs(0), num_stages=TILES.stages):
-        job, lanes = read_lanes(item, shared_job, tables, sizes, TILES)
-        position = lanes.start + lanes.offset
-        query = load_lanes(q, lanes, DIMS.qk)
-        keys = load_lanes(k, lanes, DIMS.qk)
-        values = load_lanes(v, lanes, DIMS.v)
+        job, lanes, rows = read_lanes(item, shared_job, tables, sizes, TILES)
+        position = rows.start + rows.offset
+        query = load(head_of(q, lanes.batch, lanes.head), rows, DIMS.qk)
+        keys = load(head_of(k, lanes.batch, lanes.head), rows, DIMS.qk)
+        values = load(head_of(v, lanes.batch, lanes.head), rows, DIMS.v)
         scores = tl.dot(query, tl.trans(keys), input_precision=DIMS.precision)
         seen = lanes_see(
             row[:, None], row[None, :], job, lanes, position[:, None], position[None, :], tables.exclusions, TILES
@@ -111,9 +83,9 @@ def lane_forward(
         scores = tl.where(seen, scores, float("-inf"))
 
         largest = tl.max(scores, 1) * scale
-        lse_rows = lse + (lanes.batch * sizes.heads + lanes.head) * sizes.n + lanes.start + lanes.offset
+        lse_rows = lse + (lanes.batch * sizes.heads + lanes.head) * sizes.n + rows.start + rows.offset
         if ACCUMULATE:
-            before = tl.load(lse_rows, mask=lanes.valid, other=float("-inf"))
+            before = tl.load(lse_rows, mask=rows.valid, other=float("-inf"))
             largest = tl.maximum(largest, before)
         finite = tl.where(largest == float("-inf"), 0.0, largest)
         weights = tl.exp2(scores * scale - finite[:, None])
@@ -122,11 +94,11 @@ def lane_forward(
         if ACCUMULATE:
             kept = tl.exp2(before - finite)
             weight += kept
-            sums += kept[:, None] * load_lanes(output, lanes, DIMS.v).to(tl.float32)
+            sums += kept[:, None] * load(head_of(output, lanes.batch, lanes.head), rows, DIMS.v).to(tl.float32)
         nothing = weight == 0
         weight = tl.where(nothing, 1.0, weight)
-        store_lanes(sums / weight[:, None], output, lanes, DIMS.v, False)
-        tl.store(lse_rows, tl.where(nothing, float("-inf"), largest + tl.log2(weight)), mask=lanes.valid)
+        store(sums / weight[:, None], head_of(output, lanes.batch, lanes.head), rows, DIMS.v, False)
+        tl.store(lse_rows, tl.where(nothing, float("-inf"), largest + tl.log2(weight)), mask=rows.valid)
 
 
 @triton.jit
@@ -142,15 +114,15 @@ def lane_backward(
     # A load that waits for another cannot be made ahead, so a job that all heads share is read before the loop.
     shared_job = read_job(tables.jobs, 0)
     for item in tl.range(tl.program_id(0), sizes.total, tl.num_programs(0), num_stages=TILES.stages):
-        job, lanes = read_lanes(item, shared_job, tables, sizes, TILES)
-        position = lanes.start + lanes.offset
-        query = load_lanes(q, lanes, DIMS.qk)
-        keys = load_lanes(k, lanes, DIMS.qk)
-        values = load_lanes(v, lanes, DIMS.v)
-        d_outputs = load_lanes(d_output, lanes, DIMS.v)
-        outputs = load_lanes(output, lanes, DIMS.v)
-        lse_rows = lse + (lanes.batch * sizes.heads + lanes.head) * sizes.n + lanes.start + lanes.offset
-        own_lse = without_keys(tl.load(lse_rows, mask=lanes.valid, other=float("inf")))
+        job, lanes, rows = read_lanes(item, shared_job, tables, sizes, TILES)
+        position = rows.start + rows.offset
+        query = load(head_of(q, lanes.batch, lanes.head), rows, DIMS.qk)
+        keys = load(head_of(k, lanes.batch, lanes.head), rows, DIMS.qk)
+        values = load(head_of(v, lanes.batch, lanes.head), rows, DIMS.v)
+        d_outputs = load(head_of(d_output, lanes.batch, lanes.head), rows, DIMS.v)
+        outputs = load(head_of(output, lanes.batch, lanes.head), rows, DIMS.v)
+        lse_rows = lse + (lanes.batch * sizes.heads + lanes.head) * sizes.n + rows.start + rows.offset
+        own_lse = without_keys(tl.load(lse_rows, mask=rows.valid, other=float("inf")))
         delta = tl.sum(d_outputs.to(tl.float32) * outputs.to(tl.float32), 1)
 
         scores = tl.dot(keys, tl.trans(query), input_precision=DIMS.precision)
@@ -159,11 +131,11 @@ def lane_backward(
         )  # fmt: skip
         weights = tl.where(seen, tl.exp2(scores * scale - own_lse[None, :]), 0.0)
         dv_sum = tl.dot(weights.to(d_outputs.dtype), d_outputs, input_precision=DIMS.precision)
-        store_lanes(dv_sum, dv, lanes, DIMS.v, ACCUMULATE)
+        store(dv_sum, head_of(dv, lanes.batch, lanes.head), rows, DIMS.v, ACCUMULATE)
 
         d_weights = tl.dot(values, tl.trans(d_outputs), input_precision=DIMS.precision)
         d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
         dk_sum = tl.dot(d_scores, query, input_precision=DIMS.precision) * softmax_scale
-        store_lanes(dk_sum, dk, lanes, DIMS.qk, ACCUMULATE)
+        store(dk_sum, head_of(dk, lanes.batch, lanes.head), rows, DIMS.qk, ACCUMULATE)
         dq_sum = tl.dot(tl.trans(d_scores), keys, input_precision=DIMS.precision) * softmax_scale
-        store_lanes(dq_sum, dq, lanes, DIMS.qk, ACCUMULATE)
+        store(dq_sum, head_of(dq, lanes.batch, lanes.head), rows, DIMS.qk, ACCUMULATE)

@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from longstride.attention.flops import count_flops
 from longstride.attention.gradient import define_ops
-from longstride.attention.kernels.backends import launches
-from longstride.attention.kernels.call import Backward, Forward
-from longstride.attention.kernels.jobs import passes
-from longstride.attention.kernels.launch import Plan, Workspace, capture_safe, plan_for
+from longstride.attention.kernels.call import Backward, Forward, make_plan
+from longstride.attention.kernels.launch import Plan, plan_for
 from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
@@ -101,73 +98,41 @@ def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float)
         q, scale = -q, -scale
     tensors = _readable(q), _readable(k), _readable(v), output, lse
     aligned = not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNMENT
-
-    def make() -> Plan:
-        with capture_safe(q.is_cuda):
-            distinct = _distinct(tensors)
-            call = Forward._make((*distinct, max(scale, LEAST_SCALE) * LOG2_E))
-            return Plan(launches(call, passes(patterns, q.shape[2])), distinct, Workspace(q.device), aligned)
-
-    plan_for((patterns, scale, aligned, *_description(*tensors[:4])), make).run(tensors)
+    key = patterns, scale, aligned, *_description(*tensors[:4])
+    plan_for(key, lambda: make_plan(Forward, tensors, (_in_bits(scale),), patterns, aligned)).run(tensors)
     return output, lse
 
 
-def triton_backward(
-    d_output: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    patterns: str,
-    scale: float,
-    needed: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of q, k and v. A gradient that is not needed is an empty tensor."""
-    results = _backward_like(d_output, q, k, v, output, lse, patterns, scale, needed)
-    gradients = [x if wanted else torch.empty_like(like) for x, like, wanted in zip(results, (q, k, v), needed)]
-    fill_gradients(gradients, d_output, q, k, v, output, lse, patterns, scale, needed)
-    return results
-
-
 def fill_gradients(
-    gradients: Sequence[Tensor],
-    d_output: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    patterns: str,
-    scale: float,
-    needed: Sequence[bool],
-) -> None:
-    """Fills dq, dk and dv, which may have any strides but for the last, which is 1."""
+    gradients: Sequence[Tensor], d_output: Tensor, inputs: Sequence[Tensor], saved: Sequence[Tensor], patterns: str,
+    scale: float, needed: Sequence[bool],
+) -> None:  # fmt: skip
+    """Fills those of dq, dk and dv that are needed. They may have any strides but for the last, which is 1."""
+    (q, k, v), (output, lse) = inputs, saved
+    if not all(needed):  # The kernels may write the others, too.
+        gradients = [x if wanted else _result_like(like) for x, like, wanted in zip(gradients, inputs, needed)]
     dq, dk, dv = gradients
     negative = scale < 0
     if negative:
         q, scale = -q, -scale
-    inputs = _readable(q), _readable(k), _readable(v), _readable(d_output), output
-    tensors = *inputs, lse, dq, dk, dv
+    matrices = _readable(q), _readable(k), _readable(v), _readable(d_output), output
+    tensors = *matrices, lse, dq, dk, dv
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | d_output.data_ptr() | output.data_ptr() | lse.data_ptr()
     aligned = not (addresses | dq.data_ptr() | dk.data_ptr() | dv.data_ptr()) & ALIGNMENT
+    key = patterns, scale, aligned, *needed, *_description(*matrices, dq, dk, dv)
 
     def make() -> Plan:
-        with capture_safe(q.is_cuda):
-            workspace = Workspace(q.device)
-            distinct = _distinct(tensors)
-            scales = max(scale, LEAST_SCALE) * LOG2_E, scale
-            call = Backward._make((*distinct, *scales, needed[0], needed[1] or needed[2], workspace))
-            return Plan(launches(call, passes(patterns, q.shape[2])), distinct, workspace, aligned)
+        settings = _in_bits(scale), scale, needed[0], needed[1] or needed[2]
+        return make_plan(Backward, tensors, settings, patterns, aligned)
 
-    plan_for((patterns, scale, aligned, *needed, *_description(*inputs, dq, dk, dv)), make).run(tensors)
+    plan_for(key, make).run(tensors)
     if negative:
         dq.neg_()
 
 
-def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns a new object for each tensor. A plan tells tensors apart by `id`, and a caller may pass one as q and as k."""
-    return [x.detach() for x in tensors]
+def _in_bits(scale: float) -> float:
+    """The scale of scores in base 2."""
+    return max(scale, LEAST_SCALE) * LOG2_E
 
 
 def _description(*tensors: Tensor) -> tuple[Any, ...]:
@@ -190,21 +155,6 @@ def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) 
     return _result_like(v), lse
 
 
-def _backward_like(
-    d_output: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    patterns: str,
-    scale: float,
-    needed: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    like_q, like_k, like_v = (_result_like(x) if wanted else x.new_empty(0) for x, wanted in zip((q, k, v), needed))
-    return like_q, like_k, like_v
-
-
 def _result_like(x: Tensor) -> Tensor:
     """Returns an empty tensor like x, in x's order of dimensions in memory, such as [batch, n, heads, d] for projections.
 
@@ -214,5 +164,4 @@ def _result_like(x: Tensor) -> Tensor:
     return result if result.stride(3) == 1 else x.new_empty(x.shape)
 
 
-define_ops("triton", triton_forward, _forward_like, triton_backward, _backward_like)
-count_flops(torch.ops.longstride.triton_forward, torch.ops.longstride.triton_backward)
+triton_backward = define_ops("triton", triton_forward, _forward_like, fill_gradients, _result_like, by_query=["lse"])

@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from longstride.attention.flops import backward_flops
-from longstride.attention.gradient import LIBRARY
+from longstride.attention.gradient import backward_flops, define
 from longstride.attention.kernels.ops import fill_gradients, needs_dispatcher, triton_forward
 from longstride.patterns import Pattern, notation
 
@@ -29,7 +27,7 @@ def attend_packed_triton(packed: Tensor, sizes: Sequence[int], heads: Sequence[P
 
 
 def _unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
-    """Returns the queries, keys and values as views, [batch, heads, n, d]."""
+    """As `api.unpack`, which is above this file."""
     parts: Any = packed.split(list(sizes), -1)  # type: ignore[no-untyped-call]
     return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
 
@@ -61,33 +59,25 @@ def triton_packed_backward(
     scale: float,
 ) -> Tensor:  # fmt: skip
     """Returns the gradient of the packed tensor."""
-    result = _packed_backward_like(d_output, packed, output, lse, sizes, heads, patterns, scale)
-    gradients, (q, k, v) = _unpack(result, sizes, heads), _unpack(packed, sizes, heads)
-    fill_gradients(gradients, d_output, q, k, v, output, lse, patterns, scale, (True, True, True))
+    result = packed.new_empty(packed.shape)
+    gradients, inputs = _unpack(result, sizes, heads), _unpack(packed, sizes, heads)
+    fill_gradients(gradients, d_output, inputs, (output, lse), patterns, scale, (True, True, True))
     return result
 
 
-def _packed_backward_like(
-    d_output: Tensor, packed: Tensor, output: Tensor, lse: Tensor, sizes: Sequence[int], heads: int, patterns: str,
-    scale: float,
-) -> Tensor:  # fmt: skip
-    return packed.new_empty(packed.shape)
-
-
-LIBRARY.define(  # type: ignore[no-untyped-call]
-    "triton_packed_backward(Tensor d_output, Tensor packed, Tensor output, Tensor lse, int[] sizes, int heads, "
-    "str patterns, float scale) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.impl("triton_packed_backward", triton_packed_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("longstride::triton_packed_backward", _packed_backward_like, lib=LIBRARY)
-
-
-@register_flop_formula(torch.ops.longstride.triton_packed_backward)
-def _packed_flops(
+def _flops(
     d_output: Any, packed: Any, output: Any, lse: Any, sizes: Sequence[int], heads: int, patterns: str, *_: Any, **__: Any
 ) -> int:
-    batch, _, n, d_v = d_output
-    d_qk = sizes[0] // heads
-    q, v = (batch, heads, n, d_qk), (batch, heads, n, d_v)
-    return backward_flops(d_output, q, q, v, patterns)
+    batch, _, n, _ = d_output
+    q = batch, heads, n, sizes[0] // heads
+    return backward_flops(d_output, q, q, d_output, patterns)
+
+
+define(
+    "triton_packed_backward",
+    "(Tensor d_output, Tensor packed, Tensor output, Tensor lse, int[] sizes, int heads, "
+    "str patterns, float scale) -> Tensor",
+    triton_packed_backward,
+    lambda d_output, packed, *_: packed.new_empty(packed.shape),
+    _flops,
+)

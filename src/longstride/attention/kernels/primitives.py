@@ -34,6 +34,15 @@ class Tile(NamedTuple):
     """Of the lane."""
 
 
+class Rows(NamedTuple):
+    """Rows of a head: positions start + offset. The start is one number, so that in a loop where only it moves, addresses
+    cost one addition each. Only `valid` rows are there."""
+
+    start: Any
+    offset: Any
+    valid: Any
+
+
 @triton.jit
 def read_job(jobs, index):
     """The head is 64 bits, since a stride times it may be."""
@@ -64,6 +73,13 @@ def read_tile(tables, sizes, SIZE: tl.constexpr):
 
 
 @triton.jit
+def query_rows(job, tile, SIZE: tl.constexpr):
+    """The rows of a tile of SIZE queries."""
+    row = tile.first + tl.arange(0, SIZE)
+    return Rows(tile.start, row * job.index_stride, row < tile.length)
+
+
+@triton.jit
 def head_of(matrix, batch, head):
     """The same matrix, with its data from this head on."""
     return Matrix(matrix.data + (batch * matrix.batch + head * matrix.head), matrix.batch, matrix.head, matrix.row)
@@ -73,13 +89,6 @@ def head_of(matrix, batch, head):
 def cell_position(index, cells, block, first_cell):
     """The position of a summary cell; cells are counted from the start of the sequence."""
     return index // cells * block + first_cell + index % cells
-
-
-@triton.jit
-def cell_index(position, cells, block, first_cell):
-    """The inverse of `cell_position`, and whether there is a cell at that position."""
-    cell = position % block - first_cell
-    return position // block * cells + cell, (cell >= 0) & (cell < cells)
 
 
 @triton.jit
@@ -130,37 +139,35 @@ def excluded(query, key, exclusions, index, COUNT: tl.constexpr):
 
 
 @triton.jit
-def row_addresses(matrix, base, offset, ROW: tl.constexpr):
-    """Addresses [rows, width] at positions base + offset of a head.
-
-    The base is one number, so that in a loop where only it moves the addresses cost one addition each.
-    """
+def row_addresses(matrix, rows, ROW: tl.constexpr):
+    """Addresses [rows, width] in a head."""
     column = tl.arange(0, ROW.width)
+    offset = rows.offset
     if ROW.wide:
         offset = offset.to(tl.int64)
-    return (matrix.data + base.to(tl.int64) * matrix.row) + (offset[:, None] * matrix.row + column[None, :])
+    return (matrix.data + rows.start.to(tl.int64) * matrix.row) + (offset[:, None] * matrix.row + column[None, :])
 
 
 @triton.jit
-def load_rows(matrix, base, offset, valid, ROW: tl.constexpr, MASKED: tl.constexpr):
-    """[rows, width] at positions base + offset of a head, and 0 where there is nothing."""
-    address = row_addresses(matrix, base, offset, ROW)
+def load(matrix, rows, ROW: tl.constexpr, MASKED: tl.constexpr = True):
+    """Rows of a head, [rows, width], and 0 where there is nothing. MASKED: some rows may not be there."""
+    address = row_addresses(matrix, rows, ROW)
     inside = (tl.arange(0, ROW.width) < ROW.d)[None, :]
     if MASKED:
-        if ROW.d < ROW.width:
-            return tl.load(address, mask=valid[:, None] & inside, other=0.0)
-        else:
-            return tl.load(address, mask=valid[:, None], other=0.0)
+        valid = rows.valid[:, None]
+        return tl.load(address, mask=valid & inside if ROW.d < ROW.width else valid, other=0.0)
+    elif ROW.d < ROW.width:
+        return tl.load(address, mask=inside, other=0.0)
     else:
-        if ROW.d < ROW.width:
-            return tl.load(address, mask=inside, other=0.0)
-        else:
-            return tl.load(address)
+        return tl.load(address)
 
 
 @triton.jit
-def store_rows(values, matrix, base, offset, valid, ROW: tl.constexpr):
-    mask = valid[:, None]
+def store(values, matrix, rows, ROW: tl.constexpr, ACCUMULATE: tl.constexpr):
+    """Writes rows of a head. ACCUMULATE: adds to what is there."""
+    if ACCUMULATE:
+        values += load(matrix, rows, ROW).to(tl.float32)
+    mask = rows.valid[:, None]
     if ROW.d < ROW.width:
         mask = mask & (tl.arange(0, ROW.width) < ROW.d)[None, :]
-    tl.store(row_addresses(matrix, base, offset, ROW), values.to(matrix.data.dtype.element_ty), mask=mask)
+    tl.store(row_addresses(matrix, rows, ROW), values.to(matrix.data.dtype.element_ty), mask=mask)

@@ -12,8 +12,8 @@ that reads the result adds up.
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.cached_attention import HeadCache, SoftmaxState, attend_tiles, merge
 from longstride.sampling.kernels.arguments import Norm
+from longstride.sampling.kernels.cached_attention import HeadCache, SoftmaxState, attend_tiles, merge
 from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized, wide
 
 

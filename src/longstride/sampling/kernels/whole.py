@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.cached_attention import HeadCache, attend_chunks, load_chunks
 from longstride.sampling.kernels.arguments import BlockCache, BlockWeights, Linear, Norm
+from longstride.sampling.kernels.cached_attention import HeadCache, attend_chunks, load_chunks
 from longstride.sampling.kernels.common import BYTES, SLOPE, choose, embedded, normalized, wide
 from longstride.sampling.kernels.meeting import arrive, fresh, wait
 

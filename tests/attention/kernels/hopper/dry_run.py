@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from longstride.attention.kernels import backends, general, ops
+from longstride.attention.kernels import call, general, ops
 from longstride.attention.kernels.hopper import (
     chunk_forward,
     lane_backward,
@@ -104,7 +104,7 @@ def copied_columns(ttgir):
 
 
 def as_on_hopper():
-    backends.BACKENDS = tuple((name, lambda device: True) for name, _ in backends.BACKENDS)
+    call.BACKENDS = tuple((name, lambda device: True) for name, _ in call.BACKENDS)
     general.forward = general.backward = lambda *_: []
     ops._check = lambda q, v: None  # On a CPU it refuses bfloat16.
     for module in (chunk_forward, lane_descriptors, launch):

@@ -141,34 +141,24 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
         mbarrier.wait(full.index(now), ((count + BACK) // RING) & 1)
         if tile >= 0:
             zeros = gl.zeros([64, 64], gl.float32, layout)
-            one_back = (count + BACK - 1) % RING
-            two_back = count % RING
-            scores_0 = score(q_tile, panels_at(k_tiles, now), zeros)
-            scores_1 = score(q_tile, panels_at(k_tiles, one_back), zeros)
-            if BACK == 2:
-                scores_2 = score(q_tile, panels_at(k_tiles, two_back), zeros)
-                scores_0 = warpgroup_mma_wait(2, deps=(scores_0,))
-            else:
-                scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
-            scores_0, largest = mask_scores(scores_0, tile, zero, 0, FAR, layout)
-            if BACK == 2:
-                scores_1, scores_2 = warpgroup_mma_wait(0, deps=(scores_1, scores_2))
-                scores_2, largest_2 = mask_scores(scores_2, tile, zero, 2, FAR, layout)
-                largest = gl.maximum(largest, largest_2)
-            else:
-                scores_1 = warpgroup_mma_wait(0, deps=(scores_1,))
-            scores_1, largest_1 = mask_scores(scores_1, tile, zero, 1, FAR, layout)
-            largest = gl.maximum(gl.maximum(largest, largest_1) * scale, LOWEST)  # A score of -inf weighs 0.
+            scores = ()
+            for distance in gl.static_range(BACK + 1):
+                scores = scores + (score(q_tile, panels_at(k_tiles, (count + BACK - distance) % RING), zeros),)
+            first, largest = mask_scores(warpgroup_mma_wait(BACK, deps=(scores[0],)), tile, zero, 0, FAR, layout)
+            others = wait_for(scores[1:])
+            earlier = ()
+            for number in gl.static_range(BACK):  # The farthest first.
+                masked, largest_there = mask_scores(others[BACK - 1 - number], tile, zero, BACK - number, FAR, layout)
+                largest = gl.maximum(largest, largest_there)
+                earlier = (masked,) + earlier
+            largest = gl.maximum(largest * scale, LOWEST)  # A score of -inf weighs 0.
+            all_weights = weigh(first, largest, tile, scale, 0)
             sums = empty_sums(WALK.panels, D, sum_layout)
-            all_weights = weigh(scores_0, largest, tile, scale, 0)
             sums = add_values(all_weights, sums, panels_at(v_tiles, now), True)
-            weights = weigh(scores_1, largest, tile, scale, 1)
-            all_weights += weights
-            sums = add_values(weights, sums, panels_at(v_tiles, one_back), False)
-            if BACK == 2:
-                weights = weigh(scores_2, largest, tile, scale, 2)
+            for distance in gl.static_range(1, BACK + 1):
+                weights = weigh(earlier[distance - 1], largest, tile, scale, distance)
                 all_weights += weights
-                sums = add_values(weights, sums, panels_at(v_tiles, two_back), False)
+                sums = add_values(weights, sums, panels_at(v_tiles, (count + BACK - distance) % RING), False)
             weight = gl.sum(all_weights, 1)
             row = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
             lse_rows = lse + (batch * work.heads + head).to(gl.int64) * work.n + row

@@ -1,11 +1,11 @@
-"""The slots that a kernel lists, against those of `attention.slots`; in Triton's interpreter, or on a GPU."""
+"""The slots that a kernel lists, against those of `model.slots`; in Triton's interpreter, or on a GPU."""
 
 import pytest
 import torch
 
-from longstride.attention.kernels.cached import list_seen, table
-from longstride.attention.slots import Slots
+from longstride.model.slots import Slots
 from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary
+from longstride.sampling.kernels.slots import list_seen, table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PATTERNS = [

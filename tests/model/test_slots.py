@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longstride.attention.slots import Slots
+from longstride.model.slots import Slots
 from longstride.patterns import Block, Column, Dense, Local, Summary
 from tests.strategies import patterns
 

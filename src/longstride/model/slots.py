@@ -4,7 +4,7 @@ Each position has one slot, or none if no later query sees it. Local keeps a rin
 block, Summary only its cells; Column and Dense keep all positions, since some later query sees each, and so does a window or
 block as long as the context. The leaves of a union share slots: if one keeps all positions, they are kept once; otherwise a
 summary cell has its own slot and is not in the ring. Slots are closed form in the position, so that a kernel computes them
-too (`kernels/cached.py`).
+too (`sampling/kernels/slots.py`).
 """
 
 from functools import lru_cache
