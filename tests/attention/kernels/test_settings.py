@@ -190,8 +190,9 @@ def launched(monkeypatch):
 
     def record(self, tensors):
         if "TILES" in self.constants:
-            rows, others = (x.value for x in self.constants["TILES"][:2])
-            runs.append((self.kernel.__name__, rows, others, self.constants["num_warps"], self.constants["num_stages"]))
+            name, tiles = self.kernel.__name__, self.constants["TILES"]
+            others = tiles.together if name.startswith("lane_") else tiles.columns
+            runs.append((name, tiles.rows.value, others.value, self.constants["num_warps"], self.constants["num_stages"]))
         return run(self, tensors)
 
     monkeypatch.setattr(Launch, "through_triton", record)
