@@ -103,7 +103,7 @@ def gelu(x: Tensor) -> Tensor:
 class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return x * torch.sigmoid(SLOPE * x)
+        return (SLOPE * x).sigmoid_().mul_(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -111,7 +111,10 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_output: Tensor) -> Tensor:
-        return d_output * gelu_derivative(*ctx.saved_tensors)
+        # gelu(x) = silu(SLOPE x) / SLOPE, and PyTorch has the derivative of silu as one operator.
+        (x,) = ctx.saved_tensors
+        result: Tensor = torch.ops.aten.silu_backward(d_output, SLOPE * x)
+        return result
 
 
 def gelu_derivative(x: Tensor) -> Tensor:
