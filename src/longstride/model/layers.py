@@ -111,15 +111,13 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_output: Tensor) -> Tensor:
-        # gelu(x) = silu(SLOPE x) / SLOPE, and PyTorch has the derivative of silu as one operator.
-        (x,) = ctx.saved_tensors
-        result: Tensor = torch.ops.aten.silu_backward(d_output, SLOPE * x)
-        return result
+        return gelu_gradient(d_output, *ctx.saved_tensors)
 
 
-def gelu_derivative(x: Tensor) -> Tensor:
-    gate = torch.sigmoid(SLOPE * x)
-    return gate + SLOPE * x * gate * (1 - gate)
+def gelu_gradient(d_output: Tensor, x: Tensor) -> Tensor:
+    """Returns the gradient of x. gelu(x) = silu(SLOPE x) / SLOPE, and PyTorch has silu's gradient as one operator."""
+    dx: Tensor = torch.ops.aten.silu_backward(d_output, SLOPE * x)
+    return dx
 
 
 def drop(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -185,7 +183,7 @@ class _FeedForwardGradient(torch.autograd.Function):
         for part in row_parts(x, len(w_1)):
             rows, d_result = x[part].flatten(0, -2), drop(d_output[part], _at(mask, part), ctx.scale).flatten(0, -2)
             inner = F.linear(rows, w_1, b_1)
-            d_inner = (d_result @ w_2) * gelu_derivative(inner)
+            d_inner = gelu_gradient(d_result @ w_2, inner)
             dx[part] = (d_inner @ w_1).view_as(x[part])
             for total, added in zip(sums, (d_inner.T @ rows, d_inner.sum(0), d_result.T @ gelu(inner), d_result.sum(0))):
                 if total is not None:

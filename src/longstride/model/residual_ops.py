@@ -162,7 +162,7 @@ def _bias_gelu_backward(d_output: Tensor, x: Tensor, bias: Tensor | None) -> tup
         residual_kernels.gelu_gradient(d_output.contiguous(), x.contiguous(), bias, *results)
         return results
     shifted = _wide(x) if bias is None else _wide(x) + bias
-    dx = _wide(d_output) * layers.gelu_derivative(shifted)
+    dx = layers.gelu_gradient(_wide(d_output), shifted)
     return dx.to(x.dtype), _rows(dx).sum(0)
 
 
