@@ -479,7 +479,7 @@ def test_demo(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(longstride.commands.demo, "demo", lambda *arguments: called.append(arguments))
     assert run(capsys, "demo", "--folder", str(tmp_path), "--steps", "3")[0] == 0
     assert run(capsys, "demo")[0] == 0
-    assert called == [(tmp_path, 3), (Path("demo"), 500)]
+    assert called == [(tmp_path, 3), (Path("demo"), 640)]
 
 
 def test_ctrl_c_is_one_line(capsys, monkeypatch):
