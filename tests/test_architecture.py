@@ -69,11 +69,11 @@ class Walk:
 
 @pytest.fixture
 def walk(tmp_path) -> Any:
-    """One step of training on a CPU, traced."""
+    """One step of training of the paper's network on a CPU, traced."""
     text = samples.text()[:8000]
     write_store(tmp_path / "store", "text", {"train": text[:7000], "valid": text[7000:]}, source="bundled text")
     config = train_preset(
-        "text-small", data=str(tmp_path / "store"), out=str(tmp_path / "run"), steps=1, batch=1, device="cpu"
+        "text-small", "paper", data=str(tmp_path / "store"), out=str(tmp_path / "run"), steps=1, batch=1, device="cpu"
     )
 
     def traced() -> list[str]:

@@ -91,8 +91,8 @@ def test_doctor_of_a_preset_adds_what_sampling_costs(capsys):
     code, out, _ = run(capsys, "doctor", "text-small")
     assert code == 0
     assert "agrees with the oracle here" in out
-    assert "text-small: 865,152 parameters" in out
-    assert "cache           0.62 MiB a stream" in out
+    assert "text-small: 1,081,544 parameters" in out
+    assert "cache           0.28 MiB a stream" in out
 
 
 def test_plot_patterns(capsys, tmp_path):
@@ -365,7 +365,7 @@ def test_mistakes_are_one_line_and_leave_nothing(capsys, monkeypatch, tmp_path, 
         ("train text-small --modle.layers 3", "--model.layers"),
         ("train text-small --optimizer.learning-rat 3", "--optimizer.learning-rate"),
         ("train text-small --steps many", "--steps"),
-        ("train text-small --model.heads 3", "heads = 3 does not divide"),
+        ("train text-small --model.heads 5", "heads = 5 does not divide"),
         ("train text-small --optimizer.name sgd", "adamw"),
         ("data prepare", "SOURCE"),
         ("data prepare a b --kind sounds", "audio"),
@@ -481,7 +481,7 @@ def test_demo(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(longstride.commands.demo, "demo", lambda *arguments: called.append(arguments))
     assert run(capsys, "demo", "--folder", str(tmp_path), "--steps", "3")[0] == 0
     assert run(capsys, "demo")[0] == 0
-    assert called == [(tmp_path, 3), (Path("demo"), 500)]
+    assert called == [(tmp_path, 3), (Path("demo"), 640)]
 
 
 def test_ctrl_c_is_one_line(capsys, monkeypatch):
@@ -591,7 +591,7 @@ QUIET = """if True:
         ("plot run --help", 0),
         ("train text-small --stesp 3", 2),
         ("train text-smal", 2),
-        ("train text-small --model.heads 3 --data x --out y", 2),
+        ("train text-small --model.heads 5 --data x --out y", 2),
         ("eval RUN --batch x", 2),
         ("eval nowhere", 2),
         ("sample nowhere", 2),

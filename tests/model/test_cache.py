@@ -4,6 +4,7 @@ import torch
 from longstride.model import preset
 from longstride.model.byte_cost import cache_bytes
 from longstride.model.cache import Cache, block_slots
+from longstride.model.decode import views
 from longstride.model.slots import slots
 from tests.model.small import config
 
@@ -19,8 +20,9 @@ def test_a_prompt_at_once_leaves_what_one_byte_after_the_other_does(pattern):
     for block in range(small.layers):
         once.fill(block, keys, values)
         for position in range(n):
-            at = torch.cat([head.of(torch.tensor([position])) for head in block_slots(small, block)])
-            stepwise.add(block, at, keys[:, :, position : position + 1], values[:, :, position : position + 1])
+            here = range(position, position + 1)
+            (view,) = views(block_slots(small, block), stepwise.slots[block], here, 2, torch.device("cpu"))
+            stepwise.add(block, view, keys[:, :, position], values[:, :, position])
         for number, head in enumerate(block_slots(small, block)):
             later = torch.cat([head.seen(query) for query in range(n, 23)]).unique()
             written = torch.isin(later, head.of(head.kept(n)))

@@ -4,7 +4,7 @@ from longstride.model import PRESETS, preset
 from longstride.model.recipes import RECIPES, apply_recipe
 from tests.model.small import config
 
-PAPERS = [name for name in PRESETS if name != "text-modern"]
+PAPERS = [name for name in PRESETS if name not in ("text-modern", "text-small")]
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -19,6 +19,13 @@ def test_the_modern_preset_has_the_modern_recipe():
     assert (made.layers, made.width, made.heads, made.context, made.precision) == (8, 768, 12, 8192, "bfloat16")
     assert made.parameters == 57_410_400
     assert preset("text-modern", recipe="paper").embedding == "matrix(128)"
+
+
+def test_the_small_text_preset_has_the_modern_recipe_and_can_have_the_papers():
+    assert preset("text-small", recipe="modern") == preset("text-small")
+    paper = preset("text-small", recipe="paper")
+    assert paper.beyond_the_paper == []
+    assert (paper.embedding, paper.init) == ("matrix(32)", "release")
 
 
 @pytest.mark.parametrize("name", PRESETS)

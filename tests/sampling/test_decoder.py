@@ -109,8 +109,20 @@ def test_lists_of_what_is_seen_are_short_where_much_is_seen(monkeypatch):
         monkeypatch.setattr(decoder, "LISTED", listed)
         streams = Decoder(made, 2)
         found.append(torch.stack([streams.step(tokens[:, at - 1] if at else None) for at in range(6)]))
-        assert len(streams._ahead) == (24 if listed > 1 else 1)
+        assert len(streams.network.ahead) == (24 if listed > 1 else 1)
     torch.testing.assert_close(*found, atol=1e-5, rtol=0)
+
+
+def test_rounding_does_not_depend_on_the_number_of_streams():
+    """On a CPU the rows of few streams are padded."""
+    made, tokens = filled(context=47, pattern="merged(fixed(6, 2)) + local(5)", **MODERN[-1]), some_bytes(11, 47)
+    together = Decoder(made, 11)
+    alone = [Decoder(made, 1) for _ in tokens]
+    for position in range(12):
+        last = tokens[:, position - 1] if position else None
+        wanted = together.step(last)
+        for row, streams in enumerate(alone):
+            assert torch.equal(streams.step(None if last is None else last[row, None])[0], wanted[row])
 
 
 @pytest.mark.parametrize("prompt", [0, 1, 2, 3, 13])

@@ -7,7 +7,7 @@ import torch
 from longstride.sampling import generate
 from longstride.sampling.decoder import Decoder, TorchStreams
 from longstride.sampling.params import SamplingParams
-from longstride.sampling.sampler import probabilities
+from longstride.sampling.sampler import probabilities, random_state, uniform
 from tests.model.small import model, some_bytes
 
 
@@ -92,13 +92,14 @@ def test_each_window_begins_with_the_last_half_of_the_one_before(changes):
 
 def test_random_numbers_are_those_of_the_position_in_the_whole_sample(monkeypatch):
     module, seen = import_module("longstride.sampling.decoder"), []
-    uniform = module.uniform
-    monkeypatch.setattr(module, "uniform", lambda state, position: seen.append(uniform(state, position)) or seen[-1])
+    pick = module.pick_bytes
+    monkeypatch.setattr(module, "pick_bytes", lambda chances, uniform: seen.append(uniform) or pick(chances, uniform))
     list(generate(model(context=24), [b""], 40, seed=3))
     slid = [float(x) for x in seen]
     seen.clear()
     list(generate(model(context=64), [b""], 40, seed=3))
     assert slid == [float(x) for x in seen]
+    assert slid == [float(uniform(random_state(3, torch.zeros(1, dtype=torch.int64)), position)) for position in range(40)]
 
 
 def test_an_image_has_no_next_window():

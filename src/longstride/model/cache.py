@@ -3,13 +3,14 @@
 cache = Cache(config, batch=4)
 cache.bytes                               its size, fixed from the start
 cache.fill(block, keys, values)           stores a prompt: [batch, heads, n, d]
-cache.add(block, at, key, value)          stores one more byte: [batch, heads, 1, d], into a slot of each head
+cache.add(block, view, key, value)        stores one more byte: [batch, heads, d], into the slots of a `View`
 """
 
 import torch
 from torch import Tensor
 
 from longstride.model.config import ModelConfig
+from longstride.model.decode import View
 from longstride.model.slots import Slots, slots
 
 
@@ -33,6 +34,8 @@ class Cache:
         self.all_values = torch.zeros(sum(rows), d_v, dtype=value_dtype, device=device)
         self.keys = [x.view(batch, config.heads, -1, d_qk) for x in self.all_keys.split(rows)]
         self.values = [x.view(batch, config.heads, -1, d_v) for x in self.all_values.split(rows)]
+        self.rows = [(keys.flatten(1, 2), values.flatten(1, 2)) for keys, values in zip(self.keys, self.values)]
+        """Keys and values of each block, [batch, heads * slots, d]."""
 
     @property
     def bytes(self) -> int:
@@ -46,14 +49,11 @@ class Cache:
             for cached, source in ((self.keys, keys), (self.values, values)):
                 cached[block][rows, index, at] = source[:, index, positions].to(cached[block].dtype)
 
-    def add(self, block: int, at: Tensor, key: Tensor, value: Tensor) -> None:
-        """Stores one position. `at`: the slot in each head, -1 where the head does not keep it."""
-        head = torch.arange(len(at), device=at.device)
-        kept = at >= 0
-        if not kept.all():
-            head, at, key, value = head[kept], at[kept], key[:, kept], value[:, kept]
-        self.keys[block][:, head, at] = key[:, :, 0].to(self.keys[block].dtype)
-        self.values[block][:, head, at] = value[:, :, 0].to(self.values[block].dtype)
+    def add(self, block: int, view: View, key: Tensor, value: Tensor) -> None:
+        """Stores one position, [batch, heads, d]. `view`: says in which slots."""
+        for cached, new in zip(self.rows[block], (key, value)):
+            kept = new if view.keeping is None else new.index_select(1, view.keeping)
+            cached.index_copy_(1, view.own, kept.to(cached.dtype))
 
 
 def block_slots(config: ModelConfig, block: int, length: int | None = None) -> tuple[Slots, ...]:

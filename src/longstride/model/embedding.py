@@ -36,26 +36,10 @@ class Embedding(nn.Module):
         for distance, table in enumerate(self.earlier, 2):
             if distance < n:
                 shifted = shifted + F.pad(table(tokens[:, :-distance].long()), (0, 0, distance, 0))
-        return self._finish(shifted, torch.arange(n, device=tokens.device))
-
-    def after(self, tokens: Tensor | None, batch: int, position: Tensor) -> Tensor:
-        """Returns [batch, 1, width] for one position, from the bytes before it; None before the first.
-
-        tokens: [batch, m], the newest last; m is `last_bytes`, or `position` if that is less.
-        """
-        if tokens is None:
-            return self._finish(self.start.expand(batch, 1, -1), position)
-        before = self.token(tokens[:, -1:].long())
-        for distance, table in zip(range(2, tokens.shape[1] + 1), self.earlier):
-            before = before + table(tokens[:, -distance, None].long())
-        return self._finish(before, position)
+        for name, index in zip(self.positions.names, self.positions.indices(torch.arange(n, device=tokens.device))):
+            shifted = shifted + self.position[name](index)
+        return rms_norm(shifted) if self.normalized else shifted
 
     def rotation(self, position: Tensor) -> Tensor | None:
         """Returns the rotation of queries and keys at these positions [n]; None if positions are not rotary."""
         return rotation(position, self.rotated_size, self.rotation_dtype) if self.rotated_size else None
-
-    def _finish(self, x: Tensor, position: Tensor) -> Tensor:
-        """Adds the position embeddings, and normalises."""
-        for name, index in zip(self.positions.names, self.positions.indices(position)):
-            x = x + self.position[name](index)
-        return rms_norm(x) if self.normalized else x

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from longstride.model import product_ops
-from longstride.model.layers import Linear, drop, gelu, gelu_derivative
+from longstride.model.layers import Linear, drop, gelu, gelu_gradient
 from longstride.model.residual import Product
 
 PART_BYTES = 2**26
@@ -111,7 +111,7 @@ class _FeedForwardGradient(torch.autograd.Function):
                 d_inner, d_bias = ops.product_gelu_backward(d_result, w_2, slope, bias_1 is not None)
             else:
                 inner = F.linear(rows, w_1, b_1)
-                activation, d_inner = gelu(inner), (d_result @ w_2) * gelu_derivative(inner)
+                activation, d_inner = gelu(inner), gelu_gradient(d_result @ w_2, inner)
                 d_bias = d_inner.sum(0)
             dx[part] = (d_inner @ w_1).view_as(x[part])
             for total, added in zip(sums, (d_inner.T @ rows, d_bias, d_result.T @ activation, d_result.sum(0))):

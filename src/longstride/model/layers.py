@@ -105,7 +105,7 @@ def gelu(x: Tensor) -> Tensor:
 class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return x * torch.sigmoid(SLOPE * x)
+        return (SLOPE * x).sigmoid_().mul_(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -113,12 +113,13 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_output: Tensor) -> Tensor:
-        return d_output * gelu_derivative(*ctx.saved_tensors)
+        return gelu_gradient(d_output, *ctx.saved_tensors)
 
 
-def gelu_derivative(x: Tensor) -> Tensor:
-    gate = torch.sigmoid(SLOPE * x)
-    return gate + SLOPE * x * gate * (1 - gate)
+def gelu_gradient(d_output: Tensor, x: Tensor) -> Tensor:
+    """Returns the gradient of x. gelu(x) = silu(SLOPE x) / SLOPE, and PyTorch has silu's gradient as one operator."""
+    dx: Tensor = torch.ops.aten.silu_backward(d_output, SLOPE * x)
+    return dx
 
 
 def drop(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -45,7 +45,7 @@ def _product_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, need_slope: bo
         return results
     z = layers.wide(x @ weight.T)
     z = z if bias is None else z + bias
-    slope = layers.gelu_derivative(z).to(x.dtype) if need_slope else x.new_empty(0)
+    slope = layers.gelu_gradient(torch.ones_like(z), z).to(x.dtype) if need_slope else x.new_empty(0)
     return (z * torch.sigmoid(layers.SLOPE * z)).to(x.dtype), slope
 
 

@@ -163,7 +163,7 @@ def _bias_gelu_backward(d_output: Tensor, x: Tensor, bias: Tensor | None) -> tup
         residual_kernels.gelu_gradient(d_output.contiguous(), x.contiguous(), bias, *results)
         return results
     shifted = wide(x) if bias is None else wide(x) + bias
-    dx = wide(d_output) * layers.gelu_derivative(shifted)
+    dx = layers.gelu_gradient(wide(d_output), shifted)
     return dx.to(x.dtype), _rows(dx).sum(0)
 
 

@@ -8,7 +8,7 @@ Activations are float32 whatever the model's precision, and weights are rounded 
 depend on the implementation. The paper keeps queries and keys in float32, too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from longstride.model import SparseTransformer
+from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.cache import Cache
-from longstride.model.layers import Linear
-from longstride.model.slots import NO_SLOT
+from longstride.model.decode import View, decode, views
+from longstride.model.layers import FEW, Linear
 from longstride.sampling.params import SamplingParams
+from longstride.sampling.position import NetworkPosition
 from longstride.sampling.sampler import pick_bytes, probabilities, uniform
 
 AHEAD = 64
@@ -32,6 +32,8 @@ LISTED = 2**27
 """The most bytes of these lists; fewer positions are listed where queries see many keys."""
 SINGLE_THREAD_PRODUCTS = 2**20
 """Below this many multiplications in a feed-forward layer, one CPU thread is faster than several."""
+FEW_FOR_ONE_THREAD = 4
+"""The least number of rows at which products of one CPU thread round independently of that number. For several: `FEW`."""
 PREFILL_POSITIONS = 2**17
 """Positions per prefill pass, over all streams."""
 
@@ -47,11 +49,17 @@ class Decoder:
         self.device = next(model.parameters()).device
         self.cache = make_cache(model, batch, self.length)
         self.scale = 1 / sqrt(model.config.qk_width // model.config.heads)
+        self.network = NetworkPosition(self.model, batch, max(batch, self._least_rows()))
         self.position = 0
         self._earlier: Tensor | None = None
         """The bytes before the next step's input that the embedding reads, too: [batch, m], m <= last_bytes - 1."""
-        self._ahead = range(0)
-        self._lists: list[tuple[Tensor, Tensor]] = []
+        self._views: list[list[View]] = []
+        """For each entry of the cycle of blocks, its views at the positions `network.ahead`."""
+
+    def _least_rows(self) -> int:
+        if self.device.type != "cpu":
+            return 1
+        return FEW_FOR_ONE_THREAD if thread_count(self.model.config, self.batch, self.device) == 1 else FEW
 
     def prefill(self, tokens: Tensor) -> None:
         """Computes keys and values of the first n positions, tokens [batch, n]. The last token is the next step's input."""
@@ -66,58 +74,37 @@ class Decoder:
         count = self.model.config.last_bytes - 1
         self._earlier = tokens[:, -count:] if count else None
 
-    def _embed(self, tokens: Tensor | None, position: Tensor) -> Tensor:
-        if tokens is not None:
-            tokens = tokens[:, None] if self._earlier is None else torch.cat([self._earlier, tokens[:, None]], 1)
-            self._remember(tokens)
-        return self.model.embedding.after(tokens, self.batch, position)
-
     @torch.inference_mode()
     def step(self, tokens: Tensor | None) -> Tensor:
         """Returns the float32 logits of the byte at `position`, and advances by one."""
         assert self.position < self.length
         assert (tokens is None) == (self.position == 0)
-        position = torch.tensor([self.position], device=self.device)
-        h, rotation = self._embed(tokens, position), self.model.embedding.rotation(position)
-        if self.position not in self._ahead:
-            entries = range(min(len(self.model.config.cycle), len(self.model.blocks)))
-            each = sum(8 * head.most for entry in entries for head in self.cache.heads[entry])
-            self._ahead = range(self.position, min(self.position + max(1, min(AHEAD, LISTED // each)), self.length))
-            self._lists = [self._visible_slots(entry) for entry in entries]
-        here = self.position - self._ahead.start
-        for layer, block in enumerate(self.model.blocks):
-            own, listed = self._lists[layer % len(self._lists)]
-            h = block(h, partial(self._attend, layer, own[here], listed[here]), rotation=rotation)
+        if tokens is not None:
+            tokens = tokens[:, None] if self._earlier is None else torch.cat([self._earlier, tokens[:, None]], 1)
+            self._remember(tokens)
+        if self.position not in self.network.ahead:
+            self._look_ahead()
+        here, cycle = self.position - self.network.ahead.start, len(self._views)
+        attends = [
+            partial(self._attend, layer, self._views[layer % cycle][here]) for layer in range(len(self.network.blocks))
+        ]
+        logits = self.network.step(tokens, self.position, attends)
         self.position += 1
-        return self.model.logits(h)[:, 0]
+        return logits
 
-    def _visible_slots(self, entry: int) -> tuple[Tensor, Tensor]:
-        """Returns, for the positions ahead, the slot for each head's own key [positions, heads] and the visible slots."""
-        heads = self.cache.heads[entry]
-        positions = torch.arange(self._ahead.start, self._ahead.stop)
-        own = torch.stack([head.of(positions) for head in heads], 1)
-        lists = [head.listed(positions) for head in heads]
-        most = max(listed.shape[1] for listed in lists)
-        filled = [pad(listed, (0, most - listed.shape[1]), value=NO_SLOT) for listed in lists]
-        return own.to(self.device), torch.stack(filled, 1).to(self.device)
+    def _look_ahead(self) -> None:
+        """Makes the tables for the next positions."""
+        entries = range(min(len(self.model.config.cycle), len(self.model.blocks)))
+        each = sum((8 + 4 * self.batch) * head.most for entry in entries for head in self.cache.heads[entry])
+        ahead = range(self.position, min(self.position + max(1, min(AHEAD, LISTED // each)), self.length))
+        self.network.look_ahead(ahead)
+        self._views = [
+            views(self.cache.heads[entry], self.cache.slots[entry], ahead, self.batch, self.device) for entry in entries
+        ]
 
-    def _attend(self, layer: int, own: Tensor, listed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.cache.add(layer, own, k, v)
-        return attend_slots(q, self.cache.keys[layer], self.cache.values[layer], listed, self.scale)
-
-
-def attend_slots(q: Tensor, keys: Tensor, values: Tensor, listed: Tensor, scale: float) -> Tensor:
-    """Attention of one new query to its visible cached keys. A head whose query sees no key gets 0.
-
-    q [batch, heads, 1, d_qk]; keys [batch, heads, slots, d_qk]; values [batch, heads, slots, d_v]; listed [heads, most], the
-    slots that each head's query sees, padded with -1. Returns [batch, heads, 1, d_v].
-    """
-    head = torch.arange(len(listed), device=q.device)[:, None]
-    padding = listed < 0
-    # Padding (-1) reads the last slot and is masked.
-    scores = (keys[:, head, listed] @ q.transpose(2, 3)).squeeze(3) * scale
-    weights = scores.masked_fill(padding, -torch.inf).softmax(-1).masked_fill(padding, 0)
-    return weights[:, :, None] @ values[:, head, listed].to(weights.dtype)
+    def _attend(self, layer: int, view: View, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        self.cache.add(layer, view, k, v)
+        decode(q, *self.cache.rows[layer], view, self.scale, out)
 
 
 @torch.inference_mode()
@@ -147,6 +134,10 @@ class TorchStreams:
     def __init__(self, model: SparseTransformer, batch: int, length: int) -> None:
         self.decoder = Decoder(model, batch, length)
         self.tokens = torch.zeros(batch, length, dtype=torch.uint8, device=self.decoder.device)
+        self.threads = thread_count(model.config, batch, self.decoder.device)
+        self._state: Tensor | None = None
+        self._drawn = range(0)
+        self._numbers: Sequence[Tensor] = ()
 
     @property
     def position(self) -> int:
@@ -165,19 +156,35 @@ class TorchStreams:
     def _extend(self, first: int, steps: int, prompt_lengths: Tensor, state: Tensor, params: SamplingParams) -> None:
         for here in range(first, first + steps):
             self.logits = self.decoder.step(self.tokens[:, here - 1] if here else None)
-            chosen = pick_bytes(probabilities(self.logits, params), uniform(state, here))
+            chosen = pick_bytes(probabilities(self.logits, params), self._uniform(state, here))
             self.tokens[:, here] = torch.where(here < prompt_lengths, self.tokens[:, here], chosen)
+
+    def _uniform(self, state: Tensor, position: int) -> Tensor:
+        """The random numbers of a position, drawn for some positions at a time."""
+        if state is not self._state or position not in self._drawn:
+            self._state, self._drawn = state, range(position, position + AHEAD)
+            positions = torch.arange(position, position + AHEAD, device=state.device)
+            self._numbers = uniform(state[:, None], positions).unbind(1)
+        return self._numbers[position - self._drawn.start]
 
     @contextmanager
     def _suitable_threads(self) -> Iterator[None]:
         """Context with one CPU thread if the model is small: several would mostly wait for each other."""
-        before, config = torch.get_num_threads(), self.decoder.model.config
-        little = config.width * config.ff_width * len(self.tokens) < SINGLE_THREAD_PRODUCTS
-        torch.set_num_threads(1 if little and self.tokens.device.type == "cpu" else before)
+        before = torch.get_num_threads()
+        if self.threads == before:
+            yield
+            return
+        torch.set_num_threads(self.threads)
         try:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+def thread_count(config: ModelConfig, batch: int, device: torch.device) -> int:
+    """Returns the CPU threads of a step."""
+    little = config.width * config.ff_width * batch < SINGLE_THREAD_PRODUCTS
+    return 1 if little and device.type == "cpu" else torch.get_num_threads()
 
 
 def make_cache(model: SparseTransformer, batch: int, length: int) -> Cache:

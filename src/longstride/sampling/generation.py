@@ -7,6 +7,7 @@ for new in generate(model, [b"The ", b"Once upon a time"], length=200):
 import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ def _generate_window(
     queue = torch.cuda.current_stream(device) if device.type == "cuda" else None
     waiting: deque[_Piece] = deque()
     for here in range(shared, max(ends), size):
-        with torch.cuda.stream(queue):
+        with nullcontext() if queue is None else torch.cuda.stream(queue):
             waiting.append(_Piece(streams, min(size, max(ends) - here), prompt_lengths, state, params))
         # The GPU works on one piece while the one before it is yielded.
         if len(waiting) > streams.is_async:

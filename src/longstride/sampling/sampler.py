@@ -36,7 +36,7 @@ def random_state(seed: int, samples: Tensor) -> Tensor:
     return _splitmix64(_splitmix64(torch.as_tensor(_as_int64(seed), device=samples.device)) + samples)
 
 
-def uniform(state: Tensor, position: int) -> Tensor:
+def uniform(state: Tensor, position: int | Tensor) -> Tensor:
     """Returns random numbers in [0, 1) for the bytes at `position`, one per state."""
     return _logical_shift_right(_splitmix64(state + position), 64 - RANDOM_BITS).double() * 2.0**-RANDOM_BITS
 
@@ -44,7 +44,7 @@ def uniform(state: Tensor, position: int) -> Tensor:
 def pick_bytes(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Inverse transform sampling: the first byte whose cumulative probability exceeds `uniform` of the total; uint8."""
     sums = probabilities.cumsum(-1)
-    return (sums <= uniform[:, None] * sums[:, -1:]).sum(-1).to(torch.uint8)
+    return torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True)[:, 0].to(torch.uint8)
 
 
 def _splitmix64(x: Tensor) -> Tensor:

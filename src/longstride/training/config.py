@@ -41,6 +41,7 @@ OPTIMIZER_RULES: dict[str, Rule] = {
     "decayed": Choice("all", "blocks"),
     "epsilon": Real(0, 1, above=True),
     "split_projections": Boolean(),
+    "momentum": Real(0, 1, below=True),
 }
 
 
@@ -83,6 +84,8 @@ class OptimizerConfig:
     """Adam's addition to the root of the running average of squared gradients."""
     split_projections: bool = False
     """Whether Muon takes the projections to queries, keys and values as three matrices. Not with fsdp."""
+    momentum: float = 0.95
+    """Muon's decay of the running average of gradients."""
 
     def __post_init__(self) -> None:
         check_fields("optimizer", self, OPTIMIZER_RULES)

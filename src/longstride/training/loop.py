@@ -12,6 +12,7 @@ from rich.console import Console
 
 from longstride.common.checks import whole_number
 from longstride.common.console import Progress, StandardError, print_line, with_noun
+from longstride.common.device import keep_freed_memory
 from longstride.data.loader import Prefetch
 from longstride.training.budget import memory_limit, resolve_recomputation, with_advice
 from longstride.training.checkpoint import SaveError
@@ -64,6 +65,8 @@ def _train(
     config = fit_to_data(config, fit, resume, ranks, say)
     config = resolve_recomputation(config, resume, ranks, say)
     device = ranks.run_on_all(lambda: ranks.device(config.device))
+    if device.type == "cpu":
+        keep_freed_memory()
     with memory_limit(config, device), with_advice(config, device, ranks.count):
         return _run(config, resume, end, ranks, console, say, preset)
 

@@ -73,6 +73,7 @@ def make_optimizers(
             _muon_groups(model, matrices, config),
             lr=config.learning_rate,
             weight_decay=config.decay,
+            momentum=config.momentum,
             adjust_lr_fn="match_rms_adamw",
         )
         muon.ranks = ranks

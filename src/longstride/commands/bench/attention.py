@@ -24,7 +24,6 @@ from longstride.commands.bench.measure import (
     ceilings,
     elapsed_seconds,
     host_seconds,
-    keep_freed_memory,
     peak_bytes,
     seconds_each,
 )
@@ -32,7 +31,7 @@ from longstride.commands.bench.peers import Attention, Contender
 from longstride.commands.bench.report import plain, reason_of, save
 from longstride.commands.bench.results import CallerTimes, Result, Row, conclude, read_result
 from longstride.commands.bench.settings import AttentionBenchmark
-from longstride.common.device import choose_device, describe_machine
+from longstride.common.device import choose_device, describe_machine, keep_freed_memory
 from longstride.patterns import Pattern
 from longstride.patterns.notation import parse
 

@@ -4,7 +4,6 @@ Three clocks time a call on a GPU: `gpu_seconds` its kernels alone, `host_second
 returns, and `elapsed_seconds` what triton's do_bench reports, which is what a caller waits for.
 """
 
-import ctypes
 import json
 import os
 import tempfile
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 CACHE_BYTES = 2**28
 """More than the cache of any GPU."""
 QUEUE_CYCLES = 10_000_000
@@ -33,19 +31,6 @@ HOST_BUDGET = 0.1
 Call = Callable[[], Any]
 Clock = Callable[[Call, torch.device], float]
 Context = Callable[[], AbstractContextManager[Any]]
-
-
-def keep_freed_memory() -> None:
-    """Makes the C library keep freed memory, as a GPU's allocator and jemalloc do.
-
-    Otherwise the times of all contenders on a CPU include the page faults of their results.
-    """
-    try:
-        library = ctypes.CDLL("libc.so.6")
-        for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            library.mallopt(parameter, 2**31 - 1)
-    except (OSError, AttributeError):
-        pass  # Another C library: times include page faults.
 
 
 def seconds_each(

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from longstride.commands.bench.checks import check_sampling
-from longstride.commands.bench.measure import Ceilings, ceilings, keep_freed_memory
+from longstride.commands.bench.measure import Ceilings, ceilings
 from longstride.commands.bench.report import (
     plain,
     print_lines,
@@ -35,7 +35,7 @@ from longstride.commands.bench.sampling_peers import (
 )
 from longstride.commands.bench.settings import SamplingBenchmark
 from longstride.common.console import with_noun
-from longstride.common.device import choose_device, describe_machine
+from longstride.common.device import choose_device, describe_machine, keep_freed_memory
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import cache_bytes, step_bytes
 from longstride.sampling import generate

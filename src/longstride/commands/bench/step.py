@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from longstride.commands.bench import step_peers
-from longstride.commands.bench.measure import ceilings, keep_freed_memory
+from longstride.commands.bench.measure import ceilings
 from longstride.commands.bench.report import plain, print_lines, reason_of, save
 from longstride.commands.bench.settings import StepBenchmark
 from longstride.commands.bench.step_cases import Case, check_step
@@ -34,7 +34,7 @@ from longstride.commands.bench.step_results import (
     row_line,
     show_steps,
 )
-from longstride.common.device import choose_device, describe_machine
+from longstride.common.device import choose_device, describe_machine, keep_freed_memory
 from longstride.data.store import write_store
 from longstride.model import ModelConfig
 from longstride.model.cost import attention_flops, step_flops

@@ -5,12 +5,12 @@ from pathlib import Path
 ORDER = 20
 
 
-def main(folder: Path = Path("demo"), steps: int = 500) -> None:
+def main(folder: Path = Path("demo"), steps: int = 640) -> None:
     """Train a small model on bundled text, and compare it with gzip and xz. Example: longstride demo
 
     Args:
         folder: The folder for the data and the runs.
-        steps: Steps of training; 500 take about two minutes on two cores.
+        steps: Steps of training; 640 take about two minutes on two cores.
     """
     from longstride.commands.demo import demo as run
 

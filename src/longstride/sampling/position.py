@@ -1,0 +1,137 @@
+"""One position of a network in few calls of PyTorch: for decoding, where a call costs more than its arithmetic.
+
+Activations are [rows, width]: a row for each stream, and some for padding. A CPU rounds products of few rows differently by
+their number, and a sample should not depend on the number of streams.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longstride.model import ModelConfig, SparseTransformer
+from longstride.model.attention import QK_FACTOR
+from longstride.model.config import BYTES
+from longstride.model.layers import EPSILON, SLOPE, rms_norm
+from longstride.model.transformer import ResidualBlock
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+"""Queries [batch * heads, 1, d], keys and values [batch, heads, d], and the result [batch * heads, 1, d_v] to be written."""
+
+
+class Norm:
+    """A norm without gradients."""
+
+    def __init__(self, norm: nn.Module, width: int) -> None:
+        self.shape = (width,)
+        self.affine = (norm.weight, norm.bias) if isinstance(norm, nn.LayerNorm) else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x) if self.affine is None else torch.layer_norm(x, self.shape, *self.affine, EPSILON)
+
+
+class Product:
+    """A linear layer without gradients: x -> factor * (x W + b)."""
+
+    def __init__(self, layer: nn.Linear, factor: float = 1.0) -> None:
+        self.weight, self.has_bias = layer.weight.detach().t(), layer.bias is not None
+        self.bias = layer.bias.detach() if self.has_bias else layer.weight.new_zeros(1)
+        self.alpha, self.beta = factor, factor if self.has_bias else 0.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight, beta=self.beta, alpha=self.alpha)
+
+    def add_to(self, h: Tensor, x: Tensor) -> None:
+        """Adds factor * x W + b."""
+        h.addmm_(x, self.weight, alpha=self.alpha)
+        if self.has_bias:
+            h += self.bias
+
+
+class BlockPosition:
+    """A residual block at one position of all streams."""
+
+    def __init__(self, block: ResidualBlock, config: ModelConfig, batch: int, rows: int) -> None:
+        self.batch, self.heads, self.qk_width = batch, config.heads, config.qk_width
+        attention = block.attention
+        self.norm_attention, self.norm_ff = (Norm(norm, config.width) for norm in (block.norm_attention, block.norm_ff))
+        self.query_key_value, self.project = Product(attention.query_key_value), Product(attention.project)
+        # gelu(x) = x sigmoid(s x) = silu(s x) / s, and the products multiply by s and 1 / s at no cost.
+        self.inner, self.outer = Product(block.ff.inner, SLOPE), Product(block.ff.outer, 1 / SLOPE)
+        self.qk_scale: Tensor | None = None
+        if attention.query_scale is not None:
+            scale = attention.query_scale.detach()
+            self.qk_scale = torch.cat([QK_FACTOR * scale, torch.ones_like(scale)])[:, None]  # of queries, then of keys
+        self.attended = torch.zeros(rows, config.width, device=attention.project.weight.device)
+        self.out = self.attended[:batch].view(batch * config.heads, 1, -1)
+
+    def advance(self, h: Tensor, attend: Attend, rotation: tuple[Tensor, Tensor] | None) -> None:
+        """Adds the block's output to h, [rows, width]."""
+        batch, heads, sizes = self.batch, self.heads, 2 * self.qk_width
+        packed = self.query_key_value(self.norm_attention(h))[:batch]
+        qk, v = packed[:, :sizes].view(batch, 2 * heads, -1), packed[:, sizes:].view(batch, heads, -1)
+        if self.qk_scale is not None:
+            qk = rms_norm(qk) * self.qk_scale
+        if rotation is not None:
+            cos, sin = rotation
+            qk = torch.addcmul(qk * cos, qk.roll(qk.shape[2] // 2, 2), sin)
+        attend(qk[:, :heads].reshape(batch * heads, 1, -1), qk[:, heads:], v, self.out)
+        self.project.add_to(h, self.attended)
+        self.outer.add_to(h, F.silu(self.inner(self.norm_ff(h)), inplace=True))
+
+
+class NetworkPosition:
+    """A network at one position of all streams."""
+
+    def __init__(self, model: SparseTransformer, batch: int, rows: int) -> None:
+        """`model`: with float32 activations. `rows`: at least `batch`."""
+        embedding, config = model.embedding, model.config
+        self.model, self.batch = model, batch
+        self.device = embedding.start.device
+        self.blocks = [BlockPosition(block, config, batch, rows) for block in model.blocks]  # type: ignore[arg-type]
+        self.norm, self.output = Norm(model.norm, config.width), Product(model.output)
+        earlier = (table.weight for table in embedding.earlier if isinstance(table, nn.Embedding))
+        self.tables = torch.cat([embedding.token.weight, *earlier]).detach()
+        """Embeddings of the last byte, then of those before it."""
+        self.start = embedding.start.detach().expand(batch, -1)
+        self.offsets = BYTES * torch.arange(config.last_bytes, device=self.device).flip(0)
+        """The first row of each table, that of the last byte at the end."""
+        self.h = torch.zeros(rows, config.width, device=self.device)
+        self.streams, self.padding = self.h[:batch], self.h[batch:]
+        self.ahead = range(0)
+
+    def look_ahead(self, positions: range) -> None:
+        """Makes the tables of what depends on the position alone, for these positions."""
+        embedding, position = self.model.embedding, torch.arange(positions.start, positions.stop, device=self.device)
+        learned = torch.zeros(len(positions), 1, device=self.device)
+        for name, index in zip(embedding.positions.names, embedding.positions.indices(position)):
+            learned = learned + embedding.position[name](index)
+        self.learned = learned.detach().unbind()
+        rotation = embedding.rotation(position)
+        self.rotations: list[tuple[Tensor, Tensor] | None] = [None] * len(positions)
+        if rotation is not None:
+            cos, sin = rotation
+            self.rotations = list(zip(cos.repeat(1, 2).unbind(), torch.cat([-sin, sin], 1).unbind()))
+        self.ahead = positions
+
+    def step(self, tokens: Tensor | None, position: int, attends: Sequence[Attend]) -> Tensor:
+        """Returns the logits [batch, 256] at a position of `ahead`.
+
+        tokens: the bytes before it, [batch, m], the newest last; m is `last_bytes`, or `position` if that is less; None
+        before the first. attends: of each block.
+        """
+        here = position - self.ahead.start
+        before = self.start if tokens is None else self._embed(tokens)
+        h = self.h
+        torch.add(before, self.learned[here], out=self.streams)
+        self.padding.zero_()
+        if self.model.embedding.normalized:
+            h = rms_norm(h)
+        for block, attend in zip(self.blocks, attends):
+            block.advance(h, attend, self.rotations[here])
+        return self.output(self.norm(h))[: self.batch]
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        rows = F.embedding(self.offsets[-tokens.shape[1] :] + tokens, self.tables)  # [batch, m, width]
+        return rows.sum(1) if rows.shape[1] > 1 else rows[:, 0]
