@@ -32,13 +32,13 @@ def quiet():
     return Console(file=io.StringIO(), width=120)
 
 
-def case(text="text-small", **changes):
+def case(text="audio-small", **changes):
     return read_case(text, StepBenchmark(**changes), compiled=False)
 
 
 def test_ours_with_two_patterns_beside_the_plain_network(tmp_path):
     path, console = tmp_path / "result.json", quiet()
-    cases = (f"text-small {QUICK}", f"text-small {QUICK_DENSE}")
+    cases = (f"audio-small {QUICK}", f"audio-small {QUICK_DENSE}")
     result = run(StepBenchmark(cases=cases, steps=2, rounds=1, device="cpu", json=path), console)
     assert [row.name for row in result.rows] == [cases[0], PLAIN_DENSE, PLAIN_NONE, cases[1]]
     assert len({row.network for row in result.rows}) == 1
@@ -52,7 +52,7 @@ def test_ours_with_two_patterns_beside_the_plain_network(tmp_path):
     assert read_steps(path) == result
     text = console.file.getvalue()
     assert "2 x 64 bytes, 0.0 million parameters" in text
-    assert f"text-small {QUICK}: " in text
+    assert f"audio-small {QUICK}: " in text
     assert f"times as fast as {PLAIN_DENSE}" in text
 
 
@@ -60,12 +60,12 @@ def test_a_peer_that_fails_is_reported_and_ours_is_raised(monkeypatch):
     def fail(*_):
         raise TypeError("no kernel\nfor this")
 
-    settings = StepBenchmark(cases=(f"text-small {QUICK}",), steps=1, rounds=1, device="cpu")
+    settings = StepBenchmark(cases=(f"audio-small {QUICK}",), steps=1, rounds=1, device="cpu")
     monkeypatch.setattr(PlainTraining, "take_step", fail)
     console = quiet()
     rows = run(settings, console).rows
     assert [row.failure for row in rows] == [None, *["TypeError: no kernel for this"] * 2]
-    assert "plain, dense of text-small" in console.file.getvalue()
+    assert "plain, dense of audio-small" in console.file.getvalue()
     monkeypatch.setattr(Ours, "take_step", fail)
     with pytest.raises(TypeError, match="no kernel"):
         run(settings, quiet())
@@ -76,7 +76,7 @@ def test_a_lack_of_memory_of_ours_is_a_row(monkeypatch):
         raise torch.OutOfMemoryError("too much")
 
     monkeypatch.setattr(Ours, "take_step", lack)
-    settings = StepBenchmark(cases=(f"text-small {QUICK}",), steps=1, rounds=1, device="cpu", peers="none")
+    settings = StepBenchmark(cases=(f"audio-small {QUICK}",), steps=1, rounds=1, device="cpu", peers="none")
     (row,) = run(settings, quiet()).rows
     assert row.failure == "OutOfMemoryError: too much"
 
@@ -177,7 +177,7 @@ def test_without_attention_positions_see_only_themselves():
 
 @pytest.mark.parametrize("recompute", ["off", "on"])
 def test_the_plain_network_learns(recompute):
-    config = replace(case(f"text-small {QUICK}").config, accumulate=2)
+    config = replace(case(f"audio-small {QUICK}").config, accumulate=2)
     config = replace(config, model=replace(config.model, recompute=recompute))
     training = PlainTraining(config, CPU, has_attention=True)
     losses = []
@@ -198,7 +198,7 @@ def test_networks_that_have_no_plain_peer(changes, reason):
 
 
 def test_a_network_without_a_peer_is_said_to_be_left_out():
-    text = f"text-small {QUICK} norm=rms"
+    text = f"audio-small {QUICK} norm=rms"
     result = run(StepBenchmark(cases=(text,), steps=1, rounds=1, device="cpu"), quiet())
     assert len(result.rows) == 1
     assert result.left_out[0].endswith("the plain network has no norm")

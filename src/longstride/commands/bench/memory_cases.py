@@ -8,7 +8,7 @@ from longstride.training.config import TrainConfig
 from longstride.training.presets import train_preset
 
 CONTEXTS, SMALL_CONTEXTS = (65_536, 262_144, 1_048_576), (256, 1024)
-PRESET, SMALL_PRESET = "music-65536", "text-small"
+PRESET, SMALL_PRESET = "music-65536", "audio-small"
 MANY = 10**6
 """Steps of the run that the measured steps are the first of: the learning rate stays as it is."""
 

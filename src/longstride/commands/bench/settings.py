@@ -122,7 +122,7 @@ class MemoryBenchmark:
     """Long contexts in a given memory. Example: longstride bench memory --gpu-memory 16GB --contexts 65536 1048576"""
 
     preset: str = ""
-    """The network; left out, music-65536, with 152 million parameters, and text-small on a machine without a GPU."""
+    """The network; left out, music-65536, with 152 million parameters, and audio-small on a machine without a GPU."""
     contexts: tuple[int, ...] = ()
     """Contexts in bytes; left out, those of the paper's table 4, and two short ones on a machine without a GPU."""
     gpu_memory: str = "16GB"

@@ -12,7 +12,7 @@ from longstride.training.config import TrainConfig
 from longstride.training.presets import train_preset
 
 PAPER = ("enwik8", "enwik8-dense", "cifar10", "cifar10-dense", "imagenet64", "imagenet64-dense")
-SMALL = ("text-small", "text-small-dense", "image-small", "image-small-dense")
+SMALL = ("audio-small", "audio-small-dense", "image-small", "image-small-dense")
 BATCHES = {"enwik8": 8, "cifar10": 16, "imagenet64": 4}
 """Sequences per step that fit into 80 GB without recomputation."""
 LAST_STEP = 10**6
