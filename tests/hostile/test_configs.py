@@ -320,7 +320,7 @@ def ends(words, capsys):
     [
         ("--model.ff-ratio", "inf", "ff_ratio must be at least 0 and at most 1,024, got inf"),
         ("--model.width", "100000000", "width must be at most 1,048,576, got 100,000,000"),
-        ("--model.width", "1048576", "the weights of layers = 4, width = 1,048,576"),
+        ("--model.width", "1048576", "the weights of layers = 2, width = 1,048,576"),
         ("--model.context", str(2**60), "context must be at most"),
         ("--model.embedding", "matrix({[]})", "does not read as one"),
         ("--model.pattern", "|".join(f"local({i})" for i in range(700)), "the number of leaves must be at most 256"),

@@ -49,6 +49,14 @@ def test_equals_the_parallel_pass_at_every_position(pattern, prompt):
     check(made, some_bytes(2, 47), prompt)
 
 
+@pytest.mark.parametrize("pattern", ["interleave(fixed(72, 4))", "summary(72, 4)"])
+def test_before_any_head_sees_a_key(pattern):
+    """The slots of the first 64 positions are listed together, and the first summary cell comes after them."""
+    made = model(pattern=pattern, context=76, layers=2)
+    check(made, some_bytes(2, 76), 0)
+    assert Decoder(made, 1, length=3).step(None).isfinite().all()
+
+
 @pytest.mark.parametrize("changes", [{"qk_ratio": 0.5}, {"ff_ratio": 2.0}, {"width": 24, "heads": 3}, {"dropout": 0.5}])
 def test_whatever_the_sizes(changes):
     check(model(**changes), some_bytes(), 5)

@@ -17,6 +17,8 @@ from longstride.commands.verbs.train import Flags, make_verb
 from longstride.model.presets import PRESETS
 from longstride.training.presets import train_preset
 
+LONGEST = 70
+"""Characters of a flag's description, without its default."""
 PATHS = "__TYRO_COMPLETE_FILES__"
 CHANGES = {
     "bash": {
@@ -64,12 +66,17 @@ def completion_script(shell: str) -> str:
 
 
 def _shorten(spec: str) -> str:
-    """Makes every description one line, and that of a flag its first sentence and default; leaves out values that the script
-    assumes anyway. fish passes all of it as one argument of a process, which may have 128 KiB."""
+    """Makes every description one line, and that of a flag its first sentence, cut if it is long, and default; leaves out
+    values that the script assumes anyway. fish passes all of it as one argument of a process, which may have 128 KiB."""
     spec = re.sub(r"\\+n *", " ", spec)
     spec = re.sub(r"(• (?:(?!\. |'type': ).)*\.) (?:(?!'type': ).)*?(\(default: )", r"\1 \2", spec)
     spec = re.sub(r"('description': \\*['\"])(?:(?!'type': ).)*?• ", r"\1", spec)
-    return spec.replace(", 'cascade': False", "").replace(", 'nargs': 1", "")
+    inside = r"(?:(?!\1|'type': ).)"  # of a description, up to its closing quote
+    longer = rf"(?<='description': )(\\*['\"])({inside}{{{LONGEST}}}){inside}*?(?= \(default: )"
+    spec = re.sub(longer, r"\1\2…", spec)
+    for assumed in (", 'cascade': False", ", 'nargs': 1", "'subcommands': {}, ", " (default: None)", " (default: )"):
+        spec = spec.replace(assumed, "")
+    return spec
 
 
 def _verb_tree() -> dict[str, Any]:

@@ -41,7 +41,7 @@ def views(heads: Sequence[Slots], slots: int, positions: range, batch: int, devi
     lists = [head.listed(queries) for head in heads]
     most = max(listed.shape[1] for listed in lists)
     seen = torch.stack([pad(listed, (0, most - listed.shape[1]), value=NO_SLOT) for listed in lists], 1)
-    last = int(seen.max()) + 1
+    last = int(seen.max()) + 1 if most else 0
     if last <= 2 * most:
         visible = torch.zeros(*seen.shape[:2], last + 1, dtype=torch.bool).scatter_(2, seen % (last + 1), True)[..., :last]
         listed_rows: Sequence[Tensor | None] = [None] * len(queries)

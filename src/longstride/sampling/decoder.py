@@ -57,6 +57,7 @@ class Decoder:
         """For each entry of the cycle of blocks, its views at the positions `network.ahead`."""
 
     def _least_rows(self) -> int:
+        """Rows of a product, such that a stream does not depend on their number. The caller sets `thread_count` threads."""
         if self.device.type != "cpu":
             return 1
         return FEW_FOR_ONE_THREAD if thread_count(self.model.config, self.batch, self.device) == 1 else FEW
@@ -96,7 +97,7 @@ class Decoder:
         """Makes the tables for the next positions."""
         entries = range(min(len(self.model.config.cycle), len(self.model.blocks)))
         each = sum((8 + 4 * self.batch) * head.most for entry in entries for head in self.cache.heads[entry])
-        ahead = range(self.position, min(self.position + max(1, min(AHEAD, LISTED // each)), self.length))
+        ahead = range(self.position, min(self.position + max(1, min(AHEAD, LISTED // max(1, each))), self.length))
         self.network.look_ahead(ahead)
         self._views = [
             views(self.cache.heads[entry], self.cache.slots[entry], ahead, self.batch, self.device) for entry in entries

@@ -135,7 +135,7 @@ def test_heads_that_lie_far_apart(pattern):
 
 def test_a_gpu_with_little_shared_memory_computes_windows():
     data = on_device(1, 2, 70, 16, 16, dtype=torch.float16)
-    with patched(gpu=lambda device: Gpu("a small GPU", 99 * 2**10), _launch_lanes=None):
+    with patched(gpu=lambda device: Gpu("a small GPU", 99 * 2**10), lane_forward=None, lane_backward=None):
         assert_within_the_rule("triton", *data, Block(32))
 
 

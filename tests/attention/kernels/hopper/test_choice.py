@@ -80,8 +80,8 @@ def test_values_of_two_panels_are_for_walks_and_lanes(text, n, expected):
 
 @pytest.mark.parametrize(("d_qk", "d_v"), [(128, 128), (32, 64), (32, 128), (64, 192), (128, 64), (64, 96)])
 def test_other_unequal_dimensions_are_not(d_qk, d_v):
-    for text in ("local(96)", "column(96)", "block(96)"):
-        assert {"walk", "lanes"}.isdisjoint(kinds(text, 3072, d_qk, d_v)[0])
+    for text in ("local(96)", "column(96)", "block(96)", "column(4)", "block(512)"):
+        assert {"walk", "lanes", "chunks"}.isdisjoint(kinds(text, 3072, d_qk, d_v)[0])
 
 
 def test_what_tma_reads():

@@ -24,7 +24,7 @@ TILE = 128
 WIDEST = 64
 """The widest head whose accumulators fit into the registers of a warpgroup."""
 WIDTHS = (32, 64)
-"""Head dimensions of walks and lanes."""
+"""Head dimensions of walks, lanes and chunks."""
 WIDE = (64, 128)
 """d_qk and d_v of walks and lanes with wider values, which lie in panels of d_qk columns."""
 LONGEST_LANE = 256

@@ -178,7 +178,7 @@ def chunk_forward(q, k, v, output, lse, work, scale, STAGES: gl.constexpr, HEADS
         count += 1
 
         total = gl.max(weight, 1)  # All columns are the same.
-        inverse = gl.convert_layout(1.0 / total, gl.SliceLayout(1, mma_layout(D)))
+        inverse = gl.convert_layout(1.0 / gl.where(total == 0, 1.0, total), gl.SliceLayout(1, mma_layout(D)))
         tma.store_wait(0)
         staged.store((sums * inverse[:, None]).to(dtype))
         fence_async_shared()
