@@ -111,3 +111,13 @@ def test_backward_twice_is_refused():
 @pytest.mark.parametrize(("heads", "size", "count"), [(16, 1, 1), (16, 3 * 2**30, 4), (6, 3 * 2**30, 3), (2, 2**40, 2)])
 def test_groups_divide_the_heads(heads, size, count):
     assert block_in_parts.group_count(heads, size) == count
+
+
+def test_weights_that_are_frozen_get_no_gradient():
+    made = model(recompute="parts", layers=2, qk_norm=True, embedding="rotary")
+    frozen = [x for name, x in made.named_parameters() if "query_scale" in name or name.startswith("blocks.0.ff")]
+    for x in frozen:
+        x.requires_grad_(False)
+    made.loss(some_bytes()).backward()
+    assert frozen
+    assert all((x.grad is None) != x.requires_grad for x in made.parameters())

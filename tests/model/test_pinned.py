@@ -1,3 +1,4 @@
+import ctypes
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -19,8 +20,11 @@ def driver(monkeypatch):
         held[address] = size
         return torch.cuda.cudart.success
 
+    def unregister(address):
+        ctypes.string_at(address, held.pop(address))  # The memory is still mapped.
+
     def runtime():
-        return SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=held.pop)
+        return SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
 
     runtime.success = 0
     monkeypatch.setattr(torch.cuda, "cudart", runtime)

@@ -279,6 +279,15 @@ def test_a_linear_layer_has_gradients_in_the_dtype_of_its_weights(dtype, has_bia
         assert distance <= 2 * allowed + 32 * torch.finfo(torch.float32).eps * true.abs().max().item()
 
 
+@pytest.mark.parametrize("recompute", ["off", "on", "parts"])
+def test_a_float32_network_under_autocast(recompute, fused):
+    made = model(layers=1, recompute=recompute)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = made.loss(some_bytes())
+    loss.backward()
+    assert all(x.grad.dtype == torch.float32 and x.grad.isfinite().all() for x in made.parameters())
+
+
 def test_a_product_that_keeps_its_bias():
     layer, x = layers.Linear(8, 12), torch.randn(3, 8)
     torch.nn.init.normal_(layer.bias)

@@ -78,6 +78,7 @@ def test_recipes():
     assert (made.optimizer, made.steps, made.batch) == (MODERN, 3, 8)
     assert train_preset("enwik8", recipe="paper") == train_preset("enwik8")
     assert train_preset("text-modern", recipe="modern") == train_preset("text-modern")
+    assert train_preset("text-small", recipe="modern") == train_preset("text-small")
     assert train_preset("text-small", recipe="paper").optimizer == OptimizerConfig()
     with pytest.raises(ValueError, match=r"^train: recipe must be one of paper, modern, got 'old'$"):
         train_preset("enwik8", recipe="old")
@@ -95,7 +96,8 @@ def test_first_losses(recipe, tmp_path):
     data = store(tmp_path / "data")
     small = {"layers": 2, "width": 64, "context": 64, "pattern": "distinct(merged(fixed(32, 8)))"}
     changes = {"steps": 30, "log_every": 5, "validate_every": 30, "validate_bytes": 1024, "model": small}
-    train(train_preset("text-small", recipe, data=data, out=str(tmp_path / "run"), **changes))
+    optimizer = MODERN if recipe == "modern" else OptimizerConfig()
+    train(train_preset("text-small", recipe, data=data, out=str(tmp_path / "run"), optimizer=optimizer, **changes))
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["bits_per_byte"] for row in rows] == pytest.approx(FIRST_LOSSES[recipe], abs=0.002)
 

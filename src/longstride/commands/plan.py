@@ -45,8 +45,8 @@ def show(
     if plan is None:
         least = predict(_changed(config, "host" if model.recompute == "auto" else model.recompute, config.batch))
         console.print(
-            f"\nNothing fits: one sequence at a time takes at least {(least.peak + CONTEXT_BYTES) / GIB:.1f} GiB of the GPU"
-            + (f" with {least.host / GIB:.1f} GiB of the host." if least.host else "."),
+            f"\nNothing fits: one sequence at a time takes {(least.peak + CONTEXT_BYTES) / GIB:.1f} GiB of the GPU"
+            + (f" and, with the inputs of all blocks, {least.host / GIB:.1f} GiB of the host." if least.host else "."),
             highlight=False,
             soft_wrap=True,
         )

@@ -10,21 +10,21 @@ import torch
 
 from longstride.version import __version__
 
-MALLOC_OPTIONS = {-1: 2**31 - 1, -3: 2**25}
-"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of the GNU C library, which refuses a higher value of the second."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of the GNU C library, some versions of which refuse more than 32 MiB for the second."""
 
 
-def keep_freed_memory() -> None:
-    """Makes the C library keep freed memory, as a GPU's allocator and jemalloc do.
+def keep_freed_memory() -> bool:
+    """Makes the C library keep freed memory, as a GPU's allocator and jemalloc do. Returns whether it does.
 
     Otherwise each large result on a CPU costs page faults, a tenth of the time of a small network's training step.
     """
     try:
         library = ctypes.CDLL("libc.so.6")
-        for option, value in MALLOC_OPTIONS.items():
-            library.mallopt(option, value)
+        library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        return any(library.mallopt(M_MMAP_THRESHOLD, value) for value in (2**30, 2**25))
     except (OSError, AttributeError):
-        pass  # Another C library.
+        return False  # Another C library.
 
 
 def choose_device(owner: str, name: str) -> torch.device:

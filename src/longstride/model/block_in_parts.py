@@ -272,9 +272,9 @@ class BlockParts:
             with torch.enable_grad():
                 projected.requires_grad_()
                 qkv = attention.split(projected, self._rotation(rows), group)
-            of = [projected] if scale is None else [projected, scale]
+            of = [projected] if scale is None or not scale.requires_grad else [projected, scale]
             d_projected, *d_scale = torch.autograd.grad(qkv, of, [part[:, :, rows[1]] for part in d_qkv])
-            if scale is not None:
+            if scale is not None and d_scale:
                 self._add(scale, *d_scale)
             weight_part, bias_part = ops.linear_backward(d_projected, x, d_bias is not None)
             d_weight += weight_part

@@ -108,13 +108,15 @@ class _FeedForwardGradient(torch.autograd.Function):
             rows, d_result = x[part].flatten(0, -2), drop(d_output[part], _at(mask, part), ctx.scale).flatten(0, -2)
             if ctx.fused:
                 activation, slope = ops.product_gelu(rows, w_1, bias_1, True)
-                d_inner, d_bias = ops.product_gelu_backward(d_result, w_2, slope, bias_1 is not None)
+                d_inner, d_bias_1 = ops.product_gelu_backward(d_result, w_2, slope, bias_1 is not None)
+                d_weight_1, _ = ops.linear_backward(d_inner, rows, False)
             else:
                 inner = F.linear(rows, w_1, b_1)
                 activation, d_inner = gelu(inner), gelu_gradient(d_result @ w_2, inner)
-                d_bias = d_inner.sum(0)
+                d_weight_1, d_bias_1 = ops.linear_backward(d_inner, rows, bias_1 is not None)
             dx[part] = (d_inner @ w_1).view_as(x[part])
-            for total, added in zip(sums, (d_inner.T @ rows, d_bias, d_result.T @ activation, d_result.sum(0))):
+            gradients = d_weight_1, d_bias_1, *ops.linear_backward(d_result, activation, bias_2 is not None)
+            for total, added in zip(sums, gradients):
                 if total is not None:
                     total += added
         return dx, *sums, None, None, None

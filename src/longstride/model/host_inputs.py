@@ -1,8 +1,9 @@
-"""Inputs of blocks in host memory: copied there in the forward pass and back in the backward pass, beside the computation.
+"""Inputs of segments in host memory: copied there in the forward pass and back in the backward pass, beside the computation.
 
-On a GPU the copies run on a stream of their own, from and to pinned memory. Forward, the input of a block is on the device
-until the next block's input is stored; backward, the input of the block before is fetched while a block is computed. So two
-of them are on the device at a time. On a CPU the same functions copy from one tensor to another.
+A segment is a block, or several of which only the first keeps its input. On a GPU the copies run on a stream of their own,
+from and to pinned memory. Forward, the input of a segment is on the device until that of the next one is stored; backward,
+the input of the segment before is fetched while a segment is computed. So two of them are on the device at a time. On
+a CPU the same functions copy from one tensor to another.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -63,7 +63,8 @@ def step_memory(
     outside = weights - config.layers * block_gradients
     states = (ADAM_BYTES * config.parameters if states is None else states) // shares
     kept = [kept_bytes(config, batch, choice) for choice in config.recomputed]
-    in_flight = unit if config.recomputed[-1] == "host" else 0  # Its input is still on the device.
+    last = segment_slices(config.recomputed)[-1]
+    in_flight = unit if config.recomputed[last.start] == "host" else 0  # Its input is still on the device.
     table = 4 * n * width
     chunk = min(config.chunk, n)
     # H_N, the gradients of its chunks, and these joined. Logits, probabilities, their gradient; H_N, its norm, its gradient.

@@ -18,13 +18,15 @@ def pinned(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tenso
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # A system without large pages.
             pages.madvise(mmap.MADV_HUGEPAGE)
-    made = torch.frombuffer(pages, dtype=torch.uint8).zero_()
+    view = memoryview(pages)
+    made = torch.frombuffer(view, dtype=torch.uint8).zero_()
     address = made.data_ptr()
     with torch.cuda.device(device):  # A thread that begins has the first device.
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, made.nbytes, 0))
-    weakref.finalize(pages, _unregister, address).atexit = False
+    weakref.finalize(view, _unregister, address, pages).atexit = False
     return made[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
-def _unregister(address: int) -> None:
+def _unregister(address: int, pages: mmap.mmap) -> None:
+    """`pages`: given, so that they are still mapped."""
     torch.cuda.cudart().cudaHostUnregister(address)

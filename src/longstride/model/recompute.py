@@ -1,6 +1,6 @@
 """Recomputation of each block, as text: one choice for all blocks, or counts of choices, such as '10*off + 20*on'.
 
-Choices may be grouped, once: '6*(host + 4*again)' is 30 blocks, of which six keep their inputs.
+Choices may be grouped: '6*(host + 4*again)' is 30 blocks, of which six keep their inputs. Parentheses do not nest.
 
 
 off         keeps everything that the gradients need

@@ -53,12 +53,14 @@ def is_fused(x: Tensor) -> bool:
 
 def linear(x: Tensor, layer: layers.Linear) -> Tensor:
     """Applies a linear layer."""
-    return _Linear.apply(x, layer.weight, layer.bias) if is_fused(x) else layer(x)
+    if not is_fused(x) or torch.is_autocast_enabled(x.device.type):  # Autocast chooses the dtypes of both passes.
+        return layer(x)
+    return _Linear.apply(x, layer.weight, layer.bias)
 
 
 def product(x: Tensor, layer: layers.Linear) -> Product:
     """Applies a linear layer, but for a bias that the next function can add."""
-    if layer.bias is None or not is_fused(x):
+    if layer.bias is None or not is_fused(x) or torch.is_autocast_enabled(x.device.type):
         return Product(linear(x, layer), None)
     return Product(_Linear.apply(x, layer.weight, None), layer.bias)
 

@@ -53,9 +53,13 @@ def train_preset(name: str, recipe: str | None = None, **changes: Any) -> TrainC
 
 
 def with_recipe(config: TrainConfig, name: str) -> TrainConfig:
-    """Returns the settings with the network's fields and the optimizer of a recipe; sizes, steps and batch stay."""
+    """Returns the settings with the network's fields and the optimizer of a recipe; sizes, steps and batch stay.
+
+    A network that has the recipe already keeps its optimizer.
+    """
     check_recipe("train", name)
-    return replace(config, model=apply_recipe(config.model, name), optimizer=OPTIMIZERS[name])
+    model = apply_recipe(config.model, name)
+    return config if model == config.model else replace(config, model=model, optimizer=OPTIMIZERS[name])
 
 
 def _changed(owner: str, config: Config, changes: Mapping[str, Any]) -> Config:

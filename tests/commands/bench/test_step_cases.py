@@ -49,6 +49,7 @@ def test_the_cases_of_a_machine(on_gpu, texts):
         ("enwik8 batch=many", "batch must be a number, got 'many'"),
         ("enwik8 batch=0", "batch must be at least 1"),
         ("enwik8 dropout=x", "dropout must be a number, got 'x'"),
+        ("enwik8 qk_norm=banana", "qk_norm must be true or false, got 'banana'"),
         ("enwik8 optimizer=sgd", "name must be one of adamw, muon, adafactor"),
         ("enwik8 recompute=never", "recompute must be one of off"),
     ],

@@ -74,7 +74,7 @@ HEADINGS = ("params\nmillion", "paper", "predicted\nGiB", "meas-\nured", "error"
 
 def show_memory(result: MemoryResult, console: Console) -> None:
     print_machine(console, result.machine, f"limit {result.limit_gib:.1f} GiB of the GPU")
-    print_table(console, "the largest contexts of the paper's table 4", ("context",), HEADINGS, map(_cells, result.rows))
+    print_table(console, "steps in limited memory, and table 4", ("context",), HEADINGS, map(_cells, result.rows))
     print_lines(console, [line for row in result.rows for line in row_lines(row)])
 
 

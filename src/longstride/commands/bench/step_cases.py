@@ -84,7 +84,13 @@ def _model_value(text: str, field: str, value: Any) -> Any:
     kind = types[field]
     if kind in (int, float):
         return _number(text, field, value, kind)
-    return value in ("True", "true") if kind is bool else value
+    if kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise ValueError(
+                f"bench step: cases has {short_repr(text)}: {field} must be true or false, got {short_repr(value)}"
+            )
+        return value.lower() == "true"
+    return value
 
 
 def _number(text: str, field: str, value: Any, kind: Any) -> Any:
