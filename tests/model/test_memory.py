@@ -22,11 +22,14 @@ MEASURED = [
     ("music-1048576", {}, 1, 7.5),
 ]
 """Peaks of steps on an H200, in GiB; those in parts were measured when autograd computed them."""
+WITHIN = {"host": 0.06}
+"""Bounds that are wider than 5 %: this peak was measured with an earlier implementation."""
 
 
 @pytest.mark.parametrize(("name", "changes", "batch", "gib"), MEASURED, ids=str)
 def test_predicted_peaks_are_near_the_measured_ones(name, changes, batch, gib):
-    assert step_memory(replace(preset(name), **changes), batch).peak / GIB == pytest.approx(gib, rel=0.1)
+    within = WITHIN.get(changes.get("recompute", ""), 0.05)
+    assert step_memory(replace(preset(name), **changes), batch).peak / GIB == pytest.approx(gib, rel=within)
 
 
 @pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}, {"embedding": "rotary"}, {"qk_norm": True}], ids=str)

@@ -11,7 +11,7 @@ import torch
 from longstride.version import __version__
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of the GNU C library, some versions of which refuse more than 32 MiB for the second."""
+"""Of the GNU C library. Its manual allows 32 MiB at most for the second; version 2.36 takes more."""
 
 
 def keep_freed_memory() -> bool:

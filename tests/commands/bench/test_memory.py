@@ -161,4 +161,4 @@ def test_kept_results_fit_and_learn(path):
     for row in (row for row in result.rows if len(row.losses) > 1):
         assert row.reserved_gib < result.limit_gib
         assert row.losses[-1] < row.losses[0]
-        assert abs(row.error) < 0.2
+        assert abs(row.error) < 0.1
