@@ -1,28 +1,30 @@
-import platform
-import subprocess
-import sys
+import ctypes
+from types import SimpleNamespace
 
 import pytest
 
+from longstride.common.device import keep_freed_memory
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs the GNU C library")
-def test_freed_memory_is_kept():
-    """In a process of its own: the setting cannot be taken back."""
-    program = """if True:
-        import resource
-        import torch
-        from longstride.common.device import keep_freed_memory
 
-        def faults():
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            for _ in range(8):
-                torch.ones(2**22)
-            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+@pytest.mark.parametrize(
+    ("largest", "thresholds", "kept"),
+    [(2**31, [2**30], True), (2**25, [2**30, 2**25], True), (0, [2**30, 2**25], False)],
+)
+def test_freed_memory_is_kept_as_far_as_the_c_library_allows(largest, thresholds, kept, monkeypatch):
+    asked = []
 
-        before = faults()
-        assert keep_freed_memory()
-        faults()
-        assert 4 * faults() < before
-    """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    def mallopt(option, value):
+        asked.append((option, value))
+        return int(option == -1 or value <= largest)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    assert keep_freed_memory() is kept
+    assert asked == [(-1, 2**31 - 1), *((-3, value) for value in thresholds)]
+
+
+def test_another_c_library(monkeypatch):
+    def refuse(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    assert keep_freed_memory() is False
