@@ -65,15 +65,15 @@ def test_a_preset_for_other_data(capsys, tmp_path, digits):
     with pytest.raises(SystemExit) as ended:
         main(["train", "text-small", "--data", digits, "--out", str(tmp_path / "run"), *SMALL])
     assert ended.value.code == 2
-    assert "presets for images: image-small, cifar10, imagenet64" in capsys.readouterr().err
+    assert "presets for images: image-small, image-medium, cifar10, imagenet64" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "preset", "fitting"), [
-    ("audio", "text-small", "audio-small, music-65536, music-262144, music-1048576"),
-    ("audio", "enwik8-dense", "audio-small, music-65536, music-262144, music-1048576"),
-    ("text", "audio-small", "text-small, enwik8, text-modern"),
-    ("text", "image-small", "text-small, enwik8, text-modern"),
-    ("bytes", "image-small", "text-small, enwik8, text-modern"),
+    ("audio", "text-small", "audio-small, audio-medium, music-65536, music-262144, music-1048576"),
+    ("audio", "enwik8-dense", "audio-small, audio-medium, music-65536, music-262144, music-1048576"),
+    ("text", "audio-small", "text-small, text-medium, enwik8, text-modern"),
+    ("text", "image-small", "text-small, text-medium, enwik8, text-modern"),
+    ("bytes", "image-small", "text-small, text-medium, enwik8, text-modern"),
 ])  # fmt: skip
 def test_a_preset_for_another_kind_of_data_is_refused(capsys, tmp_path, kind, preset, fitting):
     stream = np.random.default_rng(0).integers(0, 256, 8000, dtype=np.uint8)

@@ -84,12 +84,12 @@ def test_a_run_of_such_images_goes_on(digits, tmp_path):
     [
         (
             "cifar10", "text",
-            "has text, and the model is for images of 32 x 32 x 3; presets for text: text-small, enwik8, text-modern",
+            "has text, and the model is for images of 32 x 32 x 3; presets for text: text-small, text-medium, enwik8, text-modern",
         ),
         (
             "text-small", "digits",
             "has images of 28 x 28 x 1, and the model's context of 512 bytes is not one image; presets for images: "
-            "image-small, cifar10, imagenet64",
+            "image-small, image-medium, cifar10, imagenet64",
         ),
         (
             "image-small", "digits",

@@ -49,7 +49,7 @@ class Audio(DataKind):
     label = "sound"
     nouns = ("sound", "sounds")
     suffixes = SOUNDS + ENCODED
-    presets = ("audio-small", "music-65536", "music-262144", "music-1048576")
+    presets = ("audio-small", "audio-medium", "music-65536", "music-262144", "music-1048576")
     ending = ".wav"
     needs_ending = True
     can_join = True

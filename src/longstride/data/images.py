@@ -31,7 +31,7 @@ class Images(DataKind):
     nouns = ("image", "images")
     suffixes = PICTURES + ARRAYS
     has_items = True
-    presets = ("image-small", "cifar10", "imagenet64")
+    presets = ("image-small", "image-medium", "cifar10", "imagenet64")
     ending = ".png"
     needs_ending = True
     overview_name = "sheet.png"

@@ -54,7 +54,7 @@ class DataKind:
     """Files with these suffixes are of this kind, whatever they hold."""
     has_items: ClassVar[bool] = False
     """Whether the data are items of one shape, such as images; False for a stream of bytes."""
-    presets: ClassVar[tuple[str, ...]] = ("text-small", "enwik8", "text-modern")
+    presets: ClassVar[tuple[str, ...]] = ("text-small", "text-medium", "enwik8", "text-modern")
     """Model presets made for this kind."""
     takes_any_preset: ClassVar[bool] = False
     """Whether presets made for other kinds of streams are accepted too."""

@@ -1,4 +1,4 @@
-"""The paper's networks by name, small ones for a laptop, and modern ones for text. The suffix -dense selects full attention.
+"""The paper's networks by name, and small, medium and modern ones of our own. The suffix -dense selects full attention.
 
 Where the paper leaves details open, presets follow its authors' code: CIFAR-10 with stride 96, one row of 32 pixels, and one
 block of columns to three of rows; enwik8 with separate summary cells for each head.
@@ -132,6 +132,55 @@ def text_modern() -> ModelConfig:
     )
 
 
+def text_medium() -> ModelConfig:
+    """5 M parameters; text. A laptop samples from it faster than one reads."""
+    return apply_recipe(
+        ModelConfig(
+            layers=6,
+            width=256,
+            heads=4,
+            context=8192,
+            pattern="local(1024) + distinct(merged(fixed(128, 8)))",
+            embedding="rotary",
+            precision="bfloat16",
+        ),
+        "modern",
+    )
+
+
+def image_medium() -> ModelConfig:
+    """5 M parameters; images of 32 x 32 pixels."""
+    return apply_recipe(
+        ModelConfig(
+            layers=8,
+            width=256,
+            heads=4,
+            context=3072,
+            pattern="column(96) + 3*local(96)",
+            embedding="image(32, 32, 3)",
+            ff_ratio=2.5,
+            precision="bfloat16",
+        ),
+        "modern",
+    )
+
+
+def audio_medium() -> ModelConfig:
+    """5 M parameters; a second and a third of sound at 12 kHz."""
+    return apply_recipe(
+        ModelConfig(
+            layers=6,
+            width=256,
+            heads=4,
+            context=16_384,
+            pattern="interleave(strided(128))",
+            embedding="rotary",
+            precision="bfloat16",
+        ),
+        "modern",
+    )
+
+
 def image_small() -> ModelConfig:
     """0.9 M parameters; images of 32 x 32 pixels."""
     return ModelConfig(
@@ -166,6 +215,9 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "text-small": text_small,
     "image-small": image_small,
     "audio-small": audio_small,
+    "text-medium": text_medium,
+    "image-medium": image_medium,
+    "audio-medium": audio_medium,
     "text-modern": text_modern,
 }
 

@@ -25,6 +25,7 @@ OPTIMIZERS = {"paper": PAPER, "modern": MODERN}
 SMALL = OptimizerConfig(name="muon", learning_rate=0.006, warmup=50, beta2=0.99)
 """Small networks have minutes, not days, and Muon learns much faster than AdamW (docs/log.md)."""
 SMALL_MODERN = replace(MODERN, learning_rate=0.008, momentum=0.9)
+MEDIUM = replace(MODERN, learning_rate=0.005)
 SETTINGS: dict[str, dict[str, Any]] = {
     "cifar10": {"steps": 180_000, "batch": 32, "optimizer": PAPER, "patience": 20},
     "enwik8": {"steps": 73_000, "batch": 8, "optimizer": PAPER, "patience": 20},
@@ -35,6 +36,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "text-small": {"steps": 1000, "batch": 4, "optimizer": SMALL_MODERN, "validate_every": 200, "validate_bytes": 2**16},
     "image-small": {"steps": 1000, "batch": 4, "optimizer": SMALL, "validate_every": 200, "validate_bytes": 2**16},
     "audio-small": {"steps": 1000, "batch": 2, "optimizer": SMALL, "validate_every": 200, "validate_bytes": 2**16},
+    "text-medium": {"steps": 20_000, "batch": 4, "optimizer": MEDIUM},
+    "image-medium": {"steps": 10_000, "batch": 12, "optimizer": MEDIUM},
+    "audio-medium": {"steps": 10_000, "batch": 2, "optimizer": MEDIUM},
     "text-modern": {"steps": 10_300, "batch": 4, "optimizer": MODERN},
 }
 
