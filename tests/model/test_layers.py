@@ -1,7 +1,11 @@
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+import longstride
 from longstride.model.layers import Norm, gelu
 from tests.model.small import model, some_bytes
 
@@ -98,3 +102,25 @@ def test_they_compile_without_a_break():
     (ours,) = torch.autograd.grad(step(x), x)
     (plain,) = torch.autograd.grad(gelu(norm(x)).sum(), x)
     torch.testing.assert_close(ours, plain)
+
+
+def forwards():
+    """The forward of every autograd.Function in the package, as (file and class, syntax tree)."""
+    for path in sorted(Path(longstride.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and any("autograd.Function" in ast.unparse(base) for base in node.bases):
+                yield from (
+                    (f"{path.name}: {node.name}", item)
+                    for item in node.body
+                    if isinstance(item, ast.FunctionDef) and item.name == "forward"
+                )
+
+
+def test_no_function_computes_in_place():
+    """torch.compile of PyTorch 2.11 loses the gradients of such functions (pytorch/pytorch#180642); newer ones do not."""
+    found = list(forwards())
+    assert len(found) >= 10
+    for name, forward in found:
+        calls = [node.func for node in ast.walk(forward) if isinstance(node, ast.Call)]
+        methods = [call.attr for call in calls if isinstance(call, ast.Attribute)]
+        assert not [method for method in methods if method.endswith("_")], name

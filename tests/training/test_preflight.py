@@ -84,7 +84,8 @@ def test_a_run_of_such_images_goes_on(digits, tmp_path):
     [
         (
             "cifar10", "text",
-            "has text, and the model is for images of 32 x 32 x 3; presets for text: text-small, text-medium, enwik8, text-modern",
+            "has text, and the model is for images of 32 x 32 x 3; presets for text: text-small, text-medium, enwik8, "
+            "text-modern",
         ),
         (
             "text-small", "digits",

@@ -2,6 +2,9 @@
 
 Norms and gelu save only their input for the gradient and recompute the rest: that is little work, and saving it would take a
 third of a block's memory.
+
+The forward of an autograd.Function computes nothing in place, and returns nothing from a `to` that may return its input:
+torch.compile of PyTorch 2.11 loses the gradients of such results (pytorch/pytorch#180642).
 """
 
 from typing import Any
@@ -60,7 +63,7 @@ class _Normalize(torch.autograd.Function):
         result, mean, scale = torch.native_layer_norm(
             x.to(compute_dtype), weight.shape, weight.to(compute_dtype), bias.to(compute_dtype), EPSILON
         )  # fmt: skip
-        return result.to(x.dtype), mean, scale
+        return result if x.dtype == compute_dtype else result.to(x.dtype), mean, scale
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -105,7 +108,7 @@ def gelu(x: Tensor) -> Tensor:
 class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return (SLOPE * x).sigmoid_().mul_(x)
+        return x * (SLOPE * x).sigmoid()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -171,7 +171,7 @@ def test_results_with_another_layout_get_another_plan(scale):
 def test_the_first_run_of_a_plan_keeps_no_tensors():
     """Not even until the next garbage collection: they may be gigabytes."""
     forget_plans()
-    q, k, v, _ = (x.requires_grad_() for x in tensors(1, 2, 40, 8, 8))
+    q, k, v, _ = (x.requires_grad_() for x in on_device(1, 2, 40, 8, 8))
     gc.collect()
     gc.disable()
     try:
