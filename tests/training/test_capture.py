@@ -64,7 +64,7 @@ def test_captured_and_plain_runs_are_the_same(changes, graphs, tmp_path):
     data = store(tmp_path / "data")
     whole, plain, parts = (
         config(tmp_path / name, data=data, capture=how, **changes)
-        for name, how in (("whole", "on"), ("plain", "off"), ("parts", "auto"))
+        for name, how in (("whole", "on"), ("plain", "off"), ("parts", "on"))
     )
     train(whole)
     assert [len(replays) for replays in graphs] == [12 - capture.PLAIN_STEPS]
@@ -227,6 +227,9 @@ def test_what_stands_in_the_way(tmp_path):
     assert "Adafactor" in capture.obstacle(adafactor, GPU, Ranks())
     for how, reason in (("auto", None), ("on", None), ("off", "--capture off")):
         assert capture.choose(config(tmp_path / how, capture=how), GPU, Ranks()) == reason
+    for how, recompute, captured in (("auto", "parts", False), ("on", "parts", True), ("auto", "host + on", True)):
+        parts = config(tmp_path / f"{how} {recompute}", capture=how, model={"layers": 2, "recompute": recompute})
+        assert (capture.choose(parts, GPU, Ranks()) is None) == captured
     with pytest.raises(ValueError, match=r"^train: --capture on is not possible: .* the device is cpu; use --capture auto"):
         train(config(tmp_path / "refused", capture="on", device="cpu"))
     assert not (tmp_path / "refused/run").exists()

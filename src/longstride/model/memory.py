@@ -116,9 +116,8 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
         if choice == "selective":
             saved -= kept_bytes(config, batch, choice) - unit
         dropped = 2 * unit if config.dropout else 0
-        # A norm's gradient has three tensors in float32, and its result. A part of the feed-forward network has six.
-        norm = unit + (3 if size < 4 and config.norm == "layer" else 1) * 4 * n * width
-        return saved + dropped + max(norm, 6 * inner // feed_forward.part_count(inner))
+        # A norm's gradient and its addition to the stream's. A part of the feed-forward network has six inner layers.
+        return saved + dropped + max(2 * unit, 6 * inner // feed_forward.part_count(inner))
     qkv = n * size * (2 * config.qk_width + width)
     groups = group_count(config.heads, qkv)
     stats = 4 * n * config.heads

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from longstride.model.recompute import IN_PARTS
 from longstride.training.config import TrainConfig
 from longstride.training.ranks import Ranks
 
@@ -39,6 +40,8 @@ def choose(config: TrainConfig, device: torch.device, ranks: Ranks) -> str | Non
     reason = obstacle(config, device, ranks)
     if reason is not None and config.capture == "on":
         raise ValueError(f"train: --capture on is not possible: {reason}; use --capture auto or off")
+    if reason is None and config.capture == "auto" and set(config.model.recomputed) <= set(IN_PARTS):
+        return "all blocks are computed in parts, which takes the GPU longer than the host, and a graph would take memory"
     return reason
 
 

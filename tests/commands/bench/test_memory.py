@@ -11,6 +11,7 @@ from longstride.commands.bench import memory
 from longstride.commands.bench.memory import MemoryBenchmark, run
 from longstride.commands.bench.memory_cases import check_memory_settings, stride_of
 from longstride.commands.bench.memory_results import PAPER, MemoryResult, MemoryRow, read_memory
+from longstride.model.memory import step_memory
 from longstride.training.capture import PLAIN_STEPS, CapturedStep
 
 KEPT = sorted((Path(__file__).parents[3] / "benchmarks" / "results").glob("memory-*.json"))
@@ -161,4 +162,10 @@ def test_kept_results_fit_and_learn(path):
     for row in (row for row in result.rows if len(row.losses) > 1):
         assert row.reserved_gib < result.limit_gib
         assert row.losses[-1] < row.losses[0]
-        assert abs(row.error) < 0.1
+        assert row.measured_gib == pytest.approx(predicted_gib(row), rel=0.05)
+
+
+def predicted_gib(row):
+    """What the package predicts now for the network of a row."""
+    (config,) = check_memory_settings(MemoryBenchmark(contexts=(row.context,)))
+    return step_memory(replace(config.model, recompute=row.recompute)).peak / 2**30

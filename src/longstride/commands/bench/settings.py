@@ -133,7 +133,7 @@ class MemoryBenchmark:
     """What blocks recompute; auto is what longstride plan chooses."""
     steps: int = 5
     """Training steps at each context. The first one warms up, and the third is captured as a CUDA graph."""
-    learning_rate: float = 0.0005
+    learning_rate: float = 0.0001
     """Learning rate, without warm-up."""
     data: Path | None = None
     """File of bytes to train on; left out, a megabyte of Wikipedia, repeated."""
