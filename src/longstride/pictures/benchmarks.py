@@ -222,7 +222,7 @@ def plot_steps(rows: Sequence[Stepped], path: str | Path) -> None:
             axes.text(max(fast, row.plain_ms) + most / 100, place, f"{fast:,.0f} ms{share}", va="center", fontsize=9)
         axes.set_yticks(range(len(own)), [row.name for row in own])
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.4 * most)
+        axes.set_xlim(0, 1.5 * most)
         axes.set_title(f"{network}: {own[0].batch} x {own[0].context:,} bytes", fontsize=11, loc="left", parse_math=False)
         axes.grid(axis="x", color="#e4e8ec", linewidth=0.5)
         axes.set_axisbelow(True)
