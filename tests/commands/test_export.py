@@ -68,7 +68,7 @@ def test_the_settings_name_no_paths_and_train_again(run, tmp_path):
     settings = TrainConfig.from_json(text)
     assert settings.model == TrainConfig.from_json((run / "config.json").read_text()).model
     data = store(tmp_path / "data", TEXT[:9_000], TEXT[9_000:12_000])
-    words = ["--config", str(tmp_path / "mine/train.json"), "--init-from", str(tmp_path / "mine"), "--data", data]
+    words = ["--config", str(tmp_path / "mine"), "--init-from", str(tmp_path / "mine"), "--data", data]
     main(["train", *words, "--out", str(tmp_path / "tuned"), "--steps", "1"])
     assert json.loads((tmp_path / "tuned/run.json").read_text())["init_from"]["path"] == str(tmp_path / "mine")
 
