@@ -91,10 +91,8 @@ def main() -> None:
 def score(name: str, model: SparseTransformer) -> Figure:
     """The figure that a test repeats: bits per byte of the first bytes of a bundled sample."""
     sample, count = CHECKS[name]
-    data = samples.store(sample).split("valid")[:count]
-    if len(model.config.positions.sizes) == 3:
-        data = data.reshape(-1, model.config.context)
-    return Figure(sample, count, 0, bits_per_byte(model, np.asarray(data)).bits_per_byte)
+    data = np.asarray(samples.store(sample).split("valid")[:count])
+    return Figure(sample, count, 0, bits_per_byte(model, data).bits_per_byte)
 
 
 if __name__ == "__main__":
