@@ -1,5 +1,6 @@
 """A wheel made from the repository holds what it needs and runs where nothing else of the repository is."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -35,10 +36,25 @@ def test_holds_every_module_and_nothing_else(wheel):
     expected = {
         str(path.relative_to(source))
         for path in (source / "longstride").rglob("*")
-        if path.suffix in (".py", ".typed") or (path.parent.name == "samples" and path.suffix in (".xz", ".md"))
+        if path.suffix in (".py", ".typed")
+        or (path.parent.name == "samples" and path.suffix in (".xz", ".md"))
+        or (path.parent.parent.name == "shipped" and path.parent.name != "__pycache__" and path.is_file())
     }
     assert expected == {name for name in names if ".dist-info/" not in name}
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_models_and_data_in_it_are_free(wheel):
+    """What has a non-commercial licence, or is for research alone, stays in the repository."""
+    names = zipfile.ZipFile(wheel).namelist()
+    models = {name.split("/")[3] for name in names if re.match(r"longstride/model/shipped/.*/", name)}
+    assert models <= {"text"}
+    assert not [name for name in names if "images32" in name or "models/" in name]
+    cards = [name for name in names if name.endswith(("card.json", "README.md"))]
+    assert "longstride/data/samples/README.md" in cards
+    for name in cards:
+        text = zipfile.ZipFile(wheel).read(name).decode().lower()
+        assert not re.search(r"by-nc|non-commercial|not for commercial|research use", text), name
 
 
 def test_runs_in_an_environment_of_its_own(wheel, tmp_path):

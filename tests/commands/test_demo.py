@@ -4,6 +4,7 @@ import signal
 import sys
 from dataclasses import replace
 from math import log
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,17 +13,23 @@ from rich.console import Console
 import longstride.commands.demo as module
 from longstride.data import samples
 from longstride.data.store import open_store
-from longstride.model import SparseTransformer
+from longstride.evaluation import bits_per_byte
+from longstride.model import SparseTransformer, shipped
+from longstride.model.card import Card, write_card
 from longstride.training import train_preset
 from longstride.training.run import read_metrics
+from tests.model import small as models
 from tests.training.small import MODEL
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small(monkeypatch, tmp_path):
     """Of the same parts, but seconds instead of minutes."""
     text = samples.text()[:100_000]
     monkeypatch.setattr(samples, "text", lambda: text)
+    monkeypatch.setattr(samples, "unseen_text", lambda: text[:960])
+    monkeypatch.setattr(module, "LENGTH", 20)
+    monkeypatch.setitem(shipped.NAMES, "text", tmp_path / "package")
     monkeypatch.setattr(module, "HELD_OUT", 8_000)
     monkeypatch.setattr(module, "VALIDATION", 4_000)
     monkeypatch.setattr(module, "train_preset", lambda name, **changes: replace(train_preset(name, **changes), model=MODEL))
@@ -67,11 +74,50 @@ def test_held_out_bits_are_those_of_the_test_split(tmp_path):
 
 
 def test_compressed_bits(tmp_path):
-    found = module.compressed_bits(module._store(tmp_path / "data"))
-    assert list(found) == ["gzip -9", "xz -9", "xz -9 that has read the training text"]
+    store = module._store(tmp_path / "data")
+    found = module.compressed_bits(store.split("test").tobytes(), store.split("train").tobytes())
+    assert [name for name in found if name != "zstd -19"] == ["gzip -9", "xz -9", "xz -9 that has read the training text"]
     alone, knowing = found["xz -9"], found["xz -9 that has read the training text"]
     assert 1 < knowing < alone < 8
     assert 1 < found["gzip -9"] < 8
+
+
+def test_the_text_model_writes_and_is_measured_on_unseen_text(tmp_path, monkeypatch):
+    model = models.model(context=48)
+    model.save_pretrained(tmp_path / "package/text", "float16")
+    out = Console(file=io.StringIO(), width=100)
+    monkeypatch.setattr(module, "zstd", lambda: None)
+    bits = module.show_text_model(out)
+    saved = SparseTransformer.from_pretrained("text")
+    assert bits == pytest.approx(bits_per_byte(saved, samples.unseen_text()).bits_per_byte, rel=1e-6)
+    text = out.file.getvalue()
+    assert "The " in text
+    assert all(
+        word in text for word in (f"{bits:.3f}", "gzip -9", "xz -9", "960 bytes", "zstd is left out", "sequences of 48")
+    )
+    write_card(tmp_path / "package/text", Card("text", "text", data="A book. By X.", parameters=2_500_000), model.config)
+    monkeypatch.setattr(module, "zstd", lambda: lambda data, level: data[: level * 12])
+    module.show_text_model(out)
+    text = out.file.getvalue()
+    assert "2.5 million weights, trained on A book, writes" in text.replace("\n", " ")
+    assert "zstd -19 " in text
+    assert "1.900" in text  # 19 * 12 of 960 bytes.
+    assert text.count("zstd is left out") == 1
+
+
+def test_without_the_text_model_the_demo_says_so(tmp_path):
+    out = Console(file=io.StringIO(), width=100)
+    assert module.show_text_model(out) is None
+    assert "text is not here" in out.file.getvalue()
+
+
+def test_zstd(monkeypatch):
+    for found in (None, "zstandard"):
+        for name in ("compression.zstd", "zstandard"):
+            stand_in = SimpleNamespace(compress=lambda data, level: data[:level]) if name == found else None
+            monkeypatch.setitem(sys.modules, name, stand_in)
+        compress = module.zstd()
+        assert (compress and compress(b"abcdef", 3)) == (b"abc" if found else None)
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

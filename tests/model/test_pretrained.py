@@ -66,8 +66,8 @@ def broken(folder, change):
         (lambda w: w.update({"other": torch.zeros(3)}), "'other' is not a tensor of this model"),
         (lambda w: w.update({"norm.weight": torch.zeros(16, dtype=torch.int64)}), "'norm.weight' is torch.int64"),
         (
-            lambda w: w.update({"norm.weight": torch.zeros(16).half()}),
-            "'norm.weight' is torch.float16; weights must be float32",
+            lambda w: w.update({"norm.weight": torch.zeros(16).double()}),
+            "'norm.weight' is torch.float64; weights must be one of float32, float16, bfloat16",
         ),
     ],
 )
@@ -133,9 +133,33 @@ def test_weights_that_are_not_finite_are_refused(folder, value):
         SparseTransformer.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", [torch.float32, torch.int16])
 def test_a_name_without_end_is_cut_off(folder, kind):
     broken(folder, lambda weights: weights.update({"one\ntwo" * 10_000: torch.zeros(3, dtype=kind)}))
     with pytest.raises(ValueError, match=r"model.safetensors: 'one\\ntwo.*\.\.\. \(80,002 characters\) is") as caught:
         SparseTransformer.from_pretrained(folder)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_the_bytes(tmp_path, dtype):
+    """Weights are rounded in the file, and float32 in the model; every tensor comes back as it was rounded."""
+    whole = model()
+    whole.save_pretrained(tmp_path / "whole")
+    whole.save_pretrained(tmp_path / "half", dtype)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
+    assert sizes[0] - sizes[1] == pytest.approx(2 * whole.config.parameters, abs=100)  # The header varies.
+    found = SparseTransformer.from_pretrained(tmp_path / "half")
+    for name, x in whole.state_dict().items():
+        assert found.state_dict()[name].dtype == torch.float32
+        assert torch.equal(found.state_dict()[name], x.to(getattr(torch, dtype)).float())
+
+
+def test_weights_too_large_for_half_precision_are_refused(tmp_path):
+    large = model()
+    with torch.no_grad():
+        large.norm.weight[3] = 70_000
+    with pytest.raises(ValueError, match=r"'norm\.weight' has values that are too large for float16"):
+        large.save_pretrained(tmp_path / "half", "float16")
+    assert not (tmp_path / "half").exists()
+    large.save_pretrained(tmp_path / "half", "bfloat16")

@@ -3,12 +3,14 @@
 longstride doctor enwik8
 longstride demo
 longstride presets
+longstride models
 longstride plan enwik8 --gpu-memory 16GB
 longstride data prepare enwik8.zip enwik8
 longstride train text-small --data enwik8 --out run --steps 1000
 longstride runs
 longstride eval run --split test --min-context 0 256 384
 longstride sample run --prompt 'The ' --temperature 0.8
+longstride export run my-model
 longstride plot run run
 longstride plot attention run
 longstride plot patterns --patterns 'strided(6)' 'fixed(6, 2)' --out patterns.png

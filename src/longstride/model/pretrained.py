@@ -1,4 +1,7 @@
-"""Saved models: a folder with config.json and model.safetensors. Nothing is unpickled."""
+"""Saved models: a folder with config.json and model.safetensors. Nothing is unpickled.
+
+Weights are float32 in a model. Their file may have them in half the bytes, as float16 or bfloat16.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,33 +17,49 @@ from longstride.common.tensor_file import check_finite, save_file
 from longstride.model.config import ModelConfig
 from longstride.model.cost import check_memory
 from longstride.model.saved_config import read_config, settings_path
+from longstride.model.shipped import NAMES, find_model, why_absent
 
 CHANGEABLE = ("dropout", "precision", "recompute", "chunk")
 """Config fields that may change on loading: they do not affect the weights."""
-WEIGHT_BYTES = 4
-"""Bytes of a weight in model.safetensors, float32."""
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Dtypes of the weights in model.safetensors."""
+WEIGHT_BYTES = 2
+"""The fewest bytes of a weight in model.safetensors."""
 
 
-def save(folder: str | Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
+def save(folder: str | Path, config: ModelConfig, weights: dict[str, Tensor], dtype: str = "float32") -> None:
+    """Writes config.json and model.safetensors. `dtype`: a name of DTYPES; ValueError if a weight is too large for it."""
     folder = Path(folder)
-    save_weights(folder, weights)
+    save_weights(folder, weights, dtype=dtype)
     with atomic_path(folder / "config.json") as path:
         path.write_text(config.to_json())
 
 
-def save_weights(folder: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def save_weights(
+    folder: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None, dtype: str = "float32"
+) -> None:  # fmt: skip
     """Writes model.safetensors. `metadata` goes to the file's header."""
+    converted = {name: x.detach().float().to(DTYPES[dtype]).contiguous().cpu() for name, x in weights.items()}
+    if dtype != "float32":
+        for name, x in converted.items():
+            if not x.isfinite().all():
+                raise ValueError(
+                    f"{folder}: {short_repr(name)} has values that are too large for {dtype}; give another dtype"
+                )
     with atomic_path(folder / "model.safetensors") as path:
-        save_file({name: x.detach().float().contiguous().cpu() for name, x in weights.items()}, path, metadata)
+        save_file(converted, path, metadata)
 
 
 def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Reads a saved model: its config with these changes, and its weights, which are finite and in float32."""
-    folder = Path(folder)
+    """Reads a saved model, or one that comes with longstride, by its name: its config with these changes, and its weights,
+    which are finite and in float32."""
+    folder = find_model(folder)
     owner = folder / "model.safetensors"
     settings = settings_path(folder)
     for path in (settings, owner):
         if not path.is_file():
+            if str(folder) in NAMES and not folder.exists():
+                raise ValueError(f"from_pretrained: {folder} is not here: {why_absent(str(folder))}")
             raise ValueError(f"{folder} is no saved model: it has no {path.name}")
     for name in changes:
         if name not in CHANGEABLE:
@@ -50,7 +69,7 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
     if size < needed:
         raise ValueError(
             f"{owner} cannot be read: it has {size:,} bytes, and {settings} asks for "
-            f"{config.parameters:,} weights, which have {needed:,}"
+            f"{config.parameters:,} weights, which have {needed:,} or more"
         )
     check_memory(config, torch.device("cpu"))
     try:
@@ -58,10 +77,10 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
     except Exception as error:  # Any kind: the file is untrusted.
         raise ValueError(f"{owner} cannot be read: {short_reason(error)}") from None
     for name, x in weights.items():
-        if x.dtype != torch.float32:
-            raise ValueError(f"{owner}: {short_repr(name)} is {x.dtype}; weights must be float32, as they are saved")
+        if x.dtype not in DTYPES.values():
+            raise ValueError(f"{owner}: {short_repr(name)} is {x.dtype}; weights must be one of {', '.join(DTYPES)}")
         check_finite(owner, name, x)
-    return config, weights
+    return config, {name: x.float() for name, x in weights.items()}
 
 
 def check(folder: str | Path, wanted: dict[str, tuple[int, ...]], weights: dict[str, Tensor]) -> None:

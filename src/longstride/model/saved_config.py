@@ -5,20 +5,27 @@ Imported without torch, so that a wrong path is refused at once.
 
 from pathlib import Path
 
+from longstride.common.checks import suggest
 from longstride.common.files import read_json, real_path
 from longstride.model.config import ModelConfig
 from longstride.model.presets import DENSE, PRESETS, preset
+from longstride.model.shipped import NAMES, find_model, why_absent
 
 
 def find_settings(owner: str, folder: Path) -> Path:
-    """Returns the path of the config.json of a run, a checkpoint or a saved model; ValueError if there is none."""
-    path = settings_path(folder)
+    """Returns the path of the config.json of a run, a checkpoint or a saved model, or of a model that comes with longstride;
+    ValueError if there is none."""
+    path = settings_path(find_model(folder))
     if not path.is_file():
         place, why = path.parent, "there is no such folder"
+        if not place.exists() and str(place) in NAMES:
+            raise ValueError(f"{owner}: {place} is not here: {why_absent(str(place))}")
         if place.is_dir():
             why = "it has no config.json"
         elif place.exists():
             why = "it is a file, and they are folders"
+        elif (hint := suggest(str(place), NAMES)).endswith("?"):
+            why += f"; {hint}"
         raise ValueError(f"{owner}: {place} is no run and no saved model: {why}")
     return path
 
@@ -42,9 +49,10 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def find_config(owner: str, name: str) -> ModelConfig:
-    """The config of a run, a saved model or a preset. A folder with a config precedes a preset of the same name."""
+    """The config of a run, a saved model, a model that comes with longstride, or a preset. A folder with a config precedes
+    a model or a preset of the same name."""
     folder, is_preset = Path(name), name.removesuffix(DENSE) in PRESETS
-    if settings_path(folder).is_file() or (folder.exists() and not is_preset):
+    if settings_path(folder).is_file() or name in NAMES or (folder.exists() and not is_preset):
         return read_config(find_settings(owner, folder))
     try:
         return preset(name)

@@ -196,13 +196,15 @@ class SparseTransformer(nn.Module):
         """Returns the number of learned parameters: embeddings, blocks, norms and output, as the paper counts them."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes config.json and model.safetensors, which `from_pretrained` reads."""
-        pretrained.save(folder, self.config, self.state_dict())
+    def save_pretrained(self, folder: str | Path, dtype: str = "float32") -> None:
+        """Writes config.json and model.safetensors, which `from_pretrained` reads. `dtype`: float32, or float16 or bfloat16
+        for a file of half the size."""
+        pretrained.save(folder, self.config, self.state_dict(), dtype)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **changes: Any) -> "SparseTransformer":
-        """Loads a model from a folder of `save_pretrained`, a run, or one of a run's checkpoints/step-N.
+        """Loads a model from a folder of `save_pretrained`, a run, or one of a run's checkpoints/step-N; or a model that
+        comes with longstride, by its name: "text".
 
         `changes`: config fields that do not affect the weights, such as precision.
         """

@@ -9,12 +9,13 @@ from longstride.training.source import Source
 
 
 def find_data_kind(source: Source, config: ModelConfig, name: str | None) -> DataKind:
-    """Returns the kind of that name; without a name, that of the run's data, or the one the embedding is for."""
+    """Returns the kind of that name; without a name, that of the run's data, of the model's card, or the one the embedding
+    is for."""
     sizes = config.positions.sizes
     known = _kind_of_run(source) or next(
         (kind(item) for kind in all_kinds() if (item := kind.item_of_model(sizes))), None
     )  # fmt: skip
-    name = name or (known.name if known else None)
+    name = name or (known.name if known else None) or (source.card.kind if source.card else None)
     if name is None:
         streams = [kind.name for kind in all_kinds() if not kind.has_items]
         raise ValueError(

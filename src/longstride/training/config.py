@@ -99,7 +99,8 @@ class TrainConfig:
     out: str = ""
     """The run's folder."""
     init_from: str = ""
-    """Begin with the weights of a run, one of its checkpoints or a saved model. All shapes must match the model."""
+    """Begin with the weights of a run, one of its checkpoints, a saved model, or one that comes with longstride, by name.
+    All shapes must match the model."""
     steps: int = 1000
     """Steps of the whole run. More steps with --resume extend it, with the learning rates of a run of the new total."""
     batch: int = 8

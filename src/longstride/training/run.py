@@ -29,6 +29,7 @@ from longstride.common.checks import finite_number, short_reason, short_repr, wh
 from longstride.common.files import check_run_folder, read_json, read_text
 from longstride.data.store import Store
 from longstride.model.pretrained import save_weights
+from longstride.model.shipped import find_model
 from longstride.training.config import Resume as Resume
 from longstride.training.config import TrainConfig
 from longstride.training.folder import LAUNCH, RUN, check_free
@@ -234,7 +235,7 @@ def _launch() -> str:
 def _with_absolute_paths(config: TrainConfig) -> TrainConfig:
     """Returns the config with absolute paths, so that they are valid from any working directory."""
     data = str(Path(config.data).expanduser().absolute())
-    initial = str(Path(config.init_from).expanduser().absolute()) if config.init_from else ""
+    initial = str(find_model(Path(config.init_from).expanduser()).absolute()) if config.init_from else ""
     return replace(config, data=data, init_from=initial)
 
 

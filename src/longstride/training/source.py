@@ -6,10 +6,13 @@ from pathlib import Path
 
 from longstride.common.checks import suggest
 from longstride.common.files import parse_object, read_text, real_path
+from longstride.data import samples
 from longstride.data.prepare import open_data
 from longstride.data.store import Store
 from longstride.model import ModelConfig
+from longstride.model.card import Card, read_card
 from longstride.model.saved_config import find_settings
+from longstride.model.shipped import find_model
 from longstride.training.checkpoint import check_owner
 from longstride.training.config import TrainConfig
 from longstride.training.manifest import check_manifest, has_manifest
@@ -27,6 +30,8 @@ class Source:
     """The folder of the weights: the run, or one of its checkpoints."""
     config: TrainConfig | None
     """The run's config; None for a saved model."""
+    card: Card | None = None
+    """The card of a saved model, if it has one."""
 
     @property
     def checkpoint(self) -> str | None:
@@ -36,7 +41,7 @@ class Source:
 
 def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Source:
     """Opens a run's best weights, the weights of a checkpoint, whose SHA-256 is checked, or a saved model."""
-    path = find_settings(owner, folder)
+    path, folder = find_settings(owner, folder), find_model(folder)
     if path != folder / "config.json":
         if checkpoint is not None:
             raise ValueError(f"{owner}: checkpoint = {checkpoint!r}, and {folder} is one; give its run, {path.parent}")
@@ -49,7 +54,7 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
             raise ValueError(
                 f"{owner}: checkpoint = {checkpoint!r} is for runs, and {folder} is a saved model; leave it out"
             )
-        return Source(folder, folder, None)
+        return Source(folder, folder, None, read_card(folder))
     config = TrainConfig.from_json(text, str(path))
     complete = (path for path in (folder / "checkpoints").glob("step-*") if has_manifest(path))
     names = [path.name for path in sorted(complete, key=_step)]
@@ -85,10 +90,15 @@ def open_source_data(
 ) -> SourceData:  # fmt: skip
     """Opens the `given` data, or that of the run for None; ValueError if it does not fit the model.
 
-    Without `given`, the data must have the bytes that the run was trained on.
+    Without `given`, the data must have the bytes that the run was trained on. A saved model whose card names a bundled
+    sample has that, as both train and valid.
     """
-    path = _data_path(owner, source) if given is None else given
-    store = open_store(path)
+    if given is None and source.card is not None and source.card.check is not None:
+        path = samples.path(source.card.check.data)
+        store = samples.store(source.card.check.data)
+    else:
+        path = _data_path(owner, source) if given is None else given
+        store = open_store(path)
     check_fits(owner, store, model)
     return SourceData(path, store, is_training_data(owner, source, store, other_allowed=given is not None))
 

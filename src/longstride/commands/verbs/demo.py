@@ -6,7 +6,7 @@ ORDER = 20
 
 
 def main(folder: Path = Path("demo"), steps: int = 640) -> None:
-    """Train a small model on bundled text, and compare it with gzip and xz. Example: longstride demo
+    """Let a trained model write, train a small one, and compare both with gzip and xz. Example: longstride demo
 
     Args:
         folder: The folder for the data and the runs.

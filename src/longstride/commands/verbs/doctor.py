@@ -12,7 +12,8 @@ def main(model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN
     """Show versions, devices, what `auto` selects and why; and the cost of sampling. Example: longstride doctor enwik8
 
     Args:
-        model: A run, a saved model or a preset, for the cost of sampling from it: weights, cache and keys.
+        model: A run, a saved model, a model that comes with longstride, or a preset, for the cost of sampling from it:
+            weights, cache and keys.
     """
     if model:
         from longstride.model.saved_config import find_config

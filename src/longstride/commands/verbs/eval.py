@@ -27,8 +27,10 @@ def main(
     """Bits per byte of a split, every byte scored once. Example: longstride eval RUN --split test --min-context 0 256
 
     Args:
-        folder: A run, of which the best weights are used, one of its checkpoints, or a saved model.
-        data: A prepared store, or a source; by default the data that the run was trained on.
+        folder: A run, of which the best weights are used, one of its checkpoints, a saved model, or the name of a model that
+            comes with longstride, such as text; longstride models lists them.
+        data: A prepared store, or a source; by default the data that the run was trained on, or the bundled sample that the
+            model's card names.
         split: train, valid or test.
         min_context: The least bytes before each scored byte, except in the first window; one row of the table for each. It
             costs n / (n - min context) times as much, for a context of n. For images 0.

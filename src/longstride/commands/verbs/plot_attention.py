@@ -22,12 +22,14 @@ def main(
     """Draw what each layer and head looks at: the paper's figure 2. Example: longstride plot attention RUN --layers 0 5
 
     Args:
-        folder: A run, one of its checkpoints, or a saved model.
+        folder: A run, one of its checkpoints, a saved model, or the name of a model that comes with
+            longstride, such as text.
         position: The byte that is predicted; one picture for each; by default about two thirds down. Row r, column c of an
             image is (r * width + c) * channels.
         layers: The layers, as rows of panels; by default up to 8, evenly spaced.
         heads: The heads, as columns of panels; by default up to 8, evenly spaced.
-        data: The data that the model reads, a store or a source as for training; by default the run's own.
+        data: The data that the model reads, a store or a source as for training; by default the run's own, or
+            the bundled sample that the model's card names.
         split: train, valid or test.
         item: The number of the image, or of the window as long as the context.
         out: The picture to write, PNG or SVG by its ending.

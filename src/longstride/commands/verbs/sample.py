@@ -17,7 +17,8 @@ def main(
     """Sample text, images or sound, or complete some. Example: longstride sample RUN --prompt 'The ' --temperature 0.8
 
     Args:
-        folder: A run, of which the best weights are used, one of its checkpoints, or a saved model.
+        folder: A run, of which the best weights are used, one of its checkpoints, a saved model, or the name of a model that
+            comes with longstride, such as text; longstride models lists them.
     """
     from longstride.model.saved_config import find_settings
 

@@ -17,10 +17,12 @@ from longstride.commands.exits import is_main_process, is_only_process
 from longstride.commands.parser import HELP, parse, whole_number_from
 from longstride.common.checks import short_reason, short_repr
 from longstride.common.files import check_source, parse_object, read_text
+from longstride.model.card import SETTINGS
 from longstride.model.presets import DENSE, PRESETS
 from longstride.model.recipes import RecipeName
 from longstride.model.recompute import AUTO
-from longstride.model.saved_config import find_settings
+from longstride.model.saved_config import find_settings, settings_path
+from longstride.model.shipped import NAMES
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
 from longstride.training.folder import check_free
 from longstride.training.presets import train_preset, with_recipe
@@ -131,8 +133,8 @@ def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None], None]) 
             resume: Continue the run in --out exactly where it stopped, with its own settings. --resume auto also starts a
                 run that does not exist, for batch systems that restart a job. --no-resume: start a new one.
             until: Pause after this step, as Ctrl-C does.
-            settings: A TOML file, or a run's config.json, whose values replace those of the preset; flags replace both. A
-                file with a whole model needs no preset. The file's out is not read.
+            settings: A TOML file, a run or its config.json, or an exported model or its name, whose values replace those of
+                the preset; flags replace both. What has a whole model needs no preset. The file's out is not read.
             recipe: Fields of the network and an optimizer, together: "paper" as in the paper, or "modern", which learns
                 faster. They replace those of the preset and of --config; flags for single fields replace them.
         """
@@ -142,7 +144,11 @@ def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None], None]) 
 
 
 def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
-    """Reads settings from a TOML or JSON file. `start` has the rest; without it the file must have a whole model."""
+    """Reads settings from a TOML or JSON file, a run, or an exported model. `start` has the rest; without it the file must
+    have a whole model."""
+    if str(path) in NAMES or settings_path(path).is_file():
+        found = find_settings("train: config", path)
+        path = found.with_name(SETTINGS) if found.with_name(SETTINGS).is_file() else found
     if not path.is_file():
         raise ValueError(f"train: config = {str(path)!r} is no file; give a TOML file or a run's config.json")
     given = _read_toml(path) if path.suffix == ".toml" else parse_object(read_text(path), str(path), finite=False)

@@ -1,0 +1,109 @@
+"""Writes the weights of a run as a saved model with a card: longstride export RUN FOLDER"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from longstride.common.atomic import atomic_path
+from longstride.common.checks import finite_number, whole_number
+from longstride.common.files import file_sha256, read_json
+from longstride.data.store import read_manifest
+from longstride.model import SparseTransformer
+from longstride.model.card import SETTINGS, Card, Figure, write_card
+from longstride.sampling.data_kind import find_data_kind
+from longstride.training.run import read_metrics
+from longstride.training.source import WEIGHTS, Source, open_source
+
+OWNER = "export"
+FILES = (WEIGHTS, "config.json", SETTINGS, "card.json", "README.md")
+
+
+def export(
+    given: Path,
+    folder: Path,
+    dtype: str = "float16",
+    precision: str | None = None,
+    checkpoint: str | None = None,
+    results: Sequence[Path] = (),
+    force: bool = False,
+) -> Card:
+    """Writes config.json, model.safetensors, train.json, card.json and README.md, and returns the card.
+
+    `results`: files of `longstride eval --json` for the card; by default those in the run that are about these weights.
+    """
+    source = open_source(OWNER, given, checkpoint)
+    _check_target(folder, source, force)
+    changes: dict[str, Any] = {"recompute": "off"} | ({"precision": precision} if precision else {})
+    model = SparseTransformer.from_pretrained(source.weights, **changes)
+    figures = tuple(figure for path in results or _own_results(source) for figure in read_figures(path))
+    card = _card(folder.name, source, model, figures)
+    model.save_pretrained(folder, dtype)
+    if source.config is not None:
+        with atomic_path(folder / SETTINGS) as path:  # Its paths are those of one machine.
+            path.write_text(replace(source.config, data="", out="", init_from="").to_json())
+    weights = folder / WEIGHTS
+    card = replace(card, dtype=dtype, size=weights.stat().st_size, sha256=file_sha256(weights))
+    write_card(folder, card, model.config)
+    return card
+
+
+def read_figures(path: Path) -> list[Figure]:
+    """Reads the rows of a results file of `longstride eval`."""
+    content = read_json(path)
+    try:
+        data, rows = content["data"], list(content["rows"])
+        where = f"{Path(data['path']).name}, {data['split']}"
+        return [Figure(where, row["bytes"], row["min_context"], row["bits_per_byte"]) for row in rows]
+    except (LookupError, TypeError):
+        raise ValueError(f"{OWNER}: {path} is no results file; longstride eval --json writes one") from None
+
+
+def _card(name: str, source: Source, model: SparseTransformer, figures: tuple[Figure, ...]) -> Card:
+    if source.config is None:
+        known = source.card or Card(name, "")
+        return replace(known, name=name, parameters=model.parameter_count(), figures=figures or known.figures)
+    manifest = source.folder / "data.json"
+    about = read_manifest(source.folder, manifest).source if manifest.is_file() else ""
+    data = Path(source.config.data).name
+    step = int(source.checkpoint.removeprefix("step-")) if source.checkpoint else source.config.steps
+    return Card(
+        name=name,
+        kind=find_data_kind(source, model.config, None).name,
+        data=about or data,
+        command=f"longstride train --config {SETTINGS} --data {data} --out RUN",
+        steps=step,
+        parameters=model.parameter_count(),
+        figures=figures or _best_validation(source, data),
+    )
+
+
+def _own_results(source: Source) -> list[Path]:
+    """The results files in the run that are about these weights."""
+    if source.config is None:
+        return []
+    digest = file_sha256(source.weights / WEIGHTS)
+    return [path for path in sorted(source.folder.glob("eval-*.json")) if read_json(path).get("weights_sha256") == digest]
+
+
+def _best_validation(source: Source, data: str) -> tuple[Figure, ...]:
+    """The best validation of the run, whose weights are exported; nothing for a checkpoint."""
+    if source.config is None or source.checkpoint is not None or not (source.folder / "metrics.jsonl").is_file():
+        return ()
+    rows = [row["valid_bits_per_byte"] for row in read_metrics(source.folder) if "valid_bits_per_byte" in row]
+    if not rows:
+        return ()
+    best = min(finite_number(OWNER, "valid_bits_per_byte", bits) for bits in rows)
+    scored = whole_number(OWNER, "validate_bytes", source.config.validate_bytes, 1)
+    return (Figure(f"{data}, validation of the run", scored, 0, best),)
+
+
+def _check_target(folder: Path, source: Source, force: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{OWNER}: {folder} is a file; give the folder that is to be made")
+    if folder.is_dir() and folder.resolve() in (source.folder.resolve(), source.weights.resolve()):
+        raise ValueError(f"{OWNER}: {folder} is what is exported; give another folder")
+    others = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if others - set(FILES) or (others and not force):
+        hint = "give another" if others - set(FILES) else "add --force to replace the model in it, or give another"
+        raise ValueError(f"{OWNER}: {folder} is not an empty folder; {hint}")
