@@ -8,14 +8,14 @@ import os
 from collections.abc import Sequence
 from math import sqrt
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from longstride.attention.blocked import attend_blocked
+from longstride.attention.blocked import attend_blocked, attend_blocked_layout
 from longstride.attention.precision import DTYPES, autocast_is_enabled, cast_as_autocast_would, without_autocast
-from longstride.attention.reference import attend_reference
+from longstride.attention.reference import attend_reference, attend_reference_layout
 from longstride.common.checks import suggest
 from longstride.patterns import Pattern, notation
 
@@ -27,13 +27,31 @@ def _attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sc
     return attend_triton(q, k, v, heads, scale)
 
 
+def _attend_triton_layout(*arguments: Any) -> tuple[Tensor, Tensor]:
+    from longstride.attention.kernels.layout_ops import attend_triton_layout
+
+    return attend_triton_layout(*arguments)
+
+
 IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked, "triton": _attend_triton}
+LAYOUTS = {"reference": attend_reference_layout, "blocked": attend_blocked_layout, "triton": _attend_triton_layout}
+"""The implementations for the shapes of `layout.py`, and for a result with the lse."""
 SCALE_LIMIT = 1e38  # About the largest float32.
 CHOICES = ("auto", "reference", "blocked", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Looked up at import: some versions of torch.compile cannot trace `find_spec`."""
 
 
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern | Sequence[Pattern], *, scale: float | None = ..., impl: str = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern | Sequence[Pattern], *, scale: float | None = ..., impl: str = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def attend(
     q: Tensor,
     k: Tensor,
@@ -42,7 +60,8 @@ def attend(
     *,
     scale: float | None = None,
     impl: str = "auto",
-) -> Tensor:
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Causal attention over the pairs of a pattern: softmax(q k^T * scale) v, where a query sees only the pattern's keys.
 
     Args:
@@ -52,9 +71,13 @@ def attend(
         scale: Default 1 / sqrt(d_qk).
         impl: "auto" (default) is "triton" on a CUDA device and "blocked", plain PyTorch, elsewhere. "reference" is the
             definition, with n^2 memory. An implementation that cannot run is an error, never replaced by another.
+        return_lse: Also return the natural log-sum-exp of each query's scores, with gradients: `join` joins results over
+            disjoint keys by it.
 
     Returns:
         [batch, heads, n, d_v]. A query that sees no key gets output 0 and gradient 0.
+        With return_lse, the output and the lse, float32 (float64 for float64 inputs) [batch, heads, n], -inf for a query
+        that sees no key.
 
     Example:
         >>> import torch
@@ -81,12 +104,14 @@ def attend(
     if autocast_is_enabled(q.device):
         q, k, v = cast_as_autocast_would(q, k, v)
         with without_autocast(q.device):
-            return attend(q, k, v, pattern, scale=scale, impl=impl)
+            return attend(q, k, v, pattern, scale=scale, impl=impl, return_lse=return_lse)  # type: ignore[call-overload, no-any-return]
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
     heads = _patterns_per_head(pattern, q.shape[1])
-    implementation = IMPLEMENTATIONS[_implementation_name(impl, q.device.type)]
-    return implementation(q, k, v, heads, _validate_scale(scale, q.shape[3]))
+    name, scale = _implementation_name(impl, q.device.type), _validate_scale(scale, q.shape[3])
+    if return_lse:
+        return LAYOUTS[name](q, k, v, heads, scale, [])
+    return IMPLEMENTATIONS[name](q, k, v, heads, scale)
 
 
 def attend_packed(

@@ -35,28 +35,42 @@ def attend_blocked(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sc
     return torch.ops.longstride.blocked_forward.default(q, k, v, notation.write(heads), scale)[0]  # type: ignore[no-any-return]
 
 
+def attend_blocked_layout(
+    q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same for the shapes of `layout.py`; also returns the lse."""
+    results = torch.ops.longstride.blocked_layout_forward.default(q, k, v, notation.write(heads), scale, documents)
+    return results[0], results[1]
+
+
 def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the output and, for every query, the maximum of its scores and the sum of exp(score - maximum).
 
     The last two are not combined into an lse, which would add a rounding error to every weight in backward.
     """
-    output, all_row_max, all_row_sum = _forward_like(q, k, v, patterns, scale)
+    results = _forward_like(q, k, v, patterns, scale)
+    _fill_results(results, (q, k, v), patterns, scale)
+    return results
+
+
+def _fill_results(results: Sequence[Tensor], inputs: Sequence[Tensor], patterns: str, scale: float) -> None:
+    output, all_row_max, all_row_sum = results
+    q = inputs[0]
     scratch = Scratch(_working_dtype(q), q.device)
     with without_autocast(q.device):
         for pattern, head in _heads(q, patterns):
-            inputs = _load_head(q, head), _load_head(k, head), _load_head(v, head)
+            rows = [_load_head(x, head) for x in inputs]
             accumulator = _head_accumulator(output, head)
-            row_max, row_sum = _forward_head(pattern, scratch, scale, inputs, accumulator, exact=False)
+            row_max, row_sum = _forward_head(pattern, scratch, scale, rows, accumulator, exact=False)
             if not _all_finite([accumulator]):
-                row_max, row_sum = _forward_head(pattern, scratch, scale, inputs, accumulator.zero_(), exact=True)
+                row_max, row_sum = _forward_head(pattern, scratch, scale, rows, accumulator.zero_(), exact=True)
             _store_head(accumulator, output, head)
             all_row_max[head], all_row_sum[head] = row_max.squeeze(-1), row_sum.squeeze(-1)
-    return output, all_row_max, all_row_sum
 
 
 def fill_gradients(
     gradients: Sequence[Tensor], d_output: Tensor, inputs: Sequence[Tensor], saved: Sequence[Tensor], patterns: str,
-    scale: float, needed: Sequence[bool],
+    scale: float, needed: Sequence[bool], d_lse: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fills the gradients of q, k and v that are needed."""
     q, (output, row_max, row_sum) = inputs[0], saved
@@ -65,8 +79,10 @@ def fill_gradients(
         for pattern, head in _heads(q, patterns):
             rows = [_load_head(x, head) for x in inputs]
             d_rows = _load_head(d_output, head)
-            # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta).
+            # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta). The lse's own slope is the weight.
             delta = (d_rows * _load_head(output, head)).sum(-1, keepdim=True)
+            if d_lse is not None:
+                delta -= d_lse[head].unsqueeze(-1)
             row_stats = d_rows, delta, row_max[head].unsqueeze(-1), row_sum[head].unsqueeze(-1).log2().neg_()
             totals = [_head_accumulator(x, head) if wanted else None for x, wanted in zip(gradients, needed)]
             _backward_head(pattern, scratch, scale, rows, row_stats, totals, exact=False)
@@ -215,4 +231,33 @@ def _gradient_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-define_ops("blocked", blocked_forward, _forward_like, fill_gradients, _gradient_like, by_query=["row_max", "row_sum"])
+def blocked_layout_forward(
+    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns the output, the lse, and the row stats of `blocked_forward`."""
+    output, lse, row_max, row_sum = _layout_like(q, k, v, patterns, scale, documents)
+    _fill_results((output, row_max, row_sum), (q, k, v), patterns, scale)
+    nothing = row_max == torch.finfo(row_max.dtype).min
+    torch.add(row_max, row_sum.log(), out=lse).masked_fill_(nothing, -torch.inf)
+    return output, lse, row_max, row_sum
+
+
+def _layout_like(
+    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
+) -> tuple[Tensor, ...]:  # fmt: skip
+    output, row_max, row_sum = _forward_like(q, k, v, patterns, scale)
+    return output, torch.empty_like(row_max), row_max, row_sum
+
+
+def fill_layout_gradients(
+    gradients: Sequence[Tensor], d_output: Tensor, d_lse: Tensor | None, inputs: Sequence[Tensor], saved: Sequence[Tensor],
+    patterns: str, scale: float, documents: Sequence[int], needed: Sequence[bool],
+) -> None:  # fmt: skip
+    fill_gradients(gradients, d_output, inputs, saved, patterns, scale, needed, d_lse)
+
+
+ROW_STATS = ["row_max", "row_sum"]
+define_ops("blocked", blocked_forward, _forward_like, fill_gradients, _gradient_like, ROW_STATS)
+define_ops(
+    "blocked", blocked_layout_forward, _layout_like, fill_layout_gradients, _gradient_like, ROW_STATS, layout=True
+)  # fmt: skip

@@ -32,6 +32,18 @@ BACKENDS = (
 """A module, and whether it may be imported and used on a device. The last one takes everything."""
 
 
+class Layout(NamedTuple):
+    """What a call of `layout_ops.py` has beside the tensors of a plain one."""
+
+    d_lse: Tensor | None = None
+    """Backward: the slope of the natural lse, float32 [batch, heads, n], contiguous."""
+
+    @property
+    def key(self) -> Any:
+        """For a plan's key."""
+        return self.d_lse is None
+
+
 class Forward(NamedTuple):
     """Fills output and lse [batch, heads, n], the log-sum-exp of each query's scores in base 2, float32."""
 
@@ -43,6 +55,8 @@ class Forward(NamedTuple):
     scale: float
     """The softmax scale times log2(e), for scores in base 2; positive."""
     workspace: Workspace
+    layout: Layout | None = None
+    """None: a plain call."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -67,6 +81,7 @@ class Backward(NamedTuple):
     need_q: bool
     need_kv: bool
     workspace: Workspace
+    layout: Layout | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -83,16 +98,19 @@ def backends(device: torch.device) -> tuple[ModuleType, ...]:
 
 
 def make_plan(
-    kind: type[Forward] | type[Backward], tensors: Sequence[Tensor], settings: Sequence[Any], patterns: str, aligned: bool
+    kind: type[Forward] | type[Backward], tensors: Sequence[Tensor], settings: Sequence[Any], patterns: str, aligned: bool,
+    layout: Layout | None = None,
 ) -> Plan:  # fmt: skip
     """Returns the launches for all passes of the patterns, in order. `settings`: the call's fields between tensors and
-    workspace; `aligned`: as in `Plan`."""
-    direction = "forward" if kind is Forward else "backward"
+    workspace; `aligned`: as in `Plan`. A layout's d_lse comes after the tensors of the call."""
+    direction, count = ("forward", 5) if kind is Forward else ("backward", 9)
     device = tensors[0].device
     with capture_safe(device.type == "cuda"):
         workspace = Workspace(device)
         distinct = [x.detach() for x in tensors]  # A plan tells tensors apart by `id`; a caller may pass one as q and as k.
-        call: Any = kind._make((*distinct, *settings, workspace))
+        if layout is not None and layout.d_lse is not None:
+            layout = layout._replace(d_lse=distinct[count])
+        call: Any = kind._make((*distinct[:count], *settings, workspace, layout))
         launches = []
         for index, pass_ in enumerate(passes(patterns, tensors[0].shape[2])):
             offers = (getattr(backend, direction)(call, pass_, index > 0) for backend in backends(device))

@@ -47,7 +47,7 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch]:
     launches = []
     if "delta" not in call.workspace.named:
         call.workspace.named["delta"] = call.workspace.new(*lse.shape)
-        launches.append(_delta(d_output, output, call.workspace.named["delta"]))
+        launches.append(_delta(call, call.workspace.named["delta"]))
     inputs = *inputs, lse, call.workspace.named["delta"]
     if call.need_q:
         setting = _setting(call, pass_, "dq", pass_.summary)
@@ -98,11 +98,13 @@ def _launch(
     return Launch(kernel, programs, arguments, {**constants, "num_warps": warps, "num_stages": stages})
 
 
-def _delta(d_output: Tensor, output: Tensor, delta: Tensor) -> Launch:
+def _delta(call: Backward, delta: Tensor) -> Launch:
+    d_output, output = call.d_output, call.output
     sizes = row_sizes(output, DELTA_ROWS)
     row = row_shape(output, _wide(d_output, output))
     constants = {"ROW": row, "ROWS": DELTA_ROWS, "num_warps": 4, "num_stages": 1}
-    return Launch(backward_delta, sizes.total, (matrix(d_output), matrix(output), delta, sizes), constants)
+    d_lse = call.layout.d_lse if call.layout else None
+    return Launch(backward_delta, sizes.total, (matrix(d_output), matrix(output), d_lse, delta, sizes), constants)
 
 
 @lru_cache(maxsize=256)
@@ -118,7 +120,7 @@ def _setting(call: Forward | Backward, pass_: Pass, kernel: str, summary: bool) 
 
 def _whole_lanes(call: Forward | Backward, pass_: Pass, kernel: str, accumulate: bool) -> Setting | None:
     """Returns the settings for tiles that hold whole lanes; None if this pass needs other tiles."""
-    if pass_.summary:
+    if pass_.summary or call.layout is not None:
         return None
     widths = padded(call.q.shape[3]), padded(call.v.shape[3])
     return lane_setting(kernel, accumulate, *widths, call.q.dtype, pass_.longest, gpu(call.q.device))
