@@ -1,6 +1,7 @@
 """The oracle of grouped queries, offsets, documents and the lse: a softmax over an explicit mask; and cases for it."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -91,16 +92,27 @@ class Case(NamedTuple):
 
 @st.composite
 def cases(draw: st.DrawFn, longest_n: int = 60, longest_stride: int = 16) -> Case:
-    heads = draw(st.integers(1, 3))
-    n = draw(st.integers(1, longest_n))
-    one = patterns(longest_stride)
+    kv_heads, group, batch = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    n_k = draw(st.integers(1, longest_n))
+    n_q = draw(st.one_of(st.just(n_k), st.just(1), st.integers(1, n_k)))
+    one, heads = patterns(longest_stride), kv_heads * group
+    options: dict[str, Any] = {}
+    if draw(st.booleans()):
+        options["offset"] = draw(st.integers(0, n_k - n_q))
+    kind = draw(st.sampled_from(["none", "lengths", "numbers"]))
+    if kind == "lengths":
+        cuts = sorted(draw(st.sets(st.integers(1, n_k - 1), max_size=6))) if n_k > 1 else []
+        options["documents"] = [b - a for a, b in pairwise([0, *cuts, n_k])]
+    elif kind == "numbers":
+        starts = draw(st.lists(st.sampled_from([0, 0, 0, 1]), min_size=batch * n_k, max_size=batch * n_k))
+        options["documents"] = torch.tensor(starts).view(batch, n_k).cumsum(1) % 3
     return Case(
         [draw(one)] * heads if draw(st.booleans()) else [draw(one) for _ in range(heads)],
-        heads,
-        draw(st.integers(1, 2)),
-        n,
-        n,
+        kv_heads,
+        batch,
+        n_q,
+        n_k,
         draw(st.integers(1, 6)),
         draw(st.integers(1, 6)),
-        {},
+        options,
     )

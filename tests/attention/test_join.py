@@ -1,7 +1,11 @@
 import pytest
 import torch
 
+from longstride import attend
 from longstride.attention import join
+from longstride.patterns import Dense
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def test_a_query_without_keys_in_some_part():
@@ -27,6 +31,24 @@ def test_lses_far_apart():
 def test_the_dtype_is_that_of_the_outputs():
     output, lse = join([torch.ones(1, 1, 2, 3).half()] * 2, [torch.zeros(1, 1, 2)] * 2)
     assert (output.dtype, lse.dtype) == (torch.float16, torch.float32)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked", "triton"])
+def test_two_halves_of_the_keys_are_the_whole(impl):
+    """Queries in the second half: the keys of that half, and those before it, one query at a time as the last of them."""
+    batch, heads, n, middle, d = 2, 1, 5, 3, 4
+    q, k, v = (torch.randn(batch, heads, m, d, device=DEVICE, requires_grad=True) for m in (n - middle, n, n))
+    whole = attend(q, k, v, Dense(), impl=impl, return_lse=True)
+    near = attend(q, k[:, :, middle:], v[:, :, middle:], Dense(), impl=impl, return_lse=True)
+    each = q.transpose(1, 2).flatten(0, 1).unsqueeze(2)  # [batch * queries, heads, 1, d]
+    before = [x[:, :, :middle].repeat_interleave(n - middle, 0) for x in (k, v)]
+    output, lse = attend(each, *before, Dense(), impl=impl, return_lse=True)
+    far = output.view(batch, n - middle, heads, d).transpose(1, 2), lse.view(batch, n - middle, heads).transpose(1, 2)
+    joined = join(*zip(near, far))
+    torch.testing.assert_close(joined, whole)
+    slopes = [torch.randn_like(x) for x in whole]
+    ours, theirs = (torch.autograd.grad(results, (q, k, v), slopes, retain_graph=True) for results in (joined, whole))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 X, L = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)

@@ -16,7 +16,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
-from longstride.attention.layout import layout_documents
+from longstride.attention.layout import fill_in_float32, layout_documents
 from longstride.patterns import notation
 
 LIBRARY = torch.library.Library("longstride", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -39,6 +39,7 @@ def define_ops(
     Returns the function behind the backward op.
     """
     slope_names = ("d_output", "d_lse")[: 1 + layout]
+    fill_gradients = fill_in_float32(fill_gradients) if layout else fill_gradients
 
     def backward_like(*arguments: Any) -> tuple[Tensor, ...]:
         inputs = arguments[len(slope_names) :][:3]

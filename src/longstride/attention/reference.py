@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from longstride.attention.layout import layout_documents
 from longstride.patterns import Pattern
 
 
@@ -22,13 +23,22 @@ def attend_reference_layout(
     q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int]
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same for the shapes of `layout.py`; also returns the lse."""
-    masks = _masks(q, k, heads)
-    return _over_pairs(_attend, q, k, v, masks, scale), _over_pairs(_log_sums, q, k, v, masks, scale)
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    by_rows: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    for part in layout_documents(q.shape, k.shape, documents):
+        inputs = q[part.batch, :, part.queries], k[part.batch, :, part.keys], v[part.batch, :, part.keys]
+        masks = _masks(*inputs[:2], heads)
+        results = _over_pairs(_attend, *inputs, masks, scale), _over_pairs(_log_sums, *inputs, masks, scale)
+        by_rows.setdefault(part.batch.start, []).append(results)
+    output, lse = (torch.cat([torch.cat([r[i] for r in row], 2) for row in by_rows.values()]) for i in (0, 1))
+    return output, lse
 
 
 def _masks(q: Tensor, k: Tensor, heads: Sequence[Pattern]) -> Tensor:
-    """The visible pairs, bool [heads, queries, keys]."""
-    return torch.stack([pattern.mask(k.shape[2], q.device) for pattern in heads])
+    """The visible pairs, bool [heads, queries, keys]. The queries are the last ones."""
+    n = k.shape[2]
+    return torch.stack([pattern.mask(n, q.device)[n - q.shape[2] :] for pattern in heads])
 
 
 def _over_pairs(compute: Any, q: Tensor, k: Tensor, v: Tensor, masks: Tensor, scale: float) -> Tensor:

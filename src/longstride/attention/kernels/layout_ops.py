@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longstride.attention.gradient import define_ops
 from longstride.attention.kernels.call import Layout
-from longstride.attention.kernels.ops import fill_gradients, forward_like, result_like, triton_forward
+from longstride.attention.kernels.ops import check, fill_gradients, fill_results, forward_like, result_like
 from longstride.patterns import Pattern, notation
 
 LN_2 = log(2)
@@ -30,8 +30,9 @@ def triton_layout_forward(
     q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the output, and the lse of each query, natural and in base 2, float32 [batch, heads, n]."""
-    output, bits = triton_forward(q, k, v, patterns, scale)
-    return output, bits * LN_2, bits
+    output, lse, bits = _layout_like(q, k, v, patterns, scale, documents)
+    fill_results(output, bits, (q, k, v), patterns, scale, _layout(q, k, documents, None))
+    return output, torch.mul(bits, LN_2, out=lse), bits
 
 
 def fill_layout_gradients(
@@ -39,14 +40,29 @@ def fill_layout_gradients(
     patterns: str, scale: float, documents: Sequence[int], needed: Sequence[bool],
 ) -> None:  # fmt: skip
     """Fills those of dq, dk and dv that are needed."""
-    layout = None if d_lse is None else Layout(d_lse.contiguous())
+    layout = _layout(inputs[0], inputs[1], documents, None if d_lse is None else d_lse.contiguous())
     fill_gradients(gradients, d_output, inputs, saved, patterns, scale, needed, layout)
+
+
+def _layout(q: Tensor, k: Tensor, documents: Sequence[int], d_lse: Tensor | None) -> Layout | None:
+    """None if the launches are those of a plain call."""
+    plain = q.shape == k.shape and not documents and d_lse is None
+    return None if plain else Layout(tuple(documents), d_lse)
 
 
 def _layout_like(
     q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    output, bits = forward_like(q, k, v, patterns, scale)
+    if q.shape == k.shape:
+        output, bits = forward_like(q, k, v, patterns, scale)
+        return output, torch.empty_like(bits), bits
+    check(q, k, v)
+    batch, heads, n, _ = q.shape
+    if q.stride(1) < q.stride(2):  # The dimensions of the output have q's order in memory.
+        output = v.new_empty(batch, n, heads, v.shape[3]).transpose(1, 2)
+    else:
+        output = v.new_empty(batch, heads, n, v.shape[3])
+    bits = v.new_empty((batch, heads, n), dtype=torch.float32)
     return output, torch.empty_like(bits), bits
 
 

@@ -78,15 +78,15 @@ class _Attend(torch.autograd.Function):
         return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None
 
 
-def _check(q: Tensor, v: Tensor) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor) -> None:
     elsewhere = "impl = 'blocked' takes it"
     if q.dtype not in DTYPES:
         raise ValueError(f"attend: the Triton kernels take float16, bfloat16 and float32, got {q.dtype}; {elsewhere}")
     if q.shape[3] > WIDEST or v.shape[3] > WIDEST:
         name, x = ("d_qk", q) if q.shape[3] > WIDEST else ("d_v", v)
         raise ValueError(f"attend: the Triton kernels take {name} up to {WIDEST}, got {x.shape[3]}; {elsewhere}")
-    if q.shape[2] > LONGEST:
-        raise ValueError(f"attend: the Triton kernels take n up to {LONGEST:,}, got {q.shape[2]:,}; {elsewhere}")
+    if k.shape[2] > LONGEST:
+        raise ValueError(f"attend: the Triton kernels take n up to {LONGEST:,}, got {k.shape[2]:,}; {elsewhere}")
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
         raise ValueError("attend: impl = 'triton' on a CPU is Triton's interpreter, which is wrong for bfloat16")
 
@@ -167,7 +167,7 @@ def readable(x: Tensor) -> Tensor:
 
 
 def forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
-    _check(q, v)
+    check(q, k, v)
     batch, heads, n, _ = v.shape
     # empty_strided takes half the time of new_empty.
     lse = torch.empty_strided((batch, heads, n), (heads * n, n, 1), dtype=torch.float32, device=v.device)
