@@ -38,19 +38,24 @@ def define_ops(
 
     Returns the function behind the backward op.
     """
-    slope_names = ("d_output", "d_lse")[: 1 + layout]
+    # Where q, k and v begin among the arguments of backward, what was saved, and the settings.
+    first = 1 + layout
+    first_saved = first + 3
+    first_setting = first_saved + 1 + len(by_query)
     fill_gradients = fill_in_float32(fill_gradients) if layout else fill_gradients
 
+    def empty_gradients(inputs: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor, ...]:
+        return tuple(like(x) if wanted else x.new_empty(0) for x, wanted in zip(inputs, needed))
+
     def backward_like(*arguments: Any) -> tuple[Tensor, ...]:
-        inputs = arguments[len(slope_names) :][:3]
-        return tuple(like(x) if wanted else x.new_empty(0) for x, wanted in zip(inputs, arguments[-1]))
+        return empty_gradients(arguments[first:first_saved], arguments[-1])
 
     def backward(*arguments: Any) -> tuple[Tensor, ...]:
-        slopes, inputs = arguments[: len(slope_names)], arguments[len(slope_names) :][:3]
-        others = arguments[len(slope_names) + 3 :]
-        gradients = backward_like(*arguments)
-        saved, settings = others[: 1 + len(by_query)], others[1 + len(by_query) :]
-        fill_gradients(gradients, *slopes, inputs, saved, *settings)
+        inputs = arguments[first:first_saved]
+        gradients = empty_gradients(inputs, arguments[-1])
+        fill_gradients(
+            gradients, *arguments[:first], inputs, arguments[first_saved:first_setting], *arguments[first_setting:]
+        )
         return gradients
 
     inputs, settings = "Tensor q, Tensor k, Tensor v", "str patterns, float scale"
@@ -62,7 +67,7 @@ def define_ops(
     forward_op = define(f"{name}_forward", f"({inputs}, {settings}) -> {results}", forward, forward_like, forward_flops)
     schema = f"({slopes}, {inputs}{saved}, {settings}, bool[] needed) -> (Tensor, Tensor, Tensor)"
     backward_op = define(f"{name}_backward", schema, backward, backward_like, layout_flops if layout else backward_flops)
-    _register_gradient(forward_op, backward_op, impl, len(slope_names))
+    _register_gradient(forward_op, backward_op, impl, first)
     return backward
 
 

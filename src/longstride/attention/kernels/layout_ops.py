@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longstride.attention.gradient import define_ops
 from longstride.attention.kernels.call import Layout
-from longstride.attention.kernels.ops import check, fill_gradients, fill_results, forward_like, result_like
+from longstride.attention.kernels.ops import check, fill_gradients, forward_like, result_like, triton_forward
 from longstride.patterns import Pattern, notation
 
 LN_2 = log(2)
@@ -31,7 +31,7 @@ def triton_layout_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the output, and the lse of each query, natural and in base 2, float32 [batch, heads, n]."""
     output, lse, bits = _layout_like(q, k, v, patterns, scale, documents)
-    fill_results(output, bits, (q, k, v), patterns, scale, _layout(q, k, documents, None))
+    triton_forward(q, k, v, patterns, scale, (output, bits), _layout(q, k, documents, None))
     return output, torch.mul(bits, LN_2, out=lse), bits
 
 

@@ -91,17 +91,15 @@ def check(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError("attend: impl = 'triton' on a CPU is Triton's interpreter, which is wrong for bfloat16")
 
 
-def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
-    """Returns the output, and the log-sum-exp of each query's scores in base 2, float32 [batch, heads, n]."""
-    output, lse = forward_like(q, k, v, patterns, scale)
-    fill_results(output, lse, (q, k, v), patterns, scale)
-    return output, lse
+def triton_forward(
+    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, results: tuple[Tensor, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the output, and the log-sum-exp of each query's scores in base 2, float32 [batch, heads, n].
 
-
-def fill_results(
-    output: Tensor, lse: Tensor, inputs: Sequence[Tensor], patterns: str, scale: float, layout: Layout | None = None
-) -> None:
-    q, k, v = inputs
+    results: empty tensors for these, if a layout has other shapes.
+    """
+    output, lse = results or forward_like(q, k, v, patterns, scale)
     if scale < 0:
         q, scale = -q, -scale
     tensors = readable(q), readable(k), readable(v), output, lse
@@ -110,6 +108,7 @@ def fill_results(
     if layout is not None:
         key = *key, k.shape, layout.key
     plan_for(key, lambda: make_plan(Forward, tensors, (in_bits(scale),), patterns, aligned, layout)).run(tensors)
+    return output, lse
 
 
 def fill_gradients(
@@ -126,17 +125,18 @@ def fill_gradients(
         q, scale = -q, -scale
     matrices = readable(q), readable(k), readable(v), readable(d_output), output
     tensors: tuple[Tensor, ...] = *matrices, lse, dq, dk, dv
-    key: Any = patterns, scale, *needed, *describe(*matrices, dq, dk, dv)
-    if layout is not None:
-        tensors = tensors if layout.d_lse is None else (*tensors, layout.d_lse)
-        key = *key, k.shape, layout.key
+    if layout is not None and layout.d_lse is not None:
+        tensors = *tensors, layout.d_lse
     aligned = is_aligned(*tensors)
+    key: Any = patterns, scale, aligned, *needed, *describe(*matrices, dq, dk, dv)
+    if layout is not None:
+        key = *key, k.shape, layout.key
 
     def make() -> Plan:
         settings = in_bits(scale), scale, needed[0], needed[1] or needed[2]
         return make_plan(Backward, tensors, settings, patterns, aligned, layout)
 
-    plan_for((aligned, *key), make).run(tensors)
+    plan_for(key, make).run(tensors)
     if negative:
         dq.neg_()
 
