@@ -152,6 +152,17 @@ def test_a_document_is_a_sequence_of_its_own(impl):
     assert torch.equal(attend(*inputs, HEADS, impl=impl, documents=numbers), together)
 
 
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_queries_that_are_not_there_see_nothing(impl):
+    """A NaN in a key that only they would see reaches no result."""
+    q, k, v = Case([Local(3)], 1, 1, 10, 40, 4, 4, {}).tensors(device=DEVICE)
+    with torch.no_grad():
+        k[:, :, 25] = torch.nan
+    output = attend(q, k, v, Local(3), impl=impl)
+    for x in (output, *torch.autograd.grad(output.sum(), (q, k, v))):
+        assert x.isfinite().all()
+
+
 @MOST
 def test_every_element_is_written(poisoned, impl):
     """Also the gradients of documents without queries, and of keys after the last query."""
