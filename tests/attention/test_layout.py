@@ -190,7 +190,7 @@ def test_cost_follows_the_pairs(impl):
     assert counter.get_total_flops() == 2 * 6 * 3 * 2 * (4 + 6 + 3 * 4 + 2 * 6)
 
 
-def test_vmap_of_documents_of_rows():
+def test_transforms_of_documents_of_rows():
     q, k, v = (x.detach() for x in OF_ROWS.tensors(device=DEVICE))
     stacks = [torch.stack([x, -x]) for x in (q, k, v)]
     ours = vmap(lambda *x: attend(*x, HEADS, **OF_ROWS.options))(*stacks)
@@ -198,6 +198,8 @@ def test_vmap_of_documents_of_rows():
         torch.testing.assert_close(ours[index], attend(*(x[index] for x in stacks), HEADS, **OF_ROWS.options))
     with pytest.raises(NotImplementedError, match="documents = a tensor is read by the host"):
         vmap(lambda x: attend(q, k, v, HEADS, documents=x))(NUMBERS.expand(2, 2, 9))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="documents = a tensor is read by the host"):
+        torch.compile(attend, fullgraph=True, backend="eager")(q, k, v, HEADS, documents=NUMBERS)
 
 
 def test_inputs_as_the_projections_leave_them():

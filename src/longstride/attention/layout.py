@@ -115,8 +115,7 @@ def _lengths_of_runs(documents: Tensor, batch: int, n: int, end: int) -> list[in
         raise ValueError(
             f"attend: documents must be an integer tensor {[batch, n]}, got {documents.dtype} {list(documents.shape)}"
         )
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(documents)
-    if torch.compiler.is_compiling() or wrapped or type(documents) is not Tensor or documents.is_meta:
+    if torch.compiler.is_compiling() or not _is_readable(documents):
         raise NotImplementedError(
             "attend: documents = a tensor is read by the host, which torch.compile and torch.func do not allow; "
             "give a sequence of lengths"
@@ -128,6 +127,10 @@ def _lengths_of_runs(documents: Tensor, batch: int, n: int, end: int) -> list[in
     ends = [*starts.flatten().nonzero().flatten().tolist(), starts.numel()]
     lengths = [b - a for a, b in pairwise(ends)]
     return lengths if len(lengths) > 1 else []
+
+
+def _is_readable(x: Tensor) -> bool:
+    return type(x) is Tensor and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def fill_in_float32(fill_gradients: Any) -> Any:
