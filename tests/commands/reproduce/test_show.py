@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from longstride.commands.bench.memory_results import read_memory
 from longstride.commands.bench.report import save
 from longstride.commands.main import main
 from longstride.commands.reproduce.results import Reproduced
@@ -35,7 +36,10 @@ def test_table_4_reads_results_that_are_kept(path, tmp_path, capsys):
 
 
 def test_table_4_is_bench_memory(tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "table4.json").write_text("of an earlier call")
     main(["reproduce", "table4", "--scale", "tiny", "--out", str(tmp_path / "out"), "--steps", "1"])
+    assert [row.context for row in read_memory(tmp_path / "out" / "table4.json").rows] == [64, 256]
     assert "steps in limited memory, and table 4" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"table4.json", "table4.png"}
 
@@ -47,5 +51,5 @@ def test_a_picture_that_cannot_be_drawn_costs_no_results(tmp_path, monkeypatch, 
     monkeypatch.setattr(reproduced, "plot_curves", fail)
     out = str(tmp_path / "out")
     main(["reproduce", "contest", "--scale", "tiny", "--out", out, "--rows", "dense-1024", "--steps", "1"])
-    assert "the curves are not drawn: no matplotlib" in capsys.readouterr().out
+    assert "the picture is not drawn: no matplotlib" in capsys.readouterr().out
     assert (tmp_path / "out" / "contest.json").is_file()
