@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 # Two test processes share the cores; one thread each keeps them out of each other's way.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+# Each begins with one half of the tests, so that it makes what the tests of a file share once; who is done takes over.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 .PHONY: setup demo test test-all lint format bench clean
 

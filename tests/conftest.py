@@ -1,3 +1,4 @@
+import importlib.util
 import os
 from collections.abc import Iterator
 
@@ -30,6 +31,19 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing is written to, or taken from, the cache of whoever runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LONGSTRIDE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interpreter() -> Iterator[None]:
+    """Triton's, with the parts that tests do without left out."""
+    if torch.cuda.is_available() or not importlib.util.find_spec("triton"):
+        yield
+        return
+    from tests.interpreter import FAST, install
+
+    with pytest.MonkeyPatch.context() as patch:
+        install(FAST, patch)
         yield
 
 

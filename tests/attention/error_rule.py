@@ -40,8 +40,15 @@ def assert_within_the_rule(impl: str, q, k, v, slopes, pattern, scale=None) -> N
     assert f"longstride.{impl}_backward" in ran.ops
     plain = results("reference", q, k, v, slopes, pattern, scale)
     exact = results("reference", *(x.double() for x in (q, k, v, slopes)), pattern, scale)
+    assert_errors_within_the_rule(("output", "dq", "dk", "dv"), ours, plain, exact)
+
+
+def assert_errors_within_the_rule(
+    names: Sequence[str], ours: Sequence[Tensor], plain: Sequence[Tensor], exact: Sequence[Tensor]
+) -> None:
+    """ours: of the implementation; plain: of plain PyTorch in the same precision; exact: in float64."""
     largest = max((x.abs().max().item() for x in exact if x.numel()), default=0)
-    for name, our, same, true in zip(("output", "dq", "dk", "dv"), ours, plain, exact):
+    for name, our, same, true in zip(names, ours, plain, exact):
         assert our.dtype == same.dtype
         if not true.numel():
             continue

@@ -229,6 +229,17 @@ def test_recomputation_in_a_fused_network(recompute, fused):
     torch.testing.assert_close(*found)
 
 
+def test_recomputation_ends_before_the_last_product(fused):
+    """Of two blocks and the output layer: the products of dropout are those of a network without it."""
+    counts = []
+    for rate in (0.0, 0.3):
+        loss = model(layers=2, dropout=rate, recompute="on").loss(some_bytes())
+        with Ran() as ran:
+            loss.backward()
+        counts.append([ran.ops.count(name) for name in ("aten.mm", "aten.addmm")])
+    assert counts[0] == counts[1]
+
+
 def test_a_bias_is_summed_by_no_other_kernel(fused):
     made = model(layers=1)
     loss = made.loss(some_bytes())

@@ -134,15 +134,15 @@ def test_recomputation_changes_nothing(recompute):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_the_feed_forward_network_in_parts(dropout, monkeypatch):
-    """Parts of three positions and of two: as plain autograd, but for the order of sums."""
-    monkeypatch.setattr(feed_forward, "PART_BYTES", 3 * 3 * 32 * 8)
+    """Parts of eight rows and of seven: as plain autograd, but for the order of sums."""
+    monkeypatch.setattr(feed_forward, "PART_BYTES", 8 * 32 * 8)
     inner, outer = layers.Linear(8, 32).double(), layers.Linear(32, 8).double()
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     inputs = x, *inner.parameters(), *outer.parameters()
     mask, scale = draw_mask(x, dropout, torch.tensor(3)), 1 / (1 - dropout)
-    assert len(feed_forward.row_parts(x, feed_forward.part_count(3 * 5 * 32 * 8))) == 2
+    assert feed_forward.part_count(3 * 5 * 32 * 8) == 2
     plain = layers.drop(outer(layers.gelu(inner(x))), mask, scale)
-    again = feed_forward.recomputed_feed_forward(x, inner, outer, mask, scale)
+    again = feed_forward.recomputed_feed_forward(x, inner, outer, outer.bias, mask, scale)
     torch.testing.assert_close(again, plain)
     slopes = torch.randn_like(plain)
     torch.testing.assert_close(torch.autograd.grad(again, inputs, slopes), torch.autograd.grad(plain, inputs, slopes))

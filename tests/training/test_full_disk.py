@@ -1,8 +1,6 @@
 """A disk that is full, by a limit on the size of files: the system refuses to write, as it does then."""
 
 import os
-import subprocess
-import sys
 from threading import Event
 from unittest.mock import Mock
 
@@ -10,16 +8,10 @@ import pytest
 
 from longstride.training import checkpoint, train
 from longstride.training.run import Run, read_metrics
+from tests.training.ranks import start
 from tests.training.saved import names, part
 from tests.training.small import config, same, store, weights
-
-LIMITED = """
-import resource, sys
-limit = int(sys.argv.pop(1))
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-from longstride.commands.main import main
-main()
-"""
+from tests.training.worker import limited
 
 
 def curve(run):
@@ -37,16 +29,12 @@ def test_a_run_stops_with_a_message_and_goes_on_when_there_is_room(name, file, t
     sizes = [path.stat().st_size for path in (part(folder / "step-5"), folder / "step-5/model.safetensors")]
     assert sizes[0] > sizes[1] if file == "the state" else sizes[0] < sizes[1]
     words = ["train", "text-small", "--out", cut.out, "--resume", "--until", "10"]
-    limit = sum(sizes) // 2
-    ended = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(limit), *words], capture_output=True, text=True, timeout=120
-    )  # fmt: skip
-    said = ended.stderr.splitlines()
-    assert ended.returncode == 2
+    (ended,) = start(limited, words, sum(sizes) // 2, [0], ranks=1, code=2)
+    said = ended.err.splitlines()
     assert said[-1].startswith(f"longstride: train: {folder / 'step-10'} could not be written: ")
     assert "File too large" in said[-1]
     assert said[-1].endswith("; step-5 is whole, and --resume goes on from it")
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in ended.err
     assert names(folder) == ["step-5"]
     assert train(cut, resume=True).step == 20
     assert same(weights(tmp_path / "whole/run"), weights(tmp_path / "cut/run"))

@@ -313,7 +313,7 @@ def failing(words, place, ranks, error):
 
 def limited(words, limit, ranks):
     """The command, where these ranks can write no larger file."""
-    if int(os.environ["RANK"]) in ranks:
+    if int(os.environ.get("RANK", "0")) in ranks:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     main(words)
 

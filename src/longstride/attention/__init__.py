@@ -1,4 +1,4 @@
-"""The attention operator: `attend`, its oracle, and the fast implementations.
+"""The attention operator: `attend`, its oracle, the fast implementations, and `join`.
 
 May import common and patterns.
 """
@@ -9,14 +9,17 @@ from longstride.common.lazy import lazy_names
 
 __all__ = [
     "attend",
+    "join",
 ]
 
 if TYPE_CHECKING:
     from longstride.attention.api import attend
+    from longstride.attention.join import join
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "longstride.attention.api": ["attend"],
+            "longstride.attention.join": ["join"],
         },
     )

@@ -1,6 +1,6 @@
 """attend(): argument validation and choice of the implementation.
 
-Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batch, heads, n, d_v].
+Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batch, heads, n, d_v]. `layout.py` has others.
 """
 
 import importlib.util
@@ -8,14 +8,15 @@ import os
 from collections.abc import Sequence
 from math import sqrt
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from longstride.attention.blocked import attend_blocked
+from longstride.attention.blocked import attend_blocked, attend_blocked_layout
+from longstride.attention.layout import lay_out, validate_shapes
 from longstride.attention.precision import DTYPES, autocast_is_enabled, cast_as_autocast_would, without_autocast
-from longstride.attention.reference import attend_reference
+from longstride.attention.reference import attend_reference, attend_reference_layout
 from longstride.common.checks import suggest
 from longstride.patterns import Pattern, notation
 
@@ -27,13 +28,31 @@ def _attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sc
     return attend_triton(q, k, v, heads, scale)
 
 
+def _attend_triton_layout(*arguments: Any) -> tuple[Tensor, Tensor]:
+    from longstride.attention.kernels.layout_ops import attend_triton_layout
+
+    return attend_triton_layout(*arguments)
+
+
 IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked, "triton": _attend_triton}
+LAYOUTS = {"reference": attend_reference_layout, "blocked": attend_blocked_layout, "triton": _attend_triton_layout}
+"""The implementations for the shapes of `layout.py`, and for a result with the lse."""
 SCALE_LIMIT = 1e38  # About the largest float32.
 CHOICES = ("auto", "reference", "blocked", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Looked up at import: some versions of torch.compile cannot trace `find_spec`."""
 
 
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern | Sequence[Pattern], *, scale: float | None = ..., impl: str = ...,
+    offset: int | None = ..., documents: Sequence[int] | Tensor | None = ..., return_lse: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern | Sequence[Pattern], *, scale: float | None = ..., impl: str = ...,
+    offset: int | None = ..., documents: Sequence[int] | Tensor | None = ..., return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def attend(
     q: Tensor,
     k: Tensor,
@@ -42,19 +61,32 @@ def attend(
     *,
     scale: float | None = None,
     impl: str = "auto",
-) -> Tensor:
+    offset: int | None = None,
+    documents: Sequence[int] | Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Causal attention over the pairs of a pattern: softmax(q k^T * scale) v, where a query sees only the pattern's keys.
 
     Args:
         q, k: [batch, heads, n, d_qk], of one dtype and device. Any n works; it need not be a multiple of a stride or tile.
+            k and v may have fewer heads: query head h has the keys of head h // (heads of q / heads of k).
+            q may have fewer positions, see `offset`.
         v: [batch, heads, n, d_v].
-        pattern: One pattern for all heads, or a sequence with one per head. Query i never sees a key j > i.
+        pattern: One pattern for all heads of q, or a sequence with one per head. Query i never sees a key j > i.
         scale: Default 1 / sqrt(d_qk).
         impl: "auto" (default) is "triton" on a CUDA device and "blocked", plain PyTorch, elsewhere. "reference" is the
             definition, with n^2 memory. An implementation that cannot run is an error, never replaced by another.
+        offset: Query r is at position offset + r among the keys. Default: the queries are the last ones, n_k - n_q.
+        documents: Several documents in a row, which do not see each other; patterns count from a document's start. Lengths
+            that add up to the number of keys; or an integer tensor [batch, n_k], read by the host, in which equal
+            neighbours are of one document.
+        return_lse: Also return the natural log-sum-exp of each query's scores, with gradients: `join` joins results over
+            disjoint keys by it.
 
     Returns:
         [batch, heads, n, d_v]. A query that sees no key gets output 0 and gradient 0.
+        With return_lse, the output and the lse, float32 (float64 for float64 inputs) [batch, heads, n], -inf for a query
+        that sees no key.
 
     Example:
         >>> import torch
@@ -77,16 +109,22 @@ def attend(
       may reach gradients, at other positions of the same head and batch entry. The same holds for "reference" under
       torch.compile and torch.func, and for NaN or infinity in an incoming gradient.
     """
-    _validate_tensors(q, k, v)
+    alike = _validate_tensors(q, k, v)
     if autocast_is_enabled(q.device):
         q, k, v = cast_as_autocast_would(q, k, v)
         with without_autocast(q.device):
-            return attend(q, k, v, pattern, scale=scale, impl=impl)
+            return attend(  # type: ignore[call-overload, no-any-return]
+                q, k, v, pattern, scale=scale, impl=impl, offset=offset, documents=documents, return_lse=return_lse
+            )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
     heads = _patterns_per_head(pattern, q.shape[1])
-    implementation = IMPLEMENTATIONS[_implementation_name(impl, q.device.type)]
-    return implementation(q, k, v, heads, _validate_scale(scale, q.shape[3]))
+    name, scale = _implementation_name(impl, q.device.type), _validate_scale(scale, q.shape[3])
+    if not alike or offset is not None or documents is not None or return_lse:
+        k, v, lengths = lay_out(q, k, v, offset, documents)
+        output, lse = LAYOUTS[name](q, k, v, heads, scale, lengths)
+        return (output, lse) if return_lse else output
+    return IMPLEMENTATIONS[name](q, k, v, heads, scale)
 
 
 def attend_packed(
@@ -183,7 +221,8 @@ def _missing_for_triton(on_gpu: bool) -> str | None:
     return None
 
 
-def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Returns whether q, k and v are alike: of the same heads and n."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise ValueError(f"attend: {name} must be a tensor, got {type(x).__name__}")
@@ -193,15 +232,15 @@ def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"attend: {name} has dtype {x.dtype}; it must be float64, float32, bfloat16 or float16")
     batch, heads, n, d_qk = q.shape
     d_v = v.shape[3]
-    if q.shape != k.shape:
-        raise ValueError(f"attend: q and k must have the same shape, got q {_shape(q)} and k {_shape(k)}")
-    if v.shape != (batch, heads, n, d_v):
-        raise ValueError(f"attend: v must have q's batch, heads and n, got q {_shape(q)} and v {_shape(v)}")
     if not (heads and n and d_qk and d_v):
         name, x = ("v", v) if heads and n and d_qk else ("q", q)
         raise ValueError(f"attend: {name} has shape {_shape(x)}; heads, n and d must be at least 1 (batch may be 0)")
+    alike = q.shape == k.shape and v.shape == (batch, heads, n, d_v)
+    if not alike:
+        validate_shapes(q, k, v)
     if not q.device == k.device == v.device:
         raise ValueError(f"attend: q, k and v must be on one device, got q {q.device}, k {k.device} and v {v.device}")
+    return alike
 
 
 def _patterns_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list[Pattern]:

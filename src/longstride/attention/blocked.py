@@ -20,14 +20,18 @@ from math import log
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
 from longstride.attention.gradient import define_ops
+from longstride.attention.layout import layout_documents
 from longstride.attention.precision import without_autocast
 from longstride.attention.tiles import plan
 from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
+Head = tuple[slice, int]
+"""An index into [batch, heads]."""
 
 
 def attend_blocked(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
@@ -35,59 +39,80 @@ def attend_blocked(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sc
     return torch.ops.longstride.blocked_forward.default(q, k, v, notation.write(heads), scale)[0]  # type: ignore[no-any-return]
 
 
+def attend_blocked_layout(
+    q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same for the shapes of `layout.py`; also returns the lse."""
+    results = torch.ops.longstride.blocked_layout_forward.default(q, k, v, notation.write(heads), scale, documents)
+    return results[0], results[1]
+
+
 def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the output and, for every query, the maximum of its scores and the sum of exp(score - maximum).
 
     The last two are not combined into an lse, which would add a rounding error to every weight in backward.
     """
-    output, all_row_max, all_row_sum = _forward_like(q, k, v, patterns, scale)
+    results = _forward_like(q, k, v, patterns, scale)
+    _fill_results(results, (q, k, v), patterns, scale)
+    return results
+
+
+def _fill_results(results: Sequence[Tensor], inputs: Sequence[Tensor], patterns: str, scale: float) -> None:
+    (output, all_row_max, all_row_sum), (q, k, v) = results, inputs
+    offset = k.shape[2] - q.shape[2]
     scratch = Scratch(_working_dtype(q), q.device)
     with without_autocast(q.device):
-        for pattern, head in _heads(q, patterns):
-            inputs = _load_head(q, head), _load_head(k, head), _load_head(v, head)
-            accumulator = _head_accumulator(output, head)
-            row_max, row_sum = _forward_head(pattern, scratch, scale, inputs, accumulator, exact=False)
+        for pattern, head, kv_head, _ in _heads(q, k, patterns):
+            rows = _load_head(q, head, offset), _load_head(k, kv_head), _load_head(v, kv_head)
+            accumulator = _head_accumulator(output, head, offset)
+            row_max, row_sum = _forward_head(pattern, offset, scratch, scale, rows, accumulator, exact=False)
             if not _all_finite([accumulator]):
-                row_max, row_sum = _forward_head(pattern, scratch, scale, inputs, accumulator.zero_(), exact=True)
-            _store_head(accumulator, output, head)
-            all_row_max[head], all_row_sum[head] = row_max.squeeze(-1), row_sum.squeeze(-1)
-    return output, all_row_max, all_row_sum
+                row_max, row_sum = _forward_head(pattern, offset, scratch, scale, rows, accumulator.zero_(), exact=True)
+            _store_head(accumulator, output, head, offset)
+            all_row_max[head], all_row_sum[head] = row_max[:, offset:].squeeze(-1), row_sum[:, offset:].squeeze(-1)
 
 
 def fill_gradients(
     gradients: Sequence[Tensor], d_output: Tensor, inputs: Sequence[Tensor], saved: Sequence[Tensor], patterns: str,
-    scale: float, needed: Sequence[bool],
+    scale: float, needed: Sequence[bool], d_lse: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fills the gradients of q, k and v that are needed."""
-    q, (output, row_max, row_sum) = inputs[0], saved
+    (q, k, v), (output, row_max, row_sum) = inputs, saved
+    offset = k.shape[2] - q.shape[2]
     scratch = Scratch(_working_dtype(q), q.device)
     with without_autocast(q.device):
-        for pattern, head in _heads(q, patterns):
-            rows = [_load_head(x, head) for x in inputs]
-            d_rows = _load_head(d_output, head)
-            # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta).
-            delta = (d_rows * _load_head(output, head)).sum(-1, keepdim=True)
-            row_stats = d_rows, delta, row_max[head].unsqueeze(-1), row_sum[head].unsqueeze(-1).log2().neg_()
-            totals = [_head_accumulator(x, head) if wanted else None for x, wanted in zip(gradients, needed)]
-            _backward_head(pattern, scratch, scale, rows, row_stats, totals, exact=False)
+        for pattern, head, kv_head, first in _heads(q, k, patterns):
+            rows = _load_head(q, head, offset), _load_head(k, kv_head), _load_head(v, kv_head)
+            d_rows = _load_head(d_output, head, offset)
+            # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta). The lse's own slope is the weight.
+            delta = (d_rows * _load_head(output, head, offset)).sum(-1, keepdim=True)
+            if d_lse is not None:
+                delta[:, offset:] -= d_lse[head].unsqueeze(-1)
+            stats = [_padded(x.unsqueeze(-1), offset) for x in (row_max[head], row_sum[head].log2().neg_())]
+            places = (head, offset, True), (kv_head, 0, first), (kv_head, 0, first)
+            totals = [
+                _head_accumulator(x, *place) if wanted else None for x, place, wanted in zip(gradients, places, needed)
+            ]
+            row_stats = d_rows, delta, *stats
+            _backward_head(pattern, offset, scratch, scale, rows, row_stats, totals, exact=False)
             sums = [total for total in totals if total is not None]
             if not _all_finite(sums):
                 for x in sums:
                     x.zero_()
-                _backward_head(pattern, scratch, scale, rows, row_stats, totals, exact=True)
-            for gradient, total in zip(gradients, totals):
+                _backward_head(pattern, offset, scratch, scale, rows, row_stats, totals, exact=True)
+            for gradient, total, place in zip(gradients, totals, places):
                 if total is not None:
-                    _store_head(total, gradient, head)
+                    _store_head(total, gradient, *place)
 
 
 def _forward_head(
-    pattern: Pattern, scratch: Scratch, scale: float, inputs: Sequence[Tensor], accumulator: Tensor, exact: bool
+    pattern: Pattern, offset: int, scratch: Scratch, scale: float, inputs: Sequence[Tensor], accumulator: Tensor, exact: bool
 ) -> tuple[Tensor, Tensor]:
     """Fills `accumulator`, initially 0, with a head's output; returns every query's largest score and sum of weights."""
     q, k, v = inputs
     row_sum = torch.zeros_like(accumulator[..., :1])
     row_max = torch.full_like(row_sum, torch.finfo(row_sum.dtype).min)
-    for arrangement in plan(pattern, q.shape[1]):
+    for arrangement in plan(pattern, q.shape[1], offset):
         for lanes in lane_groups(arrangement, q):
             arranged = lanes.load_queries(q), lanes.load_keys(k), lanes.load_keys(v)
             states = [lanes.load_queries(state) for state in (row_max, row_sum, accumulator)]
@@ -101,11 +126,11 @@ def _forward_head(
 
 
 def _backward_head(
-    pattern: Pattern, scratch: Scratch, scale: float, inputs: Sequence[Tensor], row_stats: Sequence[Tensor],
+    pattern: Pattern, offset: int, scratch: Scratch, scale: float, inputs: Sequence[Tensor], row_stats: Sequence[Tensor],
     totals: Sequence[Tensor | None], exact: bool,
 ) -> None:  # fmt: skip
     """Adds a head's gradients to `totals`; those that are not needed are None."""
-    for arrangement in plan(pattern, inputs[0].shape[1]):
+    for arrangement in plan(pattern, inputs[0].shape[1], offset):
         for lanes in lane_groups(arrangement, inputs[0]):
             loads = lanes.load_queries, lanes.load_keys, lanes.load_keys
             stores = lanes.store_queries, lanes.store_keys, lanes.store_keys
@@ -178,28 +203,46 @@ def _backward_chunk(
         chunk.add_to_keys(dk, d_scores.transpose(1, 2), queries, scale, scratch)
 
 
-def _heads(q: Tensor, patterns: str) -> Iterator[tuple[Pattern, tuple[slice, int]]]:
-    """Yields each head's pattern and its index into [batch, heads], with as many sequences at a time as fit the budget."""
-    at_once = max(1, budget(q.device).positions // q.shape[2])
+def _heads(q: Tensor, k: Tensor, patterns: str) -> Iterator[tuple[Pattern, Head, Head, bool]]:
+    """Yields each head's pattern, its place and that of its keys, and whether it is the first with these keys.
+
+    As many sequences at a time as fit the budget.
+    """
+    at_once = max(1, budget(q.device).positions // k.shape[2])
+    group = q.shape[1] // k.shape[1]
     for head, pattern in enumerate(notation.parse(patterns)):
         for first in range(0, len(q), at_once):
-            yield pattern, (slice(first, first + at_once), head)
+            batch = slice(first, first + at_once)
+            yield pattern, (batch, head), (batch, head // group), head % group == 0
 
 
-def _load_head(x: Tensor, head: tuple[slice, int]) -> Tensor:
-    """Returns one head in the working dtype: [batch, heads, n, d] -> [batch, n, d], contiguous."""
-    return x[head].to(_working_dtype(x)).contiguous()
+def _load_head(x: Tensor, head: Head, offset: int = 0) -> Tensor:
+    """Returns one head in the working dtype: [batch, heads, n, d] -> [batch, offset + n, d], contiguous, first rows of 0."""
+    return _padded(x[head].to(_working_dtype(x)).contiguous(), offset)
 
 
-def _head_accumulator(result: Tensor, head: tuple[slice, int]) -> Tensor:
-    """Returns zeros for one head, [batch, n, d]: a view of the result, or a copy if that is half precision."""
+def _padded(rows: Tensor, offset: int) -> Tensor:
+    return pad(rows, (0, 0, offset, 0)) if offset else rows
+
+
+def _head_accumulator(result: Tensor, head: Head, offset: int = 0, first: bool = True) -> Tensor:
+    """Returns zeros for one head, [batch, offset + n, d]: a view of the result, or a copy if that is half precision.
+
+    A copy also if there are rows before `offset`, or if the result has sums of other heads already: it is not the first.
+    """
     place = result[head]
-    return place.zero_() if place.dtype == _working_dtype(place) else torch.zeros_like(place, dtype=_working_dtype(place))
+    if first and not offset and place.dtype == _working_dtype(place):
+        return place.zero_()
+    batch, n, d = place.shape
+    return place.new_zeros((batch, offset + n, d), dtype=_working_dtype(place))
 
 
-def _store_head(total: Tensor, result: Tensor, head: tuple[slice, int]) -> None:
-    if total.dtype != result.dtype:
-        result[head] = total
+def _store_head(total: Tensor, result: Tensor, head: Head, offset: int = 0, first: bool = True) -> None:
+    place = result[head]
+    if not first:
+        place += total
+    elif total.data_ptr() != place.data_ptr():
+        place.copy_(total[:, offset:])
 
 
 def _working_dtype(x: Tensor) -> torch.dtype:
@@ -207,12 +250,58 @@ def _working_dtype(x: Tensor) -> torch.dtype:
 
 
 def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    row_stats = v.new_empty(v.shape[:-1], dtype=_working_dtype(v))
-    return v.new_empty(v.shape), row_stats, torch.empty_like(row_stats)
+    row_stats = q.new_empty(q.shape[:-1], dtype=_working_dtype(v))
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), row_stats, torch.empty_like(row_stats)
 
 
 def _gradient_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-define_ops("blocked", blocked_forward, _forward_like, fill_gradients, _gradient_like, by_query=["row_max", "row_sum"])
+def blocked_layout_forward(
+    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns the output, the lse, and the row stats of `blocked_forward`."""
+    output, lse, row_max, row_sum = _layout_like(q, k, v, patterns, scale, documents)
+    for part in layout_documents(q.shape, k.shape, documents):
+        results = [x[part.batch, :, part.queries] for x in (output, row_max, row_sum)]
+        if results[0].numel():
+            keys = part.batch, slice(None), part.keys
+            _fill_results(results, (q[part.batch, :, part.queries], k[keys], v[keys]), patterns, scale)
+    nothing = row_max == torch.finfo(row_max.dtype).min
+    torch.add(row_max, row_sum.log(), out=lse).masked_fill_(nothing, -torch.inf)
+    return output, lse, row_max, row_sum
+
+
+def _layout_like(
+    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
+) -> tuple[Tensor, ...]:  # fmt: skip
+    output, row_max, row_sum = _forward_like(q, k, v, patterns, scale)
+    return output, torch.empty_like(row_max), row_max, row_sum
+
+
+def fill_layout_gradients(
+    gradients: Sequence[Tensor], d_output: Tensor, d_lse: Tensor | None, inputs: Sequence[Tensor], saved: Sequence[Tensor],
+    patterns: str, scale: float, documents: Sequence[int], needed: Sequence[bool],
+) -> None:  # fmt: skip
+    q, k, _ = inputs
+    for part in layout_documents(q.shape, k.shape, documents):
+        queries, keys = (part.batch, slice(None), part.queries), (part.batch, slice(None), part.keys)
+        places = queries, keys, keys
+        results = [x[place] if wanted else x for x, place, wanted in zip(gradients, places, needed)]
+        if part.queries.start == part.queries.stop:
+            for x, wanted in zip(results, needed):
+                if wanted:
+                    x.zero_()
+            continue
+        fill_gradients(
+            results, d_output[queries], [x[place] for x, place in zip(inputs, places)], [x[queries] for x in saved],
+            patterns, scale, needed, None if d_lse is None else d_lse[queries],
+        )  # fmt: skip
+
+
+ROW_STATS = ["row_max", "row_sum"]
+define_ops("blocked", blocked_forward, _forward_like, fill_gradients, _gradient_like, ROW_STATS)
+define_ops(
+    "blocked", blocked_layout_forward, _layout_like, fill_layout_gradients, _gradient_like, ROW_STATS, layout=True
+)  # fmt: skip

@@ -16,12 +16,15 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
+from longstride.attention.layout import fill_in_float32, layout_documents
 from longstride.patterns import notation
 
 LIBRARY = torch.library.Library("longstride", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def define_ops(impl: str, forward: Any, forward_like: Any, fill_gradients: Any, like: Any, by_query: Sequence[str]) -> Any:
+def define_ops(
+    impl: str, forward: Any, forward_like: Any, fill_gradients: Any, like: Any, by_query: Sequence[str], layout: bool = False
+) -> Any:  # fmt: skip
     """Defines longstride::{impl}_forward, and longstride::{impl}_backward, which differentiates it, and their flop formulas.
 
     forward(q, k, v, patterns, scale) returns the output, and the tensors named `by_query` that backward needs.
@@ -30,25 +33,41 @@ def define_ops(impl: str, forward: Any, forward_like: Any, fill_gradients: Any, 
     what forward returned; one that is not needed is empty.
     like(x) returns an empty tensor for the gradient of x.
 
+    layout: the operators are {impl}_layout_forward and {impl}_layout_backward. q, k and v have the shapes of `layout.py`,
+    `documents` follows `scale`, the second result of forward is the lse, and d_lse, which may be None, follows d_output.
+
     Returns the function behind the backward op.
     """
+    # Where q, k and v begin among the arguments of backward, what was saved, and the settings.
+    first = 1 + layout
+    first_saved = first + 3
+    first_setting = first_saved + 1 + len(by_query)
+    fill_gradients = fill_in_float32(fill_gradients) if layout else fill_gradients
 
-    def backward_like(d_output: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        return tuple(like(x) if wanted else x.new_empty(0) for x, wanted in zip((q, k, v), others[-1]))
+    def empty_gradients(inputs: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor, ...]:
+        return tuple(like(x) if wanted else x.new_empty(0) for x, wanted in zip(inputs, needed))
 
-    def backward(d_output: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        *saved, patterns, scale, needed = others
-        gradients = backward_like(d_output, q, k, v, needed)
-        fill_gradients(gradients, d_output, (q, k, v), saved, patterns, scale, needed)
+    def backward_like(*arguments: Any) -> tuple[Tensor, ...]:
+        return empty_gradients(arguments[first:first_saved], arguments[-1])
+
+    def backward(*arguments: Any) -> tuple[Tensor, ...]:
+        inputs = arguments[first:first_saved]
+        gradients = empty_gradients(inputs, arguments[-1])
+        fill_gradients(
+            gradients, *arguments[:first], inputs, arguments[first_saved:first_setting], *arguments[first_setting:]
+        )
         return gradients
 
     inputs, settings = "Tensor q, Tensor k, Tensor v", "str patterns, float scale"
+    slopes, name = "Tensor d_output", impl
+    if layout:
+        settings, slopes, name = f"{settings}, int[] documents", f"{slopes}, Tensor? d_lse", f"{impl}_layout"
     saved = "".join(f", Tensor {name}" for name in ("output", *by_query))
-    results = f"(Tensor{', Tensor' * len(by_query)})"
-    forward_op = define(f"{impl}_forward", f"({inputs}, {settings}) -> {results}", forward, forward_like, forward_flops)
-    schema = f"(Tensor d_output, {inputs}{saved}, {settings}, bool[] needed) -> (Tensor, Tensor, Tensor)"
-    backward_op = define(f"{impl}_backward", schema, backward, backward_like, backward_flops)
-    _register_gradient(forward_op, backward_op, impl)
+    results = f"(Tensor{', Tensor' * (len(by_query) + layout)})"
+    forward_op = define(f"{name}_forward", f"({inputs}, {settings}) -> {results}", forward, forward_like, forward_flops)
+    schema = f"({slopes}, {inputs}{saved}, {settings}, bool[] needed) -> (Tensor, Tensor, Tensor)"
+    backward_op = define(f"{name}_backward", schema, backward, backward_like, layout_flops if layout else backward_flops)
+    _register_gradient(forward_op, backward_op, impl, first)
     return backward
 
 
@@ -62,22 +81,36 @@ def define(name: str, schema: str, compute: Any, like: Any, flops: Any) -> Any:
     return op.default
 
 
-def forward_flops(q: Any, k: Any, v: Any, patterns: str, *_: Any, **__: Any) -> int:
+def forward_flops(q: Any, k: Any, v: Any, patterns: str, scale: float, documents: Sequence[int] = (), **_: Any) -> int:
     """Two products per pair of the patterns: query with key, and weight with value."""
-    return int(2 * q[0] * (q[3] + v[3]) * _pairs(patterns, q[2]))
+    return int(2 * (q[3] + v[3]) * _pairs(patterns, q, k, documents))
 
 
-def backward_flops(d_output: Any, q: Any, k: Any, v: Any, *others: Any, **__: Any) -> int:
+def backward_flops(d_output: Any, q: Any, k: Any, v: Any, *others: Any, **_: Any) -> int:
     """Five products per pair: the recomputed score, and the gradients of weight, value, query and key."""
-    patterns = next(argument for argument in others if isinstance(argument, str))
-    return int(2 * q[0] * (3 * q[3] + 2 * v[3]) * _pairs(patterns, q[2]))
+    settings = others[next(index for index, argument in enumerate(others) if isinstance(argument, str)) :]
+    documents = settings[2] if len(settings) == 4 else ()
+    return int(2 * (3 * q[3] + 2 * v[3]) * _pairs(settings[0], q, k, documents))
 
 
-def _pairs(patterns: str, n: int) -> int:
-    return sum(pattern.pairs(n) for pattern in notation.parse(patterns))
+def layout_flops(d_output: Any, d_lse: Any, *others: Any, **_: Any) -> int:
+    return backward_flops(d_output, *others)
 
 
-def _register_gradient(forward: Any, backward: Any, impl: str) -> None:
+def _pairs(patterns: str, q: Sequence[int], k: Sequence[int], documents: Sequence[int]) -> int:
+    """Pairs of the whole batch. Queries before a document's first one would see keys before it, and no others."""
+    heads = notation.parse(patterns)
+    total = 0
+    for document in layout_documents(q, k, documents):
+        keys, offset = document.keys.stop - document.keys.start, document.offset
+        pairs = sum(pattern.pairs(keys) - pattern.pairs(offset) for pattern in heads)
+        total += pairs * (document.batch.stop - document.batch.start)
+    return total
+
+
+def _register_gradient(forward: Any, backward: Any, impl: str, slopes: int) -> None:
+    """slopes: how many results have gradients; they come first."""
+
     def refuse_tangents(ctx: Any, *_: Any) -> None:
         raise NotImplementedError(
             f"attend: impl = {impl!r} has no forward-mode derivatives (torch.func.jvp, jacfwd, dual numbers); "
@@ -86,18 +119,22 @@ def _register_gradient(forward: Any, backward: Any, impl: str) -> None:
 
     class Forward(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, compute: Any, q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> Any:
-            results = compute(q, k, v, patterns, scale)
-            ctx.patterns, ctx.scale = patterns, scale
-            ctx.save_for_backward(q, k, v, *results)
-            ctx.mark_non_differentiable(*results[1:])
+        def forward(ctx: Any, compute: Any, q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Any:
+            results = compute(q, k, v, *settings)
+            ctx.settings = settings
+            ctx.save_for_backward(q, k, v, results[0], *results[slopes:])
+            ctx.mark_non_differentiable(*results[slopes:])
+            ctx.set_materialize_grads(False)
             return results
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> Any:
+        def backward(ctx: Any, d_output: Tensor | None, *others: Tensor | None) -> Any:
             needed = list(ctx.needs_input_grad[1:4])
-            gradients = backward(gradient, *ctx.saved_tensors, ctx.patterns, ctx.scale, needed)
-            return None, *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None
+            saved = ctx.saved_tensors
+            if d_output is None:
+                d_output = torch.zeros_like(saved[3])
+            gradients = backward(d_output, *others[: slopes - 1], *saved, *ctx.settings, needed)
+            return None, *(x if wanted else None for x, wanted in zip(gradients, needed)), *[None] * len(ctx.settings)
 
         jvp = staticmethod(refuse_tangents)
 
@@ -114,12 +151,12 @@ def _register_gradient(forward: Any, backward: Any, impl: str) -> None:
 
         jvp = staticmethod(refuse_tangents)
 
-    _register(forward, Forward)
-    _register(backward, Backward)
+    _register(forward, Forward, keys_at=1)
+    _register(backward, Backward, keys_at=slopes + 1)
 
 
-def _register(op: Any, function: Any) -> None:
-    """Makes an autograd.Function the op's autograd kernel, and registers the op's vmap rule."""
+def _register(op: Any, function: Any, keys_at: int) -> None:
+    """Makes an autograd.Function the op's autograd kernel, and registers the op's vmap rule. `keys_at`: the index of k."""
 
     def differentiable(keys: Any, *arguments: Any) -> Any:
         def compute(*arguments: Any) -> Any:
@@ -135,7 +172,7 @@ def _register(op: Any, function: Any) -> None:
         return function.apply(compute, *arguments)
 
     LIBRARY.impl(op._opname, differentiable, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-    torch.library.register_vmap(op.name(), _vmap_rule(op), lib=LIBRARY)
+    torch.library.register_vmap(op.name(), _vmap_rule(op, keys_at), lib=LIBRARY)
 
 
 def _apply_one_transform(function: Any, compute: Any, *arguments: Any) -> Any:
@@ -153,7 +190,7 @@ def _apply_one_transform(function: Any, compute: Any, *arguments: Any) -> Any:
         return super(torch.autograd.Function, function).apply(compute_outer, *arguments)
 
 
-def _vmap_rule(op: Any) -> Any:
+def _vmap_rule(op: Any, keys_at: int) -> Any:
     def rule(info: Any, mapped: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
         batch = 0
@@ -166,9 +203,18 @@ def _vmap_rule(op: Any) -> Any:
             batch = x.shape[1]
             return x.flatten(0, 1).contiguous()  # Kernels expect the saved per-query tensors contiguous.
 
-        results = op(*(join_batch(x, dim) for x, dim in zip(arguments, mapped)))
+        joined = [join_batch(x, dim) for x, dim in zip(arguments, mapped)]
+        n = joined[keys_at].shape[2]
+        joined = [_for_each(x, size, n) for x in joined]
+        results = op(*joined)
         # A gradient that is not needed is empty and has no batch.
         split = tuple(x.unflatten(0, (size, batch)) if x.dim() > 1 else x for x in results)
         return split, tuple(0 if x.dim() > 1 else None for x in results)
 
     return rule
+
+
+def _for_each(argument: Any, size: int, n: int) -> Any:
+    """Documents of each row, which add up to more than n, once for each of `size` entries; other arguments as they are."""
+    of_rows = isinstance(argument, list | tuple) and sum(argument) > n and not isinstance(argument[0], bool)
+    return list(argument) * size if of_rows else argument

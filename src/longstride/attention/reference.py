@@ -4,39 +4,85 @@ Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batc
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from longstride.attention.layout import layout_documents
 from longstride.patterns import Pattern
 
 
 def attend_reference(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
-    """softmax(q k^T * scale) v over the pairs of each head's pattern, with the whole n x n score matrix in memory.
+    """softmax(q k^T * scale) v over the pairs of each head's pattern, with the whole n x n score matrix in memory."""
+    return _over_pairs(_attend, q, k, v, _masks(q, k, heads), scale)
+
+
+def attend_reference_layout(
+    q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same for the shapes of `layout.py`; also returns the lse."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    by_rows: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    for part in layout_documents(q.shape, k.shape, documents):
+        inputs = q[part.batch, :, part.queries], k[part.batch, :, part.keys], v[part.batch, :, part.keys]
+        masks = _masks(*inputs[:2], heads)
+        results = _over_pairs(_attend, *inputs, masks, scale), _over_pairs(_log_sums, *inputs, masks, scale)
+        by_rows.setdefault(part.batch.start, []).append(results)
+    output, lse = (torch.cat([torch.cat([r[i] for r in row], 2) for row in by_rows.values()]) for i in (0, 1))
+    return output, lse
+
+
+def _masks(q: Tensor, k: Tensor, heads: Sequence[Pattern]) -> Tensor:
+    """The visible pairs, bool [heads, queries, keys]. The queries are the last ones."""
+    n = k.shape[2]
+    return torch.stack([pattern.mask(n, q.device)[n - q.shape[2] :] for pattern in heads])
+
+
+def _over_pairs(compute: Any, q: Tensor, k: Tensor, v: Tensor, masks: Tensor, scale: float) -> Tensor:
+    """Returns compute(q, k, v, hidden pairs, scale).
 
     Inputs with NaN or infinity are computed query by query over the visible keys, since 0 * NaN in a product with all keys
     would reach other queries. Under torch.compile and torch.func values cannot be inspected, so there it does.
     """
-    masks = torch.stack([pattern.mask(q.shape[-2], q.device) for pattern in heads])  # [heads, n, n]
     if not _has_values(q) or all(x.isfinite().all() for x in (q, k, v)):
-        return _attend(q, k, v, ~masks, scale)
+        return compute(q, k, v, ~masks, scale)  # type: ignore[no-any-return]
     by_head = []
     for head, mask in enumerate(masks):
         rows = []
         for query, seen in enumerate(mask):
             keys = seen.nonzero().squeeze(1)
-            rows.append(_attend(q[:, head, [query]], k[:, head, keys], v[:, head, keys], ~seen[keys], scale))
+            rows.append(compute(q[:, head, [query]], k[:, head, keys], v[:, head, keys], ~seen[keys], scale))
         by_head.append(torch.cat(rows, 1))
     return torch.stack(by_head, 1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> Tensor:
     """hidden: pairs outside the pattern, bool [..., queries, keys]."""
-    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(hidden, -torch.inf)  # [..., queries, keys]
-    # Rows without a key, or with scores of -inf only, would give NaN in softmax: fill them with 0, then zero their weights.
+    scores, empty_rows = _scores(q, k, hidden, scale)
+    return scores.softmax(dim=-1).masked_fill(hidden | empty_rows, 0) @ v
+
+
+def _log_sums(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> Tensor:
+    """The log-sum-exp of each query's scores, [..., queries]."""
+    scores, empty_rows = _scores(q, k, hidden, scale)
+    return (
+        scores.to(torch.promote_types(scores.dtype, torch.float32))
+        .logsumexp(-1)
+        .masked_fill(empty_rows.squeeze(-1), -torch.inf)
+    )
+
+
+def _scores(q: Tensor, k: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Returns the scores [..., queries, keys], -inf at hidden pairs, and which rows have no key, or scores of -inf only.
+
+    Softmax would give NaN in those rows: they are filled with 0.
+    """
+    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(hidden, -torch.inf)
     empty_rows = (scores == -torch.inf).all(-1, keepdim=True)
-    return scores.masked_fill(empty_rows, 0).softmax(dim=-1).masked_fill(hidden | empty_rows, 0) @ v
+    return scores.masked_fill(empty_rows, 0), empty_rows
 
 
 def _has_values(x: Tensor) -> bool:

@@ -73,6 +73,8 @@ class Arrangement:
     earlier: tuple[Leaf, ...]
     """The leaves before this one in the union. Their pairs are masked here."""
     lanes: Lanes
+    offset: int
+    """Queries before this position are not there."""
     tiles: tuple[Tiles, ...] = ()
 
     def in_lanes(self, x: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ class Arrangement:
         seen: Tensor = leaf.sees(query, key)
         for other in self.earlier:
             seen = seen & ~other.sees(query, key)
-        return seen
+        return seen & (query >= self.offset) if self.offset else seen
 
     def key_position(self, lane: Any, index: Any) -> Any:
         """Returns the positions of a lane's keys; ints or tensors. For Summary, `index` counts cells."""
@@ -102,23 +104,41 @@ class Arrangement:
 
 
 @lru_cache(maxsize=256)
-def plan(pattern: Pattern, n: int) -> tuple[Arrangement, ...]:
-    """Returns arrangements whose tiles contain every pair of the pattern exactly once."""
+def plan(pattern: Pattern, n: int, offset: int = 0) -> tuple[Arrangement, ...]:
+    """Returns arrangements whose tiles contain every pair of the pattern, for queries from `offset` on, exactly once."""
     arrangements = []
     for index, leaf in enumerate(pattern.leaves):
         (record,) = geometry(leaf, n)
         for lanes in record.lane_sets if record.own else [Lanes(0, 1, n, n, 1)]:
-            arrangement = Arrangement(record, pattern.leaves[:index], lanes)
-            arrangements.append(replace(arrangement, tiles=_cover(arrangement)))
+            for part in _lanes_from(offset, lanes):
+                arrangement = Arrangement(record, pattern.leaves[:index], part, offset)
+                arrangements.append(replace(arrangement, tiles=_cover(arrangement)))
     return tuple(arrangements)
+
+
+def _lanes_from(offset: int, lanes: Lanes) -> Iterator[Lanes]:
+    """Yields the lanes that have positions from `offset` on. A block that begins before it is apart from the others."""
+    if lanes.index_stride > 1 or lanes.lanes == 1:
+        yield lanes
+        return
+    skipped, rest = divmod(max(0, offset - lanes.first), lanes.lane_stride)
+    parts = [(skipped, 1), (skipped + 1, lanes.lanes - skipped - 1)] if rest else [(skipped, lanes.lanes - skipped)]
+    for lane, count in parts:
+        if count > 0 and lane < lanes.lanes:
+            yield lanes._replace(first=lanes.position(lane, 0), lanes=count)
 
 
 def _cover(arrangement: Arrangement) -> tuple[Tiles, ...]:
     record, length = arrangement.geometry, arrangement.lanes.length
     rectangles = _staircase(record.summary, length) if record.summary else _window(length, record.far)
     alike: dict[Hashable, list[Rectangle]] = {}
+    lanes, offset = arrangement.lanes, arrangement.offset
     for rectangle in rectangles:
-        alike.setdefault((rectangle.rows, rectangle.columns, rectangle.first, rectangle.family), []).append(rectangle)
+        if lanes.position(lanes.lanes - 1, rectangle.query + rectangle.rows - 1) >= offset:
+            cut = lanes.position(0, rectangle.query) < offset
+            alike.setdefault((rectangle.rows, rectangle.columns, rectangle.first, rectangle.family, cut), []).append(
+                rectangle
+            )
     return tuple(_make_tiles(arrangement, group) for group in alike.values())
 
 
@@ -171,7 +191,8 @@ def _make_tiles(arrangement: Arrangement, alike: list[Rectangle]) -> Tiles:
     last_key = first.key + first.columns - 1
     keys = range(arrangement.key_position(0, first.key), arrangement.key_position(0, last_key) + 1)
     shifts = [lanes.lane_stride] * (lanes.lanes > 1) + [query_shift * lanes.index_stride] * (len(alike) > 1)
-    uniform = all(leaf.repeats(shift) for leaf in earlier for shift in shifts)
+    cut = queries[0] < arrangement.offset
+    uniform = not cut and all(leaf.repeats(shift) for leaf in earlier for shift in shifts)
     partial = keys[-1] > queries[0] or queries[-1] - keys[0] > arrangement.geometry.far * lanes.index_stride
     masked = partial or not uniform or any(leaf.touches(queries, keys) for leaf in earlier)
     fresh = first.first and not earlier

@@ -51,8 +51,10 @@ class _FeedForward(torch.autograd.Function):
         return d_inner @ w_1, d_weight_1, d_bias if ctx.has_bias else None, d_weight_2
 
 
-def recomputed_feed_forward(x: Tensor, inner: Linear, outer: Linear, mask: Tensor | None, scale: float) -> Tensor:
-    """Returns drop(outer(gelu(inner(x))), mask, scale); saves only x and the mask for the gradient.
+def recomputed_feed_forward(
+    x: Tensor, inner: Linear, outer: Linear, bias_2: Tensor | None, mask: Tensor | None = None, scale: float = 1.0
+) -> Tensor:  # fmt: skip
+    """Returns drop(W_2 gelu(inner(x)) + bias_2, mask, scale); saves only x and the mask for the gradient.
 
     If the inner layer exceeds PART_BYTES, the gradients of the weights are sums over parts of the rows. They differ in the
     last bit from those of a model without recomputation, which takes one product over all rows.
@@ -60,7 +62,7 @@ def recomputed_feed_forward(x: Tensor, inner: Linear, outer: Linear, mask: Tenso
     Activation checkpointing stops recomputing a block once all saved tensors are known. To make it stop before the products,
     the first of two functions returns x and has the gradient; the second computes the value and passes its gradient through.
     """
-    weights = inner.weight, inner.bias, outer.weight, outer.bias
+    weights = inner.weight, inner.bias, outer.weight, bias_2
     settings = mask, scale, is_fused(x.device, x.dtype, inner)
     return _FeedForwardValue.apply(_FeedForwardGradient.apply(x, *weights, *settings), *weights, *settings)
 
@@ -72,11 +74,16 @@ class _FeedForwardValue(torch.autograd.Function):
         scale: float, fused: bool,
     ) -> Tensor:  # fmt: skip
         w_1, w_2, b_1, b_2 = *(weight.to(x.dtype) for weight in (weight_1, weight_2)), _cast(bias_1, x), _cast(bias_2, x)
-        result = torch.empty_like(x)
-        for part in row_parts(x, _count(x, w_1)):
-            rows = x[part]
+        result = x.new_empty(x.shape)
+        for part in _slices(x, w_1):
+            rows = _rows(x)[part]
             activation = ops.product_gelu(rows, w_1, bias_1, False)[0] if fused else gelu(F.linear(rows, w_1, b_1))
-            result[part] = drop(F.linear(activation, w_2, b_2), _at(mask, part), scale)
+            if mask is None and b_2 is None:
+                torch.mm(activation, w_2.T, out=_rows(result)[part])
+            else:
+                _rows(result)[part] = drop(
+                    F.linear(activation, w_2, b_2), None if mask is None else _rows(mask)[part], scale
+                )
         return result
 
     @staticmethod
@@ -102,10 +109,10 @@ class _FeedForwardGradient(torch.autograd.Function):
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_1, bias_1, weight_2, bias_2, mask = ctx.saved_tensors
         w_1, w_2, b_1 = weight_1.to(x.dtype), weight_2.to(x.dtype), _cast(bias_1, x)
-        dx = torch.empty_like(x)
-        sums = [None if one is None else torch.zeros_like(one) for one in (weight_1, bias_1, weight_2, bias_2)]
-        for part in row_parts(x, _count(x, w_1)):
-            rows, d_result = x[part].flatten(0, -2), drop(d_output[part], _at(mask, part), ctx.scale).flatten(0, -2)
+        dx, sums = x.new_empty(x.shape), None
+        for part in _slices(x, w_1):
+            rows, d_result = _rows(x)[part], _rows(d_output)[part]
+            d_result = d_result if mask is None else drop(d_result, _rows(mask)[part], ctx.scale)
             if ctx.fused:
                 activation, slope = ops.product_gelu(rows, w_1, bias_1, True)
                 d_inner, d_bias_1 = ops.product_gelu_backward(d_result, w_2, slope, bias_1 is not None)
@@ -114,12 +121,26 @@ class _FeedForwardGradient(torch.autograd.Function):
                 inner = F.linear(rows, w_1, b_1)
                 activation, d_inner = gelu(inner), gelu_gradient(d_result @ w_2, inner)
                 d_weight_1, d_bias_1 = ops.linear_backward(d_inner, rows, bias_1 is not None)
-            dx[part] = (d_inner @ w_1).view_as(x[part])
+            torch.mm(d_inner, w_1, out=_rows(dx)[part])
             gradients = d_weight_1, d_bias_1, *ops.linear_backward(d_result, activation, bias_2 is not None)
-            for total, added in zip(sums, gradients):
-                if total is not None:
-                    total += added
-        return dx, *sums, None, None, None
+            sums = gradients if sums is None else tuple(total.add_(added) for total, added in zip(sums, gradients))
+        assert sums is not None
+        of_weights = [
+            None if weight is None else total.to(weight.dtype)
+            for weight, total in zip((weight_1, bias_1, weight_2, bias_2), sums)
+        ]
+        return dx, *of_weights, None, None, None
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _slices(x: Tensor, weight: Tensor) -> list[slice]:
+    """Returns slices of the rows of x such that the inner layer of each has PART_BYTES."""
+    count = x.numel() // x.shape[-1]
+    step = -(-count // part_count(count * len(weight) * x.element_size()))
+    return [slice(start, start + step) for start in range(0, count, step)]
 
 
 def _cast(bias: Tensor | None, x: Tensor) -> Tensor | None:
@@ -131,16 +152,8 @@ def part_count(inner_bytes: int) -> int:
     return max(1, -(-inner_bytes // PART_BYTES))
 
 
-def _count(x: Tensor, weight: Tensor) -> int:
-    return part_count(x.numel() // x.shape[-1] * len(weight) * x.element_size())
-
-
 def row_parts(x: Tensor, count: int) -> list[Any]:
     """Returns index tuples that slice the positions of x [..., n, width] into at most `count` parts."""
     n = x.shape[-2]
     step = -(-n // min(n, count))
     return [(..., slice(start, start + step), slice(None)) for start in range(0, n, step)]
-
-
-def _at(mask: Tensor | None, part: Any) -> Tensor | None:
-    return None if mask is None else mask[part]

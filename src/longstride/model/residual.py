@@ -154,18 +154,16 @@ class _Add(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, bias, seed, ctx.keep = inputs
+        _, _, bias, ctx.seed, ctx.keep = inputs  # Not a saved tensor: recomputation of a block can end before the addition.
         ctx.has_bias = bias is not None
-        ctx.save_for_backward(seed)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_stream: Tensor) -> tuple[Tensor | None, ...]:
-        (seed,) = ctx.saved_tensors
-        if seed is None and not ctx.has_bias:
+        if ctx.seed is None and not ctx.has_bias:
             return d_stream, d_stream, None, None, None
-        d_dropped, sums = ops.add_backward(d_stream, seed, ctx.keep)
-        return d_stream, d_stream if seed is None else d_dropped, sums[0] if ctx.has_bias else None, None, None
+        d_dropped, sums = ops.add_backward(d_stream, ctx.seed, ctx.keep)
+        return d_stream, d_stream if ctx.seed is None else d_dropped, sums[0] if ctx.has_bias else None, None, None
 
 
 class _BiasGelu(torch.autograd.Function):

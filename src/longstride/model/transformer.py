@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from longstride.model import feed_forward, pretrained
+from longstride.model import feed_forward, pretrained, residual
 from longstride.model.attention import Attend, Attention
 from longstride.model.block_in_parts import blocks_in_parts
 from longstride.model.config import BYTES, ModelConfig
@@ -28,7 +28,7 @@ from longstride.model.host_inputs import HostInputs, HostMemory
 from longstride.model.layers import Linear, Norm, RootMeanSquareNorm
 from longstride.model.loss import nats
 from longstride.model.recompute import IN_PARTS, segment_slices
-from longstride.model.residual import Dropout, add, add_and_normalize, gelu, normalize, product
+from longstride.model.residual import Dropout, Product, add, add_and_normalize, gelu, normalize, product
 
 SCALE = 0.125
 """Factor in the standard deviation of initial weights."""
@@ -51,8 +51,12 @@ class FeedForward(nn.Module):
     def forward(self, h: Tensor, x: Tensor, dropout: Dropout | None = None) -> Tensor:
         """Returns h + dropout(ff(x))."""
         if self.recompute and torch.is_grad_enabled():
+            if residual.is_fused(x):
+                value = feed_forward.recomputed_feed_forward(x, self.inner, self.outer, None)
+                return add(h, Product(value, self.outer.bias), dropout)
             mask = None if dropout is None else draw_mask(x, dropout.rate, dropout.seed)
-            return h + feed_forward.recomputed_feed_forward(x, self.inner, self.outer, mask, 1 / (1 - self.dropout))
+            scale = 1 / (1 - self.dropout)
+            return h + feed_forward.recomputed_feed_forward(x, self.inner, self.outer, self.outer.bias, mask, scale)
         if torch.is_grad_enabled() and feed_forward.is_fused(x.device, x.dtype, self.inner):
             return add(h, feed_forward.fused_feed_forward(x, self.inner, self.outer), dropout)
         return add(h, product(gelu(product(x, self.inner)), self.outer), dropout)

@@ -29,8 +29,8 @@ def shared_memory(arch, kernel, summary, width, dtype, rows, columns, warps, sta
     dims = Dims(tl.constexpr(row), tl.constexpr(row), tl.constexpr(precision))
     constants = {"DIMS": dims, "TILES": tiling, "CELLS": summary, "ACCUMULATE": False}
     types = {
-        "lse": "*fp32", "delta": "*fp32", "tables": Tables("*i32", "*i32"), "sizes": Sizes(*["i32"] * 5),
-        "scale": "fp32", "softmax_scale": "fp32",
+        "lse": "*fp32", "delta": "*fp32", "tables": Tables("*i32", "*i32", *["constexpr"] * 2),
+        "sizes": Sizes(*["i32"] * 6), "scale": "fp32", "softmax_scale": "fp32",
     }  # fmt: skip
     signature, values, aligned = {}, {}, {}
     for index, name in enumerate(KERNELS[kernel].arg_names):
@@ -39,7 +39,9 @@ def shared_memory(arch, kernel, summary, width, dtype, rows, columns, warps, sta
             continue
         signature[name] = types.get(name, Matrix(DATA[dtype], "i32", "i32", "i32"))
         if isinstance(signature[name], Matrix | Tables):
-            aligned |= {(index, field): ALIGNED for field in range(len(signature[name]))}
+            pointers = [field for field, kind in enumerate(signature[name]) if kind != "constexpr"]
+            aligned |= {(index, field): ALIGNED for field in pointers}
+            values |= {(index, field): None for field in range(len(signature[name])) if field not in pointers}
         elif "scale" not in name and name != "sizes":
             aligned[index,] = ALIGNED
     source = ASTSource(KERNELS[kernel], signature, values, aligned)

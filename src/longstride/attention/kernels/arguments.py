@@ -29,6 +29,10 @@ class Tables(NamedTuple):
 
     jobs: Any
     exclusions: Any
+    work: Any = None
+    """[items, fields] of `work.WorkItem`, if the call has documents."""
+    documents: Any = None
+    """[documents, fields] of `work.DocumentRow`."""
 
 
 class Sizes(NamedTuple):
@@ -39,6 +43,8 @@ class Sizes(NamedTuple):
     """Of a job."""
     total: Any
     """Tiles of all jobs and the whole batch."""
+    queries: Any
+    """As n, of q, the output and the lse."""
 
 
 class RowShape(NamedTuple):
@@ -77,6 +83,10 @@ class Tiling(NamedTuple):
     """Whether windows have so few tiles that all are masked, in one loop."""
     exclude: Any
     """Exclusions of a job, at most."""
+    group: Any = 1
+    """Heads of queries for one of keys."""
+    varied: Any = False
+    """Whether there are documents, or fewer queries than keys: `Tables.work` says what a program computes."""
     together: Any = 1
     """In kernels of lanes: whole lanes of a tile."""
     shared: Any = False
@@ -110,4 +120,4 @@ def row_sizes(x: Tensor, rows: int) -> Sizes:
     """For tiles of so many rows, and no jobs but the heads."""
     batch, heads, n, _ = x.shape
     tiles = -(-n // rows)
-    return Sizes(heads, n, heads, tiles, batch * heads * tiles)
+    return Sizes(heads, n, heads, tiles, batch * heads * tiles, n)

@@ -5,6 +5,8 @@ With the score s = scale * q k^T and the weight w = exp(s) / sum(exp(s)) of a pa
     dv = sum over queries of w * do            ds = w * (do v^T - delta),  where delta = sum over values of do * output
     dq = scale * sum over keys of ds * k       dk = scale * sum over queries of ds * q
 
+w is also the slope of the query's lse. So if the lse is a result with the gradient dlse, delta is less by dlse.
+
 w comes from q, k and the query's lse (log-sum-exp); so nothing is stored for a pair. backward_dq owns a tile of queries and
 backward_dkv one of keys: each gradient is summed by one program in one order, and comes out the same every time.
 `scale` is softmax_scale * log2(e), for scores in base 2.
@@ -19,17 +21,19 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.arguments import Matrix
-from longstride.attention.kernels.key_loop import Keys, over_keys, place_keys, sees
+from longstride.attention.kernels.key_loop import every_key, over_keys, place_keys, sees
 from longstride.attention.kernels.primitives import (
     Rows,
     Tile,
     cell_position,
     cell_tile,
+    document_of,
     excluded,
     head_of,
     load,
     query_rows,
     read_tile,
+    row_of_query,
     store,
     window_sees,
     without_keys,
@@ -56,9 +60,11 @@ def delta_of_rows(d_output, output, sizes, ROW: tl.constexpr, ROWS: tl.constexpr
 
 
 @triton.jit
-def backward_delta(d_output, output, delta, sizes, ROW: tl.constexpr, ROWS: tl.constexpr):
-    """delta = sum over values of do * output, for every query."""
+def backward_delta(d_output, output, d_lse, delta, sizes, ROW: tl.constexpr, ROWS: tl.constexpr):
+    """delta = sum over values of do * output, for every query, less the slope of its lse, if that has one."""
     total, head, rows = delta_of_rows(d_output, output, sizes, ROW, ROWS)
+    if d_lse is not None:
+        total -= tl.load(d_lse + head * sizes.n + rows.offset, mask=rows.valid, other=0.0)
     tl.store(delta + head * sizes.n + rows.offset, total, mask=rows.valid)
 
 
@@ -131,14 +137,14 @@ def backward_dq(
     DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """The tiles are those of forward. ACCUMULATE: adds to the dq of an earlier pass."""
-    job, tile = read_tile(tables, sizes, TILES.rows)
+    job, tile = read_tile(tables, sizes, TILES.rows, TILES.varied)
     if tile.first < tile.length:
-        every_query = head_of(q, tile.batch, job.head)
-        every = Keys(head_of(k, tile.batch, job.head), head_of(v, tile.batch, job.head), job, tile, tables.exclusions)
-        every_d_output = head_of(d_output, tile.batch, job.head)
-        every_dq = head_of(dq, tile.batch, job.head)
-        before = (tile.batch * sizes.heads + job.head) * sizes.n
-        rows = query_rows(job, tile, TILES.rows)
+        every_query = document_of(q, tile.batch, job.head, tile.queries)
+        every = every_key(k, v, job, tile, tables, TILES)
+        every_d_output = document_of(d_output, tile.batch, job.head, tile.queries)
+        every_dq = document_of(dq, tile.batch, job.head, tile.queries)
+        before = row_of_query(job, tile, sizes)
+        rows = query_rows(job, tile, TILES.rows, TILES.varied)
         position = rows.start + rows.offset
         queries = Queries(
             load(every_query, rows, DIMS.qk),
@@ -208,18 +214,21 @@ def backward_dkv(
     DIMS: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """CELLS: the keys are summary cells and the queries those of all later lanes; or else both are in one lane's window."""
-    job, tile = read_tile(tables, sizes, TILES.columns)
+    job, tile = read_tile(tables, sizes, TILES.columns, TILES.varied)
     offset = tl.arange(0, TILES.columns)
     in_lane = job.lane_stride // job.block * job.cells
     key_count = tile.length
     if CELLS:
-        tile = Tile(tile.batch, tile.index, 0, 0, tl.program_id(0) % sizes.tiles * TILES.columns, sizes.n)
+        first_key = tile.first if TILES.varied else tl.program_id(0) % sizes.tiles * TILES.columns
+        tile = Tile(tile.batch, tile.index, 0, 0, first_key, tile.n, tile.queries, tile.keys, tile.n, tile.offset)
         key_count = (job.lanes - 1) * in_lane
     if tile.first < key_count:
-        every_query, every_d_output = head_of(q, tile.batch, job.head), head_of(d_output, tile.batch, job.head)
-        every_key, every_value = head_of(k, tile.batch, job.head), head_of(v, tile.batch, job.head)
-        every_dk, every_dv = head_of(dk, tile.batch, job.head), head_of(dv, tile.batch, job.head)
-        before = (tile.batch * sizes.heads + job.head) * sizes.n
+        every_query = document_of(q, tile.batch, job.head, tile.queries)
+        every_d_output = document_of(d_output, tile.batch, job.head, tile.queries)
+        head = job.head // TILES.group
+        every_k, every_v = document_of(k, tile.batch, head, tile.keys), document_of(v, tile.batch, head, tile.keys)
+        every_dk, every_dv = document_of(dk, tile.batch, head, tile.keys), document_of(dv, tile.batch, head, tile.keys)
+        before = row_of_query(job, tile, sizes)
         every = Queries(every_query, every_d_output, lse + before, delta + before)
 
         key = tile.first + offset
@@ -228,15 +237,17 @@ def backward_dkv(
             base, place = cell_tile(tile.first, offset, job, TILES.even)
             seen_from = (key // in_lane + 1) * job.lane_stride
             first = (tile.first // in_lane + 1) * job.lane_stride
-            end = sizes.n
+            end = tile.n
         else:
             base = tile.start + tile.first * job.index_stride
             place = offset * job.index_stride
             seen_from = key
             first = tile.first + job.near
             end = tl.minimum(tile.length, tile.first + TILES.columns + job.far)
+        if TILES.varied:
+            first = tl.maximum(first, tl.cdiv(tl.maximum(0, tile.offset - tile.start), job.index_stride))
         rows = Rows(base, place, key < key_count)
-        keys, values = load(every_key, rows, DIMS.qk), load(every_value, rows, DIMS.v)
+        keys, values = load(every_k, rows, DIMS.qk), load(every_v, rows, DIMS.v)
         own = OwnKeys(keys, values, key, base + place, seen_from, job, tile, tables.exclusions)
         dk_sum = tl.zeros([TILES.columns, DIMS.qk.width], tl.float32)
         dv_sum = tl.zeros([TILES.columns, DIMS.v.width], tl.float32)
@@ -248,7 +259,10 @@ def backward_dkv(
             bound = tl.maximum(first, end)
             if CELLS:
                 last_key = tl.minimum(tile.first + TILES.columns, key_count) - 1
-                inner = first + tl.cdiv((last_key // in_lane + 1) * job.lane_stride - first, TILES.rows) * TILES.rows
+                distance = (last_key // in_lane + 1) * job.lane_stride - first
+                if TILES.varied:
+                    distance = tl.maximum(0, distance)
+                inner = first + tl.cdiv(distance, TILES.rows) * TILES.rows
                 outer = bound
             else:
                 inner = first + tl.cdiv(TILES.columns - 1, TILES.rows) * TILES.rows

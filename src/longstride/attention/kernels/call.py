@@ -23,6 +23,7 @@ from torch import Tensor
 from longstride.attention.kernels.hopper.choice import is_hopper
 from longstride.attention.kernels.jobs import passes
 from longstride.attention.kernels.launch import Plan, Workspace, capture_safe
+from longstride.attention.kernels.work import Documents, document_table
 
 HERE = __name__.rsplit(".", 1)[0]
 BACKENDS = (
@@ -30,6 +31,22 @@ BACKENDS = (
     ("general", lambda device: True),
 )
 """A module, and whether it may be imported and used on a device. The last one takes everything."""
+
+
+class Layout(NamedTuple):
+    """What a call of `layout_ops.py` has beside the tensors of a plain one."""
+
+    lengths: tuple[int, ...]
+    """Of the documents, as in `layout.py`."""
+    d_lse: Tensor | None = None
+    """Backward: the slope of the natural lse, float32 [batch, heads, n], contiguous."""
+    documents: Documents | None = None
+    """None: each row is one document with as many queries as keys."""
+
+    @property
+    def key(self) -> Any:
+        """For a plan's key."""
+        return self.lengths, self.d_lse is None
 
 
 class Forward(NamedTuple):
@@ -43,6 +60,8 @@ class Forward(NamedTuple):
     scale: float
     """The softmax scale times log2(e), for scores in base 2; positive."""
     workspace: Workspace
+    layout: Layout | None = None
+    """None: a plain call."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -67,6 +86,7 @@ class Backward(NamedTuple):
     need_q: bool
     need_kv: bool
     workspace: Workspace
+    layout: Layout | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -83,18 +103,25 @@ def backends(device: torch.device) -> tuple[ModuleType, ...]:
 
 
 def make_plan(
-    kind: type[Forward] | type[Backward], tensors: Sequence[Tensor], settings: Sequence[Any], patterns: str, aligned: bool
+    kind: type[Forward] | type[Backward], tensors: Sequence[Tensor], settings: Sequence[Any], patterns: str, aligned: bool,
+    layout: Layout | None = None,
 ) -> Plan:  # fmt: skip
     """Returns the launches for all passes of the patterns, in order. `settings`: the call's fields between tensors and
-    workspace; `aligned`: as in `Plan`."""
-    direction = "forward" if kind is Forward else "backward"
+    workspace; `aligned`: as in `Plan`. A layout's d_lse comes after the tensors of the call."""
+    direction, count = ("forward", 5) if kind is Forward else ("backward", 9)
     device = tensors[0].device
     with capture_safe(device.type == "cuda"):
         workspace = Workspace(device)
         distinct = [x.detach() for x in tensors]  # A plan tells tensors apart by `id`; a caller may pass one as q and as k.
-        call: Any = kind._make((*distinct, *settings, workspace))
+        n = tensors[0].shape[2]
+        if layout is not None:
+            documents = document_table(tensors[0].shape, tensors[1].shape, layout.lengths)
+            d_lse = None if layout.d_lse is None else distinct[count]
+            layout = layout._replace(d_lse=d_lse, documents=documents)
+            n = n if documents is None else max(row.n for row in documents.rows)
+        call: Any = kind._make((*distinct[:count], *settings, workspace, layout))
         launches = []
-        for index, pass_ in enumerate(passes(patterns, tensors[0].shape[2])):
+        for index, pass_ in enumerate(passes(patterns, n)):
             offers = (getattr(backend, direction)(call, pass_, index > 0) for backend in backends(device))
             launches += next(offer for offer in offers if offer is not None)
         return Plan(launches, distinct, workspace, aligned)

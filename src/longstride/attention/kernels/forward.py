@@ -11,8 +11,8 @@ the values. Scores are in bits: `scale` includes log2(e).
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.key_loop import Keys, over_keys, place_keys, sees
-from longstride.attention.kernels.primitives import LOWEST, head_of, load, query_rows, read_tile, store
+from longstride.attention.kernels.key_loop import every_key, over_keys, place_keys, sees
+from longstride.attention.kernels.primitives import LOWEST, document_of, load, query_rows, read_tile, row_of_query, store
 
 
 @triton.jit
@@ -46,13 +46,13 @@ def forward(
     q, k, v, output, lse, tables, scale, sizes, DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr
 ):  # fmt: skip
     """ACCUMULATE: an earlier pass has computed other keys of the same queries; this one adds to its results."""
-    job, tile = read_tile(tables, sizes, TILES.rows)
+    job, tile = read_tile(tables, sizes, TILES.rows, TILES.varied)
     if tile.first < tile.length:
-        every_query = head_of(q, tile.batch, job.head)
-        every = Keys(head_of(k, tile.batch, job.head), head_of(v, tile.batch, job.head), job, tile, tables.exclusions)
-        results = head_of(output, tile.batch, job.head)
-        rows = query_rows(job, tile, TILES.rows)
-        lse_rows = lse + (tile.batch * sizes.heads + job.head) * sizes.n + (rows.start + rows.offset)
+        every_query = document_of(q, tile.batch, job.head, tile.queries)
+        every = every_key(k, v, job, tile, tables, TILES)
+        results = document_of(output, tile.batch, job.head, tile.queries)
+        rows = query_rows(job, tile, TILES.rows, TILES.varied)
+        lse_rows = lse + row_of_query(job, tile, sizes) + (rows.start + rows.offset)
         query = load(every_query, rows, DIMS.qk)
         if ACCUMULATE:
             earlier = tl.load(lse_rows, mask=rows.valid, other=0.0)

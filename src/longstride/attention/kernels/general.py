@@ -19,6 +19,7 @@ from longstride.attention.kernels.lanes import lane_backward, lane_forward
 from longstride.attention.kernels.launch import Launch, constant
 from longstride.attention.kernels.saved import Setting
 from longstride.attention.kernels.settings import gpu, lane_setting, padded, processors, tile_setting
+from longstride.attention.kernels.work import cell_items, key_items, query_items
 
 DELTA_ROWS = 64
 """Rows per program of `backward_delta`."""
@@ -47,17 +48,27 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch]:
     launches = []
     if "delta" not in call.workspace.named:
         call.workspace.named["delta"] = call.workspace.new(*lse.shape)
-        launches.append(_delta(d_output, output, call.workspace.named["delta"]))
+        launches.append(_delta(call, call.workspace.named["delta"]))
     inputs = *inputs, lse, call.workspace.named["delta"]
     if call.need_q:
         setting = _setting(call, pass_, "dq", pass_.summary)
         launches.append(_launch(backward_dq, call, pass_, setting, (*inputs, matrix(dq), *rest), ACCUMULATE=accumulate))
     if call.need_kv:
-        arguments = *inputs, matrix(dk), matrix(dv), *rest
-        for cells in (False, True) if pass_.summary else (False,):
-            setting = _setting(call, pass_, "dkv", cells)
-            flags = {"CELLS": cells, "ACCUMULATE": accumulate or cells}
-            launches.append(_launch(backward_dkv, call, pass_, setting, arguments, **flags))
+        group = q.shape[1] // k.shape[1]
+        for number in range(group):  # Heads that share keys take turns, so that each dk and dv has one writer at a time.
+            launches += _dkv(call, pass_ if group == 1 else pass_.member(number, group), inputs, accumulate or number > 0)
+    return launches
+
+
+def _dkv(call: Backward, pass_: Pass, inputs: tuple[Any, ...], accumulate: bool) -> list[Launch]:
+    if not pass_.jobs:
+        return []
+    launches = []
+    arguments = *inputs, matrix(call.dk), matrix(call.dv), _tables(pass_, call.q.device), *call.scales
+    for cells in (False, True) if pass_.summary else (False,):
+        setting = _setting(call, pass_, "dkv", cells)
+        flags = {"CELLS": cells, "ACCUMULATE": accumulate or cells}
+        launches.append(_launch(backward_dkv, call, pass_, setting, arguments, **flags))
     return launches
 
 
@@ -78,6 +89,16 @@ def _launch(
         tiles = (pass_.cell_tiles if flags["CELLS"] else pass_.tiles)(columns)
     else:
         tiles = pass_.tiles(rows)
+    total = batch * len(pass_.jobs) * tiles
+    documents = call.layout.documents if call.layout else None
+    if documents is not None:
+        of_keys = kernel is backward_dkv
+        items = (cell_items if flags.get("CELLS") else key_items if of_keys else query_items)(
+            pass_, documents, columns if of_keys else rows
+        )
+        tiles, total = len(items), documents.repeats * len(items)
+        extra = {"work": constant(items, device), "documents": constant(documents.rows, device)}
+        arguments = tuple(x._replace(**extra) if isinstance(x, Tables) else x for x in arguments)
     tiling = compiled(
         Tiling,
         rows=rows,
@@ -87,22 +108,25 @@ def _launch(
         grouped=pass_.grouped,
         short=pass_.most_exclusions > 0 or (not flags.get("CELLS") and window <= FEW * min(rows, columns)),
         exclude=pass_.most_exclusions,
+        group=heads // call.k.shape[1],
+        varied=documents is not None,
         **of_lanes,
     )
     # Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen.
     precision = "ieee" if call.q.dtype == torch.float32 else "tf32"
     constants = {"DIMS": dims(call.q, call.v, _wide(*matrices), precision), "TILES": tiling, **flags}
-    total = batch * len(pass_.jobs) * tiles
-    arguments = *arguments, Sizes(heads, n, len(pass_.jobs), tiles, total)
+    arguments = *arguments, Sizes(heads, n, len(pass_.jobs), tiles, total, n)
     programs = min(total, processors(device) * per_processor) if per_processor else total
     return Launch(kernel, programs, arguments, {**constants, "num_warps": warps, "num_stages": stages})
 
 
-def _delta(d_output: Tensor, output: Tensor, delta: Tensor) -> Launch:
+def _delta(call: Backward, delta: Tensor) -> Launch:
+    d_output, output = call.d_output, call.output
     sizes = row_sizes(output, DELTA_ROWS)
     row = row_shape(output, _wide(d_output, output))
     constants = {"ROW": row, "ROWS": DELTA_ROWS, "num_warps": 4, "num_stages": 1}
-    return Launch(backward_delta, sizes.total, (matrix(d_output), matrix(output), delta, sizes), constants)
+    d_lse = call.layout.d_lse if call.layout else None
+    return Launch(backward_delta, sizes.total, (matrix(d_output), matrix(output), d_lse, delta, sizes), constants)
 
 
 @lru_cache(maxsize=256)
@@ -118,12 +142,12 @@ def _setting(call: Forward | Backward, pass_: Pass, kernel: str, summary: bool) 
 
 def _whole_lanes(call: Forward | Backward, pass_: Pass, kernel: str, accumulate: bool) -> Setting | None:
     """Returns the settings for tiles that hold whole lanes; None if this pass needs other tiles."""
-    if pass_.summary:
+    if pass_.summary or call.layout is not None:
         return None
     widths = padded(call.q.shape[3]), padded(call.v.shape[3])
     return lane_setting(kernel, accumulate, *widths, call.q.dtype, pass_.longest, gpu(call.q.device))
 
 
 def _wide(*tensors: Tensor) -> bool:
-    """Whether an offset inside a head may not fit into 32 bits."""
-    return any(x.shape[2] * x.stride(2) >= 2**31 for x in tensors)
+    """Whether an offset inside a head may not fit into 32 bits. Positions of queries count from that of the first key."""
+    return max(x.shape[2] for x in tensors) * max(x.stride(2) for x in tensors) >= 2**31

@@ -69,6 +69,11 @@ class Pass:
     def most_exclusions(self) -> int:
         return max(len(some) for some in self.exclusions)
 
+    def member(self, number: int, group: int) -> "Pass":
+        """The jobs of this number in each group of heads."""
+        kept = [index for index, job in enumerate(self.jobs) if job.head % group == number]
+        return Pass(tuple(self.jobs[index] for index in kept), tuple(self.exclusions[index] for index in kept))
+
     def tiles(self, size: int) -> int:
         """How many tiles of `size` positions the lanes of a head have, at most."""
         return max(job.lanes * -(-job.limit // size) for job in self.jobs)

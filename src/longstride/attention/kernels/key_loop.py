@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from longstride.attention.kernels.primitives import Rows, cell_tile, excluded, window_sees
+from longstride.attention.kernels.primitives import Rows, cell_tile, document_of, excluded, window_sees
 
 
 class Keys(NamedTuple):
@@ -25,6 +25,15 @@ class Keys(NamedTuple):
     job: Any
     tile: Any
     exclusions: Any
+
+
+@triton.jit
+def every_key(k, v, job, tile, tables, TILES: tl.constexpr):
+    """All keys that a tile of queries may see."""
+    head = job.head // TILES.group
+    keys = document_of(k, tile.batch, head, tile.keys)
+    values = document_of(v, tile.batch, head, tile.keys)
+    return Keys(keys, values, job, tile, tables.exclusions)
 
 
 @triton.jit

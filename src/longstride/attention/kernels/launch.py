@@ -167,9 +167,9 @@ def capture_safe(on_gpu: bool) -> AbstractContextManager[None]:
 def constant(values: Any, device: torch.device) -> Tensor:
     """Returns an int32 tensor on the device. While a CUDA graph is captured, it is copied at once, outside the graph."""
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-        return torch.tensor(values, dtype=torch.int32, device=device)
+        return torch.as_tensor(values, dtype=torch.int32, device=device)
     with relaxed_capture(), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-        table = torch.tensor(values, dtype=torch.int32, device=device)
+        table = torch.as_tensor(values, dtype=torch.int32, device=device)
         torch.cuda.current_stream(device).synchronize()
     return table
 

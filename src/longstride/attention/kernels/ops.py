@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from longstride.attention.gradient import define_ops
-from longstride.attention.kernels.call import Backward, Forward, make_plan
+from longstride.attention.kernels.call import Backward, Forward, Layout, make_plan
 from longstride.attention.kernels.launch import Plan, plan_for
 from longstride.patterns import Pattern, notation
 
@@ -78,63 +78,75 @@ class _Attend(torch.autograd.Function):
         return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None
 
 
-def _check(q: Tensor, v: Tensor) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor) -> None:
     elsewhere = "impl = 'blocked' takes it"
     if q.dtype not in DTYPES:
         raise ValueError(f"attend: the Triton kernels take float16, bfloat16 and float32, got {q.dtype}; {elsewhere}")
     if q.shape[3] > WIDEST or v.shape[3] > WIDEST:
         name, x = ("d_qk", q) if q.shape[3] > WIDEST else ("d_v", v)
         raise ValueError(f"attend: the Triton kernels take {name} up to {WIDEST}, got {x.shape[3]}; {elsewhere}")
-    if q.shape[2] > LONGEST:
-        raise ValueError(f"attend: the Triton kernels take n up to {LONGEST:,}, got {q.shape[2]:,}; {elsewhere}")
+    if k.shape[2] > LONGEST:
+        raise ValueError(f"attend: the Triton kernels take n up to {LONGEST:,}, got {k.shape[2]:,}; {elsewhere}")
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
         raise ValueError("attend: impl = 'triton' on a CPU is Triton's interpreter, which is wrong for bfloat16")
 
 
-def triton_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
-    """Returns the output, and the log-sum-exp of each query's scores in base 2, float32 [batch, heads, n]."""
-    output, lse = _forward_like(q, k, v, patterns, scale)
+def triton_forward(
+    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, results: tuple[Tensor, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the output, and the log-sum-exp of each query's scores in base 2, float32 [batch, heads, n].
+
+    results: empty tensors for these, if a layout has other shapes.
+    """
+    output, lse = results or forward_like(q, k, v, patterns, scale)
     if scale < 0:
         q, scale = -q, -scale
-    tensors = _readable(q), _readable(k), _readable(v), output, lse
-    aligned = _aligned(*tensors)
-    key = patterns, scale, aligned, *_description(*tensors[:4])
-    plan_for(key, lambda: make_plan(Forward, tensors, (_in_bits(scale),), patterns, aligned)).run(tensors)
+    tensors = readable(q), readable(k), readable(v), output, lse
+    aligned = is_aligned(*tensors)
+    key: Any = patterns, scale, aligned, *describe(*tensors[:4])
+    if layout is not None:
+        key = *key, k.shape, layout.key
+    plan_for(key, lambda: make_plan(Forward, tensors, (in_bits(scale),), patterns, aligned, layout)).run(tensors)
     return output, lse
 
 
 def fill_gradients(
     gradients: Sequence[Tensor], d_output: Tensor, inputs: Sequence[Tensor], saved: Sequence[Tensor], patterns: str,
-    scale: float, needed: Sequence[bool],
+    scale: float, needed: Sequence[bool], layout: Layout | None = None,
 ) -> None:  # fmt: skip
     """Fills those of dq, dk and dv that are needed. They may have any strides but for the last, which is 1."""
     (q, k, v), (output, lse) = inputs, saved
     if not all(needed):  # The kernels may write the others, too.
-        gradients = [x if wanted else _result_like(like) for x, like, wanted in zip(gradients, inputs, needed)]
+        gradients = [x if wanted else result_like(like) for x, like, wanted in zip(gradients, inputs, needed)]
     dq, dk, dv = gradients
     negative = scale < 0
     if negative:
         q, scale = -q, -scale
-    matrices = _readable(q), _readable(k), _readable(v), _readable(d_output), output
-    tensors = *matrices, lse, dq, dk, dv
-    aligned = _aligned(*tensors)
-    key = patterns, scale, aligned, *needed, *_description(*matrices, dq, dk, dv)
+    matrices = readable(q), readable(k), readable(v), readable(d_output), output
+    tensors: tuple[Tensor, ...] = *matrices, lse, dq, dk, dv
+    if layout is not None and layout.d_lse is not None:
+        tensors = *tensors, layout.d_lse
+    aligned = is_aligned(*tensors)
+    key: Any = patterns, scale, aligned, *needed, *describe(*matrices, dq, dk, dv)
+    if layout is not None:
+        key = *key, k.shape, layout.key
 
     def make() -> Plan:
-        settings = _in_bits(scale), scale, needed[0], needed[1] or needed[2]
-        return make_plan(Backward, tensors, settings, patterns, aligned)
+        settings = in_bits(scale), scale, needed[0], needed[1] or needed[2]
+        return make_plan(Backward, tensors, settings, patterns, aligned, layout)
 
     plan_for(key, make).run(tensors)
     if negative:
         dq.neg_()
 
 
-def _in_bits(scale: float) -> float:
+def in_bits(scale: float) -> float:
     """The scale of scores in base 2."""
     return max(scale, LEAST_SCALE) * LOG2_E
 
 
-def _aligned(*tensors: Tensor) -> bool:
+def is_aligned(*tensors: Tensor) -> bool:
     """Whether all begin at multiples of 16 bytes. Of an input that is copied, the copy counts: the kernels read that."""
     addresses = 0
     for x in tensors:
@@ -142,27 +154,27 @@ def _aligned(*tensors: Tensor) -> bool:
     return not addresses & ALIGNMENT
 
 
-def _description(*tensors: Tensor) -> tuple[Any, ...]:
+def describe(*tensors: Tensor) -> tuple[Any, ...]:
     """Returns the tensors' part of a plan's key: of inputs and results, since inputs that are copies no longer say how those
     that they were copied from, and so the results, lie in memory."""
     first = tensors[0]
     return first.dtype, first.device, first.shape, tensors[2].shape[3], *[x.stride() for x in tensors]
 
 
-def _readable(x: Tensor) -> Tensor:
+def readable(x: Tensor) -> Tensor:
     """Returns x if its last dimension is contiguous, else a contiguous copy."""
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
 
 
-def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
-    _check(q, v)
+def forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
+    check(q, k, v)
     batch, heads, n, _ = v.shape
     # empty_strided takes half the time of new_empty.
     lse = torch.empty_strided((batch, heads, n), (heads * n, n, 1), dtype=torch.float32, device=v.device)
-    return _result_like(v), lse
+    return result_like(v), lse
 
 
-def _result_like(x: Tensor) -> Tensor:
+def result_like(x: Tensor) -> Tensor:
     """Returns an empty tensor like x, in x's order of dimensions in memory, such as [batch, n, heads, d] for projections.
 
     Rows of d numbers are contiguous, also if x's are not.
@@ -171,4 +183,4 @@ def _result_like(x: Tensor) -> Tensor:
     return result if result.stride(3) == 1 else x.new_empty(x.shape)
 
 
-triton_backward = define_ops("triton", triton_forward, _forward_like, fill_gradients, _result_like, by_query=["lse"])
+triton_backward = define_ops("triton", triton_forward, forward_like, fill_gradients, result_like, by_query=["lse"])

@@ -17,6 +17,8 @@ from longstride.attention.kernels.jobs import Job
 
 JOB_FIELDS = tl.constexpr(11)
 EXCLUSION_FIELDS = tl.constexpr(6)
+WORK_FIELDS = tl.constexpr(4)
+DOCUMENT_FIELDS = tl.constexpr(5)
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """Below every finite score: where a running maximum begins, so that it is finite, and a score of -inf has weight 0."""
 
@@ -32,6 +34,13 @@ class Tile(NamedTuple):
     first: Any
     length: Any
     """Of the lane."""
+    queries: Any
+    keys: Any
+    """Rows of the document's first position among the queries, where it may be negative, and among the keys."""
+    n: Any
+    """Of the document."""
+    offset: Any
+    """Position of the document's first query."""
 
 
 class Rows(NamedTuple):
@@ -54,11 +63,21 @@ def read_job(jobs, index):
 
 
 @triton.jit
-def read_tile(tables, sizes, SIZE: tl.constexpr):
+def read_tile(tables, sizes, SIZE: tl.constexpr, VARIED: tl.constexpr):
     """The job of a program, and its tile of SIZE positions; that begins past the lane's end if there is no such tile.
 
     Neighbouring programs have neighbouring lanes, which lie side by side in memory, and the tiles with most work come first.
     """
+    if VARIED:
+        job, tile = read_work_item(tables, sizes)
+    else:
+        job, tile = read_plain_tile(tables, sizes, SIZE)
+    return job, tile
+
+
+@triton.jit
+def read_plain_tile(tables, sizes, SIZE: tl.constexpr):
+    """Where each row is one document with as many queries as keys."""
     program = tl.program_id(0)
     index = program // sizes.tiles % sizes.jobs
     batch = (program // sizes.tiles // sizes.jobs).to(tl.int64)
@@ -69,20 +88,59 @@ def read_tile(tables, sizes, SIZE: tl.constexpr):
     first = tl.where(along < 0, job.limit, along * SIZE)
     start = lane * job.lane_stride
     length = tl.minimum(job.limit, (sizes.n - 1 - start) // job.index_stride + 1)
-    return job, Tile(batch, index, lane, start, first, length)
+    none = program * 0
+    return job, Tile(batch, index, lane, start, first, length, none, none, sizes.n, none)
 
 
 @triton.jit
-def query_rows(job, tile, SIZE: tl.constexpr):
+def read_work_item(tables, sizes):
+    """As `read_tile`, from the tables of a call with documents. The job is that of the longest one, cut to this one."""
+    program = tl.program_id(0)
+    item = tables.work + program % sizes.tiles * WORK_FIELDS
+    index, lane, first = tl.load(item), tl.load(item + 2), tl.load(item + 3)
+    document = tables.documents + tl.load(item + 1) * DOCUMENT_FIELDS
+    batch = (program // sizes.tiles + tl.load(document)).to(tl.int64)
+    queries, keys = tl.load(document + 1), tl.load(document + 2)
+    n, offset = tl.load(document + 3), tl.load(document + 4)
+    longest = read_job(tables.jobs, index)
+    lanes = tl.minimum(longest.lanes, tl.cdiv(n, longest.lane_stride))
+    limit = tl.minimum(longest.limit, tl.cdiv(n, longest.index_stride))
+    job = Job(
+        longest.head, lanes, longest.lane_stride, longest.index_stride, limit, longest.near, longest.far, longest.own,
+        longest.block, longest.cells, longest.first_cell,
+    )  # fmt: skip
+    start = lane * job.lane_stride
+    length = tl.minimum(limit, (n - 1 - start) // job.index_stride + 1)
+    return job, Tile(batch, index, lane, start, first, length, queries, keys, n, offset)
+
+
+@triton.jit
+def query_rows(job, tile, SIZE: tl.constexpr, VARIED: tl.constexpr):
     """The rows of a tile of SIZE queries."""
     row = tile.first + tl.arange(0, SIZE)
-    return Rows(tile.start, row * job.index_stride, row < tile.length)
+    valid = row < tile.length
+    if VARIED:
+        valid = valid & (tile.start + row * job.index_stride >= tile.offset)
+    return Rows(tile.start, row * job.index_stride, valid)
+
+
+@triton.jit
+def row_of_query(job, tile, sizes):
+    """Of a document's first position, in tensors [batch, heads, queries]."""
+    return (tile.batch * sizes.heads + job.head) * sizes.queries + tile.queries
 
 
 @triton.jit
 def head_of(matrix, batch, head):
     """The same matrix, with its data from this head on."""
     return Matrix(matrix.data + (batch * matrix.batch + head * matrix.head), matrix.batch, matrix.head, matrix.row)
+
+
+@triton.jit
+def document_of(matrix, batch, head, first):
+    """The same matrix, with its data from this head's row `first` on."""
+    whole = head_of(matrix, batch, head)
+    return Matrix(whole.data + first.to(tl.int64) * whole.row, whole.batch, whole.head, whole.row)
 
 
 @triton.jit

@@ -1,6 +1,8 @@
 """Calls the operators as on a Hopper GPU, without one: launches are caught, compiled for it, and described as JSON.
 
 python dry_run.py '[["merged(fixed(128, 32))", 1, 2, 1000, 64, 64, "bfloat16"]]'
+
+Without an argument it answers one case per line of standard input, and a case that fails with its traceback.
 """
 
 import json
@@ -9,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import torch
@@ -106,7 +109,7 @@ def copied_columns(ttgir):
 def as_on_hopper():
     call.BACKENDS = tuple((name, lambda device: True) for name, _ in call.BACKENDS)
     general.forward = general.backward = lambda *_: []
-    ops._check = lambda q, v: None  # On a CPU it refuses bfloat16.
+    ops.check = lambda q, k, v: None  # On a CPU it refuses bfloat16.
     for module in (chunk_forward, lane_descriptors, launch):
         module.processors = lambda device: PROCESSORS
     for module in (chunk_forward, lane_forward, lane_backward, walk_forward, walk_backward):
@@ -129,6 +132,18 @@ def run(patterns, batch, heads, n, d_qk, d_v, dtype):
     return [forward, backward]
 
 
+def serve(requests):
+    for request in requests:
+        try:
+            answer = run(*json.loads(request))
+        except Exception:
+            answer, found[:] = traceback.format_exc(), []
+        print(json.dumps(answer), flush=True)
+
+
 if __name__ == "__main__":
     as_on_hopper()
-    print(json.dumps([run(*row) for row in json.loads(sys.argv[1])]))
+    if len(sys.argv) > 1:
+        print(json.dumps([run(*row) for row in json.loads(sys.argv[1])]))
+    else:
+        serve(sys.stdin)

@@ -41,7 +41,7 @@ LEAST_QUERIES = 2048
 
 def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None:
     _, heads, n, d_qk = call.q.shape
-    if not fits_tma(call.q, call.k, call.v, call.output):
+    if call.layout is not None or not fits_tma(call.q, call.k, call.v, call.output):
         return None
     kind = choose(pass_, False, accumulate, heads, n, d_qk, call.v.shape[3])
     job = pass_.jobs[0]
@@ -59,7 +59,8 @@ def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None
 def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | None:
     _, heads, n, d_qk = call.q.shape
     d_v = call.v.shape[3]
-    if not fits_tma(call.q, call.k, call.v, call.d_output, call.output, call.dq, call.dk, call.dv):
+    matrices = call.q, call.k, call.v, call.d_output, call.output, call.dq, call.dk, call.dv
+    if call.layout is not None or not fits_tma(*matrices):
         return None
     kind = choose(pass_, True, accumulate, heads, n, d_qk, d_v)
     job = pass_.jobs[0]

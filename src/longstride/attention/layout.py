@@ -1,0 +1,149 @@
+"""How queries and keys lie: fewer heads of keys than of queries, fewer queries than keys, several documents in a row.
+
+Shapes: q [batch, heads_q, n_q, d_qk]; k [batch, heads_kv, n_k, d_qk]; v [batch, heads_kv, n_k, d_v]. Query head h has the
+keys of head h // (heads_q / heads_kv). The queries are at the last n_q of the n_k positions.
+
+`documents` are lengths that add up to n_k, for all rows; or to batch * n_k, one row after the other. Without any, a row is
+one document.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longstride.common.checks import short_repr
+
+
+class Document(NamedTuple):
+    """A part of some rows that attends to itself: slices of the batch, of the queries and of the keys."""
+
+    batch: slice
+    queries: slice
+    keys: slice
+    offset: int
+    """Position of the first query among the keys."""
+
+
+def layout_documents(q: Sequence[int], k: Sequence[int], lengths: Sequence[int]) -> list[Document]:
+    """Returns the documents of q and k, which are shapes. Some may have no queries."""
+    batch, n_k = k[0], k[2]
+    offset = n_k - q[2]
+    if sum(lengths) <= n_k:
+        return _documents(slice(0, batch), lengths or [n_k], offset)
+    rows: list[list[int]] = [[] for _ in range(batch)]
+    total = 0
+    for length in lengths:
+        rows[total // n_k].append(length)
+        total += length
+    return [part for row, some in enumerate(rows) for part in _documents(slice(row, row + 1), some, offset)]
+
+
+def _documents(batch: slice, lengths: Sequence[int], offset: int) -> list[Document]:
+    ends = [0]
+    for length in lengths:
+        ends.append(ends[-1] + length)
+    found = []
+    for start, end in pairwise(ends):
+        first, last = max(start, offset), max(end, offset)
+        found.append(Document(batch, slice(first - offset, last - offset), slice(start, end), min(first, end) - start))
+    return found
+
+
+def validate_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises ValueError unless heads of queries can share keys, and the queries are among the keys."""
+    (batch, heads, n_q, d_qk), (_, kv_heads, n_k, _) = q.shape, k.shape
+    shapes = f"got q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}"
+    if k.shape[0] != batch or k.shape[3] != d_qk:
+        raise ValueError(f"attend: q and k must have the same batch and the same d_qk, {shapes}")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"attend: v must have k's batch, heads and n, {shapes}")
+    if not kv_heads or heads % kv_heads:
+        raise ValueError(f"attend: the heads of q must be a multiple of those of k and v, {shapes}")
+    if n_q > n_k:
+        raise ValueError(f"attend: q must not have more positions than k and v, {shapes}")
+
+
+def lay_out(
+    q: Tensor, k: Tensor, v: Tensor, offset: int | None, documents: Sequence[int] | Tensor | None
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Returns k and v without the keys after the last query, and the documents of the others. ValueError for bad ones."""
+    n_q, n_k = q.shape[2], k.shape[2]
+    end = n_k
+    if offset is not None:
+        if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= n_k - n_q:
+            raise ValueError(
+                f"attend: offset = {short_repr(offset)} must be a whole number from 0 to {n_k - n_q}, so that {n_q} queries "
+                f"from there on are among {n_k} keys"
+            )
+        end = offset + n_q
+    if documents is None:
+        lengths: list[int] = []
+    elif isinstance(documents, Tensor):
+        lengths = _lengths_of_runs(documents, k.shape[0], n_k, end)
+    else:
+        lengths = _first_lengths(documents, n_k, end)
+    return (k, v, lengths) if end == n_k else (k[:, :, :end], v[:, :, :end], lengths)
+
+
+def _first_lengths(documents: Sequence[int], n: int, end: int) -> list[int]:
+    """Returns the lengths of documents, cut at `end`."""
+    if isinstance(documents, str) or not isinstance(documents, Sequence):
+        raise ValueError(
+            f"attend: documents must be a sequence of lengths or an integer tensor [batch, n], got {short_repr(documents)}"
+        )
+    total, lengths = 0, []
+    for index, length in enumerate(documents):
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise ValueError(
+                f"attend: documents[{index}] must be a length, a whole number of at least 1, got {short_repr(length)}"
+            )
+        if total < end:
+            lengths.append(min(length, end - total))
+        total += length
+    if total != n:
+        raise ValueError(f"attend: documents add up to {total} positions, but k has {n}; give lengths that add up to {n}")
+    return lengths if len(lengths) > 1 else []
+
+
+def _lengths_of_runs(documents: Tensor, batch: int, n: int, end: int) -> list[int]:
+    """Returns the lengths of runs of equal numbers, cut at `end`: of one row if all are alike, else of each row."""
+    integers = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+    if documents.shape != (batch, n) or documents.dtype not in integers:
+        raise ValueError(
+            f"attend: documents must be an integer tensor {[batch, n]}, got {documents.dtype} {list(documents.shape)}"
+        )
+    if torch.compiler.is_compiling() or not _is_readable(documents):
+        raise NotImplementedError(
+            "attend: documents = a tensor is read by the host, which torch.compile and torch.func do not allow; "
+            "give a sequence of lengths"
+        )
+    starts = torch.ones(batch, end, dtype=torch.bool, device=documents.device)
+    starts[:, 1:] = documents[:, 1:end] != documents[:, : end - 1]
+    if bool((starts == starts[:1]).all()):
+        starts = starts[:1]
+    ends = [*starts.flatten().nonzero().flatten().tolist(), starts.numel()]
+    lengths = [b - a for a, b in pairwise(ends)]
+    return lengths if len(lengths) > 1 else []
+
+
+def _is_readable(x: Tensor) -> bool:
+    return type(x) is Tensor and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def fill_in_float32(fill_gradients: Any) -> Any:
+    """Returns `fill_gradients` of `gradient.define_ops`, which sums dk and dv in float32 if heads of queries share keys."""
+
+    def fill(gradients: Any, d_output: Any, d_lse: Any, inputs: Any, *others: Any) -> None:
+        q, k, _ = inputs
+        if q.shape[1] == k.shape[1] or q.dtype not in (torch.float16, torch.bfloat16):
+            fill_gradients(gradients, d_output, d_lse, inputs, *others)
+            return
+        sums = [torch.empty_like(x, dtype=torch.float32) for x in gradients[1:]]
+        fill_gradients((gradients[0], *sums), d_output, d_lse, inputs, *others)
+        for x, total in zip(gradients[1:], sums):
+            x.copy_(total)
+
+    return fill
