@@ -1,0 +1,1 @@
+"""The experiments of docs/results.md, run again by `longstride reproduce`."""

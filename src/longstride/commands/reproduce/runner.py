@@ -1,0 +1,240 @@
+"""Trains and scores the rows of an experiment, each as an ordinary run, and writes the results after each.
+
+longstride reproduce table2 --data enwik8 cifar10 --out table2
+longstride reproduce contest --data enwik8 --out contest --seconds 420
+"""
+
+import gc
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from longstride.commands.bench.report import print_lines, reason_of, save
+from longstride.commands.ending import exit_if_interrupted
+from longstride.commands.evaluate import evaluate
+from longstride.commands.exits import is_out_of_memory
+from longstride.commands.reproduce.experiments import Experiment, Row, config_of, min_contexts, train_command, with_steps
+from longstride.commands.reproduce.results import Reproduced, RowResult, ScoreRow, read_results
+from longstride.commands.reproduce.settings import Reproduction, command_of
+from longstride.commands.reproduce.tables import show_results
+from longstride.common.device import choose_device, describe_machine
+from longstride.common.files import read_text
+from longstride.data import samples
+from longstride.data.prepare import open_data
+from longstride.model.saved_config import read_config, settings_path
+from longstride.model.shipped import find_model
+from longstride.training import Summary, TrainConfig, train
+from longstride.training.metrics import read_metrics
+
+PROBE_STEPS, PROBE_LINES = 40, 4
+"""Steps of a probe, and lines of metrics in it. The first line has the compilation, and does not count."""
+TINY_PROBE = 4
+TINY_BYTES = {"text": 512, "images": 3072}
+"""Bytes that are scored at --scale tiny."""
+MANY = 10**6
+"""Steps of the run that a probe is the first of."""
+
+
+def reproduce(experiment: Experiment, settings: Reproduction, console: Console | None = None) -> Reproduced:
+    """Runs the rows that are not done yet, and prints the table."""
+    console = console or Console()
+    assert settings.out is not None
+    device = choose_device("reproduce", settings.device)
+    rows = experiment.select(settings.rows)
+    data = {} if settings.run is not None else find_data(settings)
+    missing = [row.name for row in rows if settings.run is None and row.data not in data]
+    if missing and (settings.rows or len(missing) == len(rows)):
+        kinds = " and ".join(sorted({row.data for row in rows if row.name in missing}))
+        raise ValueError(f"reproduce: --data has no {kinds}, which {', '.join(missing)} need; give a store or a source")
+    if missing:
+        print_lines(console, [f"left out, as --data has nothing for them: {', '.join(missing)}"])
+    settings.out.mkdir(parents=True, exist_ok=True)
+    path = settings.out / f"{experiment.name}.json"
+    before = read_results(path).rows if path.exists() else []
+    result = Reproduced(experiment.name, command_of(experiment.name, settings), before)
+    for row in rows:
+        for seed in settings.seeds if row.name not in missing else ():
+            RowRunner(experiment, settings, row, seed, data.get(row.data), device, result, path, console).run()
+    show_results(result, console)
+    return result
+
+
+def find_data(settings: Reproduction) -> dict[str, Path]:
+    """The given data by kind, text or images; at --scale tiny the bundled samples."""
+    given = settings.data
+    if not given and settings.scale == "tiny":
+        given = samples.path("text"), samples.path("patches")
+    found: dict[str, Path] = {}
+    for path in given:
+        kind = "images" if open_data(path).item else "text"
+        if kind in found:
+            raise ValueError(f"reproduce: --data has {found[kind]} and {path}, both {kind}; give one of them")
+        found[kind] = path
+    return found
+
+
+class RowRunner:
+    """One row with one seed."""
+
+    def __init__(
+        self, experiment: Experiment, settings: Reproduction, row: Row, seed: int, data: Path | None, device: torch.device,
+        result: Reproduced, path: Path, console: Console,
+    ) -> None:  # fmt: skip
+        self.experiment, self.settings, self.row, self.seed, self.data = experiment, settings, row, seed, data
+        self.device, self.result, self.path, self.console = device, result, path, console
+        assert settings.out is not None
+        self.folder = settings.out / f"{row.name}-seed-{seed}"
+        seconds = settings.seconds or (experiment.seconds if settings.steps is None and settings.scale != "tiny" else None)
+        self.seconds = seconds
+        self.most_bytes = settings.most_bytes or {
+            "reduced": experiment.most_bytes, "full": None, "tiny": TINY_BYTES[row.data]
+        }[settings.scale]  # fmt: skip
+        self.known = RowResult(row.name, seed, row.data, settings=self._asked())
+        self.begun = perf_counter()
+
+    def _asked(self) -> dict[str, Any]:
+        """What a row depends on, besides its own definition."""
+        settings = self.settings
+        return {
+            "scale": settings.scale, "steps": settings.steps, "seconds": self.seconds, "split": settings.split,
+            "most_bytes": self.most_bytes, "run": None if settings.run is None else str(settings.run),
+        }  # fmt: skip
+
+    def run(self) -> None:
+        """Trains and scores what is not done."""
+        before = self.result.find(self.row.name, self.seed)
+        if before is not None:
+            if before.settings != self.known.settings:
+                raise ValueError(
+                    f"reproduce: {self.path} has {self.row.name} with {_difference(before.settings, self.known.settings)}; "
+                    "give the same, or another --out"
+                )
+            self.known = before
+        label = f"{self.experiment.name}: {self.row.name}, seed {self.seed}"
+        if self.known.done:
+            print_lines(self.console, [f"{label} is done"])
+            return
+        print_lines(self.console, [label])
+        self._keep(failure=None, machine=describe_machine(self.device))
+        try:
+            folder = self.folder if self.settings.run is None else self.settings.run
+            if self.settings.run is None:
+                self._train()
+            else:
+                self._describe(folder)
+            self._score(folder)
+            self._keep(done=1)
+        except (FloatingPointError, RuntimeError, MemoryError) as error:
+            # The run diverged, or did not fit: the other rows go on.
+            if not isinstance(error, FloatingPointError) and not is_out_of_memory(error):
+                raise
+            self._keep(failure=reason_of(error))
+        finally:
+            release_memory(self.device)
+
+    def _train(self) -> None:
+        config = self._config()
+        summary = train(config, "auto", preset=self.row.preset)
+        release_memory(self.device)
+        self._keep_training(config, summary)
+        if not summary.done:
+            print_lines(self.console, [f"to go on: {self.result.command}"])
+            exit_if_interrupted(summary)
+
+    def _config(self) -> TrainConfig:
+        """The settings of the run. Those of a run that exists have its number of steps, which a probe may have chosen."""
+        settings = self.settings
+        config = config_of(self.row, settings.scale, self.device.type == "cuda", self.seed, settings.steps)
+        config = replace(config, data=str(self.data), out=str(self.folder), device=settings.device)
+        saved = self.folder / "config.json"
+        if self.seconds is None:
+            return config
+        if saved.is_file():
+            return with_steps(config, TrainConfig.from_json(read_text(saved), str(saved)).steps, settings.scale)
+        seconds = probe(config, TINY_PROBE if settings.scale == "tiny" else PROBE_STEPS)
+        release_memory(self.device)
+        steps = max(1, int(self.seconds / seconds))
+        print_lines(self.console, [f"{steps:,} steps of {1e3 * seconds:.2f} ms are {self.seconds:g} s"])
+        return with_steps(config, steps, settings.scale)
+
+    def _keep_training(self, config: TrainConfig, summary: Summary) -> None:
+        lines = read_metrics(self.folder)
+        validated = [line for line in lines if line.get("valid_bits_per_byte") is not None]
+        memory = [line["memory_gib"] for line in lines if line.get("memory_gib")]
+        self._keep(
+            pattern=config.model.pattern,
+            context=config.model.context,
+            batch=config.batch,
+            parameters=config.model.parameters,
+            steps=summary.step,
+            step_seconds=step_seconds(lines),
+            memory_gib=round(max(memory), 3) if memory else None,
+            validation_steps=[float(line["step"]) for line in validated],
+            validation_bits=[round(line["valid_bits_per_byte"], 6) for line in validated],
+            command=train_command(self.row.preset, config),
+        )
+
+    def _describe(self, folder: Path) -> None:
+        """Fills in what is known of a run or a model that is only scored."""
+        model = read_config(settings_path(find_model(folder)))
+        self._keep(pattern=model.pattern, context=model.context, parameters=model.parameters)
+
+    def _score(self, folder: Path) -> None:
+        """Scores at the least contexts that are missing; each may take minutes."""
+        data = self.data if self.settings.run is None else next(iter(self.settings.data), None)
+        contexts = min_contexts(self.experiment, self.row, self.known.context)
+        for least in contexts[len(self.known.scores) :]:
+            with redirect_stdout(sys.stderr):  # Standard output has the table of all rows.
+                (score,) = evaluate(
+                    folder, data, self.settings.split, [least], device=self.settings.device, most_bytes=self.most_bytes
+                )
+            new = ScoreRow(least, round(score.bits_per_byte, 6), score.bytes, score.windows, round(score.seconds, 3))
+            self._keep(scores=[*self.known.scores, new])
+
+    def _keep(self, **changes: Any) -> None:
+        """Writes what is known of the row by now."""
+        now = perf_counter()
+        self.known = replace(self.known, wall_seconds=round(self.known.wall_seconds + now - self.begun, 3), **changes)
+        self.begun = now
+        self.result.put(self.known, [row.name for row in self.experiment.rows])
+        save(self.result, self.path)
+
+
+def probe(config: TrainConfig, steps: int) -> float:
+    """Seconds of a step, from the first steps of a run in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        every = max(1, steps // PROBE_LINES)
+        config = replace(config, out=f"{folder}/probe", steps=MANY, validate_every=MANY, save_every=MANY, log_every=every)
+        exit_if_interrupted(train(config, until=steps))
+        seconds = step_seconds(read_metrics(f"{folder}/probe"))
+    assert seconds is not None
+    return seconds
+
+
+def step_seconds(lines: Sequence[dict[str, Any]]) -> float | None:
+    """The median time of a step. The first line has the compilation, and so has the first after a run was resumed."""
+    times = [line["seconds_per_step"] for line in lines if line.get("seconds_per_step")]
+    return float(f"{median(times[1:] or times):.6g}") if times else None
+
+
+def release_memory(device: torch.device) -> None:
+    """Frees networks and compiled code of earlier rows. Compiled versions of a function are limited in number, and a later
+    row would not be compiled."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+    return f"{name} {before.get(name)}, and now it is {now.get(name)}"

@@ -1,0 +1,31 @@
+import pytest
+
+from longstride.pictures import reproduced
+from longstride.pictures.reproduced import plot_curves
+from tests.commands.reproduce.rows import row
+
+
+def test_each_kind_of_data_has_two_panels(tmp_path, monkeypatch):
+    drawn = []
+    write = reproduced.write_figure
+    monkeypatch.setattr(reproduced, "write_figure", lambda figure, path: (drawn.append(figure), write(figure, path)))
+    rows = [
+        row(step_seconds=2.0),
+        row(seed=1),
+        row("enwik8-dense"),
+        row("cifar10-dense", data="images"),
+        row(steps=0, validation_steps=[]),
+    ]
+    plot_curves(rows, tmp_path / "curves.png", "table 2")
+    bytes_of_text, seconds_of_text, *images = drawn[0].axes
+    assert len(images) == 2
+    assert [line.get_color() for line in bytes_of_text.lines] == ["C0", "C0", "C1"]
+    assert list(bytes_of_text.lines[0].get_xdata()) == pytest.approx([200 / 1e6, 400 / 1e6])
+    assert list(seconds_of_text.lines[0].get_xdata()) == [4.0, 8.0]
+    assert [text.get_text() for text in seconds_of_text.get_legend().get_texts()] == ["enwik8-fixed", "enwik8-dense"]
+    assert images[0].get_ylabel() == "bits per dim"
+
+
+def test_without_curves_there_is_no_picture(tmp_path):
+    with pytest.raises(ValueError, match="no row has been trained"):
+        plot_curves([row(validation_steps=[])], tmp_path / "curves.png", "table 2")
