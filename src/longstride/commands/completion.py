@@ -2,6 +2,8 @@
 
 import io
 import re
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import reduce
@@ -62,20 +64,27 @@ def completion_script(shell: str) -> str:
         raise ValueError(f"completion: tyro {version('tyro')} has none for {shell}; update it: pip install -U tyro")
     for old, new in CHANGES[shell].items():
         script = script.replace(old, new)
-    return re.sub(r"COMPLETION_SPEC = .*", lambda spec: _shorten(spec[0]), script, count=1)
+    return re.sub(r"COMPLETION_SPEC = (.*)", lambda spec: _packed(spec[1], shell), script, count=1)
+
+
+def _packed(spec: str, shell: str) -> str:
+    """Packs the table of verbs and flags: fish passes all of it as one argument of a process, which may have 128 KiB."""
+    if shell == "fish":  # Its script has the table inside double quotes.
+        spec = re.sub(r"\\([\\\"$])", r"\1", spec)
+    packed = b64encode(zlib.compress(_shorten(spec).encode(), 9)).decode()
+    return f"import base64, zlib\nCOMPLETION_SPEC = eval(zlib.decompress(base64.b64decode('{packed}')))"
 
 
 def _shorten(spec: str) -> str:
-    """Makes every description one line, and that of a flag its first sentence, cut if it is long, and default; leaves out
-    values that the script assumes anyway. fish passes all of it as one argument of a process, which may have 128 KiB."""
+    """Makes every description one line, and that of a flag its first sentence, cut if it is long, and default."""
     spec = re.sub(r"\\+n *", " ", spec)
     spec = re.sub(r"(• (?:(?!\. |'type': ).)*\.) (?:(?!'type': ).)*?(\(default: )", r"\1 \2", spec)
     spec = re.sub(r"('description': \\*['\"])(?:(?!'type': ).)*?• ", r"\1", spec)
     inside = r"(?:(?!\1|'type': ).)"  # of a description, up to its closing quote
     longer = rf"(?<='description': )(\\*['\"])({inside}{{{LONGEST}}}){inside}*?(?= \(default: )"
     spec = re.sub(longer, r"\1\2…", spec)
-    for assumed in (", 'cascade': False", ", 'nargs': 1", "'subcommands': {}, ", " (default: None)", " (default: )"):
-        spec = spec.replace(assumed, "")
+    for empty in (" (default: None)", " (default: )"):
+        spec = spec.replace(empty, "")
     return spec
 
 
