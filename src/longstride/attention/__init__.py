@@ -14,12 +14,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from longstride.attention.api import attend
-    from longstride.attention.join import join
+    from longstride.attention.join_results import join
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "longstride.attention.api": ["attend"],
-            "longstride.attention.join": ["join"],
+            "longstride.attention.join_results": ["join"],
         },
     )

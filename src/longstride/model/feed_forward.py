@@ -79,7 +79,7 @@ class _FeedForwardValue(torch.autograd.Function):
             rows = _rows(x)[part]
             activation = ops.product_gelu(rows, w_1, bias_1, False)[0] if fused else gelu(F.linear(rows, w_1, b_1))
             if mask is None and b_2 is None:
-                torch.mm(activation, w_2.T, out=_rows(result)[part])
+                _multiply(activation, w_2.T, _rows(result)[part])
             else:
                 _rows(result)[part] = drop(
                     F.linear(activation, w_2, b_2), None if mask is None else _rows(mask)[part], scale
@@ -121,7 +121,7 @@ class _FeedForwardGradient(torch.autograd.Function):
                 inner = F.linear(rows, w_1, b_1)
                 activation, d_inner = gelu(inner), gelu_gradient(d_result @ w_2, inner)
                 d_weight_1, d_bias_1 = ops.linear_backward(d_inner, rows, bias_1 is not None)
-            torch.mm(d_inner, w_1, out=_rows(dx)[part])
+            _multiply(d_inner, w_1, _rows(dx)[part])
             gradients = d_weight_1, d_bias_1, *ops.linear_backward(d_result, activation, bias_2 is not None)
             sums = gradients if sums is None else tuple(total.add_(added) for total, added in zip(sums, gradients))
         assert sums is not None
@@ -130,6 +130,14 @@ class _FeedForwardGradient(torch.autograd.Function):
             for weight, total in zip((weight_1, bias_1, weight_2, bias_2), sums)
         ]
         return dx, *of_weights, None, None, None
+
+
+def _multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Writes x @ weight to `out`."""
+    if torch.is_autocast_enabled(x.device.type):  # It may choose another dtype than that of `out`.
+        out.copy_(x @ weight)
+    else:
+        torch.mm(x, weight, out=out)
 
 
 def _rows(x: Tensor) -> Tensor:
