@@ -84,6 +84,24 @@ def test_keeps_the_rules_of_pytorch():
     assert set(checked.values()) == {"SUCCESS"}
 
 
+def test_numbers_that_lie_negated_in_memory():
+    x, sizes = packed(2, 33, 4, 6)
+    expected = both(attend_packed(x, sizes, [Local(7)] * 2, impl="triton"), x)
+    negated = torch._neg_view(-x.detach()).requires_grad_()
+    output = attend_packed(negated, sizes, [Local(7)] * 2, impl="triton")
+    assert all(map(torch.equal, both(output, negated), expected))
+    output = attend_packed(x, sizes, [Local(7)] * 2, impl="triton")
+    slopes = torch.randn_like(output)
+    found = torch.autograd.grad(output, x, torch._neg_view(-slopes), retain_graph=True)
+    assert torch.equal(*found, *torch.autograd.grad(output, x, slopes))
+
+
+def test_patterns_are_validated():
+    x, sizes = packed(1, 9, 4, 6)
+    with pytest.raises(ValueError, match=r"pattern\[1\] must be a Pattern, got 'local\(3\)'"):
+        attend_packed(x, sizes, [Local(3), "local(3)"], impl="triton")
+
+
 def loss(x, sizes):
     return attend_packed(x, sizes, [Local(7), Column(5)], impl="triton").square().sum()
 

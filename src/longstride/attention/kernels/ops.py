@@ -11,6 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+from torch._C._autograd import _profiler_enabled
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from longstride.attention.gradient import define_ops
@@ -41,20 +49,22 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sca
 
 
 def needs_dispatcher(*tensors: Tensor) -> bool:
-    """Whether PyTorch's dispatcher must see the call: for a transform, a mode, a tensor subclass, a profiler.
+    """Whether PyTorch's dispatcher must see the call: for a transform, a mode, a tensor subclass, a profiler, a tensor whose
+    memory holds its numbers negated (`Tensor.is_neg`), or none on the meta device.
 
     Otherwise the operator's Python functions are called directly, which takes half the time.
     """
     for x in tensors:
-        if type(x) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(x):
+        if type(x) is not Tensor or x.is_neg() or is_legacy_batchedtensor(x):
             return True
     return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or torch._C._are_functorch_transforms_active()
+        tensors[0].is_meta
+        or _len_torch_dispatch_stack() > 0
+        or _len_torch_function_stack() > 0
+        or _are_functorch_transforms_active()
         or forward_ad._current_level >= 0
-        or torch._C._autograd._profiler_enabled()
-        or torch._C._get_tracing_state() is not None
+        or _profiler_enabled()
+        or _get_tracing_state() is not None
     )
 
 
