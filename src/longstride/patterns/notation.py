@@ -94,7 +94,12 @@ def node_text(node: ast.expr) -> str:
 
 
 def write(heads: Sequence[Pattern]) -> str:
-    """Formats patterns as text that `parse` reads back."""
+    """Formats patterns as text that `parse` reads back. TypeError for a pattern that it would read as another one."""
+    checked = None
+    for pattern in heads:
+        if pattern is not checked:  # Heads often share one pattern.
+            patterns.known_leaves("notation", pattern)
+            checked = pattern
     return ", ".join([pattern.text for pattern in heads])
 
 
