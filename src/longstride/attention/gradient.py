@@ -218,16 +218,18 @@ def _vmap_rule(op: Any, keys_at: int | None) -> Any:
             batch = x.shape[1]
             return x.flatten(0, 1).contiguous()  # Kernels expect the saved per-query tensors contiguous.
 
+        def split(x: Any) -> Any:
+            # A gradient that is not needed is empty and has no batch.
+            return x.unflatten(0, (size, batch)) if x.dim() > 1 else x
+
         joined = [join_batch(x, dim) for x, dim in zip(arguments, mapped)]
         if keys_at is not None:
             n = joined[keys_at].shape[2]
             joined = [_for_each(x, size, n) for x in joined]
         results = op(*joined)
         if isinstance(results, Tensor):
-            return results.unflatten(0, (size, batch)), 0
-        # A gradient that is not needed is empty and has no batch.
-        split = tuple(x.unflatten(0, (size, batch)) if x.dim() > 1 else x for x in results)
-        return split, tuple(0 if x.dim() > 1 else None for x in results)
+            return split(results), 0
+        return tuple(map(split, results)), tuple(0 if x.dim() > 1 else None for x in results)
 
     return rule
 

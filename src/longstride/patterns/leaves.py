@@ -57,8 +57,7 @@ class Pattern:
         position = torch.arange(n, device=device)
         rows = max(1, MASK_ENTRIES // max(1, n))
         if n <= rows:
-            seen: Tensor = self.sees(position[:, None], position[None, :])
-            return seen
+            return self.sees(position[:, None], position[None, :])  # type: ignore[no-any-return]
         mask = torch.empty(n, n, dtype=torch.bool, device=device)
         for start in range(0, n, rows):  # In parts: `sees` makes int64 temporaries.
             mask[start : start + rows] = self.sees(position[start : start + rows, None], position[None, :])
@@ -370,23 +369,12 @@ KINDS = frozenset({Dense, Local, Column, Dilated, Block, Summary})
 
 
 def known_leaves(owner: str, pattern: Pattern) -> tuple[Leaf, ...]:
-    """Returns a pattern's leaves. TypeError if one is of a kind that `owner` has no rule for.
-
-    A subclass of a known kind is unknown, since it may define `sees` anew, whatever its text and its fields.
-    """
-    if type(pattern) in KINDS:
-        return pattern.leaves
-    if type(pattern) is not Union:
-        raise _no_rule(owner, pattern)
-    for leaf in pattern.members:
-        if type(leaf) not in KINDS:
-            raise _no_rule(owner, leaf)
-    return pattern.members
-
-
-def _no_rule(owner: str, pattern: Pattern) -> TypeError:
-    kinds = "Dense, Local, Column, Dilated, Block, Summary and their unions"
-    return TypeError(f"{owner}: no rule for {pattern!r}, a {type(pattern).__name__}; it takes {kinds}")
+    """Returns a pattern's leaves. TypeError for kinds without a rule; so are subclasses, which may define `sees` anew."""
+    leaves: Any = pattern.members if type(pattern) is Union else (pattern,)
+    for leaf in leaves:
+        if (kind := type(leaf)) not in KINDS:
+            raise TypeError(f"{owner}: no rule for {leaf!r}, a {kind.__name__}; it takes those of longstride.patterns")
+    return leaves  # type: ignore[no-any-return]
 
 
 def _parts(pattern: Pattern) -> Parts:

@@ -66,6 +66,14 @@ def parse(text: str) -> tuple[Pattern, ...]:
         raise ValueError(f"pattern {short_repr(text)} has too many brackets inside brackets") from None
 
 
+def parse_heads(text: str, heads: int) -> tuple[Pattern, ...]:
+    """As `parse`; ValueError unless it gives one pattern for each of so many heads."""
+    found = parse(text)
+    if len(found) != heads:
+        raise ValueError(f"pattern {short_repr(text)} has {len(found)} patterns for {heads} heads; write one for each head")
+    return found
+
+
 def read_syntax(text: str) -> ast.expr:
     """Returns the syntax tree of an expression; SyntaxError if it is none, or too large for Python's parser."""
     try:

@@ -107,9 +107,7 @@ def loss(x, sizes):
 
 
 TWICE = {
-    "autograd": lambda call, x: torch.autograd.grad(
-        torch.autograd.grad(call(x), x, create_graph=True)[0].square().sum(), x
-    ),
+    "autograd": lambda call, x: torch.autograd.grad(torch.autograd.grad(call(x), x, create_graph=True)[0].square().sum(), x),
     "grad of grad": lambda call, x: grad(lambda y: grad(call)(y).square().sum())(x.detach()),
     "jacrev of grad": lambda call, x: jacrev(grad(call))(x.detach()),
 }

@@ -25,7 +25,8 @@ def attend_packed_triton(packed: Tensor, sizes: Sequence[int], heads: Sequence[P
     """softmax(q k^T * scale) v over the pairs of each head's pattern: [batch, heads, n, d_v]."""
     if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
         # torch.compile takes no autograd.Function with a `jvp`. The operator has one, which refuses tangents.
-        return attend_triton(*_unpack(packed, sizes, len(heads)), heads, scale)
+        q, k, v = _unpack(packed, sizes, len(heads))
+        return attend_triton(q, k, v, heads, scale)
     output: Tensor = _AttendPacked.apply(packed, tuple(sizes), len(heads), notation.write(heads), scale)[0]  # type: ignore[no-untyped-call]
     return output
 
