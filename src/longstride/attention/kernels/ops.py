@@ -28,7 +28,7 @@ from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
 LEAST_SCALE = 1e-30
-"""Used for a scale of 0, since -inf * 0 is NaN. Finite scores times this are practically 0."""
+"""Used for smaller scales, which may be 0 in float32, since -inf * 0 is NaN. Finite scores times this are practically 0."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 256
 """Largest head dimension."""
@@ -110,8 +110,8 @@ def triton_forward(
     results: empty tensors for these, if a layout has other shapes.
     """
     output, lse = results or forward_like(q, k, v, patterns, scale)
-    if scale < 0:
-        q, scale = -q, -scale
+    if scale <= 0:
+        q, scale, _ = with_positive_scale(q, scale)
     tensors = readable(q), readable(k), readable(v), output, lse
     aligned = is_aligned(*tensors)
     key: Any = patterns, scale, aligned, *describe(*tensors[:4])
@@ -130,9 +130,9 @@ def fill_gradients(
     if not all(needed):  # The kernels may write the others, too.
         gradients = [x if wanted else result_like(like) for x, like, wanted in zip(gradients, inputs, needed)]
     dq, dk, dv = gradients
-    negative = scale < 0
-    if negative:
-        q, scale = -q, -scale
+    sign = 1
+    if scale <= 0:
+        q, scale, sign = with_positive_scale(q, scale)
     matrices = readable(q), readable(k), readable(v), readable(d_output), output
     tensors: tuple[Tensor, ...] = *matrices, lse, dq, dk, dv
     if layout is not None and layout.d_lse is not None:
@@ -147,8 +147,16 @@ def fill_gradients(
         return make_plan(Backward, tensors, settings, patterns, aligned, layout)
 
     plan_for(key, make).run(tensors)
-    if negative:
-        dq.neg_()
+    if sign != 1:
+        dq.mul_(sign)
+
+
+def with_positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float, int]:
+    """Returns q times the sign of a scale that is not positive, the rest of the scale, and the sign, which dq needs, too.
+
+    For a scale of 0 these are 0 * q, 1 and 0: NaN and infinity in q or k still make a score NaN.
+    """
+    return (-q, -scale, -1) if scale < 0 else (q * 0, 1.0, 0)
 
 
 def in_bits(scale: float) -> float:
