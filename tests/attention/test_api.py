@@ -59,6 +59,32 @@ def test_inputs_as_the_projections_leave_them(impl):
 
 
 @ALL
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("negated", [lambda x: torch._neg_view(-x), lambda x: torch.complex(x, -x).conj().imag])
+def test_numbers_that_lie_negated_in_memory(impl, negated, which):
+    """In q, k, v or the incoming gradient."""
+    data = [*tensors(), torch.randn(2, 3, 23, 6, device=DEVICE)]
+    expected = results(impl, *data, PATTERN)
+    data[which] = negated(data[which])
+    assert data[which].is_neg()
+    inputs = [x.detach().requires_grad_() for x in data[:3]]
+    output = attend(*inputs, PATTERN, impl=impl)
+    without_gradient = attend(*data[:3], PATTERN, impl=impl)
+    for ours, theirs in zip([output, *torch.autograd.grad(output, inputs, data[3])], expected):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(without_gradient, output)
+
+
+@ALL
+def test_on_the_meta_device_only_shapes_are_computed(impl, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    inputs = [x.requires_grad_() for x in tensors(device="meta")]
+    assert attend(*(x.detach() for x in inputs), PATTERN, impl=impl).shape == (2, 3, 23, 6)
+    output = attend(*inputs, PATTERN, impl=impl)
+    assert [x.shape for x in torch.autograd.grad(output.sum(), inputs)] == [x.shape for x in inputs]
+
+
+@ALL
 def test_a_gradient_that_is_expanded(impl):
     inputs = [x.requires_grad_() for x in tensors()]
     output = attend(*inputs, PATTERN, impl=impl)

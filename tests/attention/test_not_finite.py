@@ -96,13 +96,13 @@ def assert_same(ours, theirs, which=NAMES):
             torch.testing.assert_close(our, true, rtol=close, atol=close, equal_nan=True, check_dtype=False, msg=text)
 
 
-def assert_same_on_triton(data, pattern, exact):
+def assert_same_on_triton(data, pattern, exact, scale=None):
     """What holds for whole tiles: outputs of the entries in `exact`, NaN wherever the oracle has it, other entries' bits."""
-    ours, theirs = results("triton", *data, pattern), oracle(*(x.float() for x in data), pattern)
+    ours, theirs = results("triton", *data, pattern, scale), oracle(*(x.float() for x in data), pattern, scale)
     assert_same([x[exact] for x in ours], [x[exact] for x in theirs], ("output",))
     for our, true in zip(ours, theirs):
         assert not our[~true.isfinite()].isfinite().any()
-    for our, alone in zip(ours, results("triton", *(x[-1:] for x in data), pattern)):
+    for our, alone in zip(ours, results("triton", *(x[-1:] for x in data), pattern, scale)):
         assert torch.equal(our[-1:], alone)
     return ours, theirs
 
@@ -132,6 +132,15 @@ def test_scores_that_overflow(impl, pattern):
 def test_a_negative_scale(impl):
     for data in (bad_inputs(), inputs_with(too_large())):
         assert_same(results(impl, *data, KINDS[4], -0.5), oracle(*data, KINDS[4], -0.5))
+
+
+@EXACT
+@pytest.mark.parametrize("scale", [0.0, 1e-60])
+def test_a_scale_of_zero(impl, scale):
+    """Times 0 an infinite score is NaN, and NaN remains; also in products that are large enough for a BLAS."""
+    for pattern in (Local(30), KINDS[4]):
+        for data in (bad_inputs(70, 16), inputs_with(too_large())):
+            assert_same(results(impl, *data, pattern, scale), oracle(*data, pattern, scale))
 
 
 @EXACT
@@ -189,6 +198,12 @@ def test_what_no_query_sees_changes_no_bit(which):
 @pytest.mark.parametrize("pattern", KINDS, ids=repr)
 def test_one_bad_number_on_triton(pattern, dtype):
     assert_same_on_triton(bad_inputs(dtype=dtype), pattern, exact=NOT_IN_VALUES)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_a_scale_that_is_not_positive_on_triton(scale):
+    for pattern in (KINDS[0], KINDS[4]):
+        assert_same_on_triton(bad_inputs(), pattern, exact=NOT_IN_VALUES, scale=scale)
 
 
 @pytest.mark.parametrize("pattern", KINDS, ids=repr)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from longstride import attend
 from longstride.attention.tiles import plan
 from longstride.model.slots import Slots
-from longstride.patterns import Block, Column, Leaf, Local, Summary, connects, notation
+from longstride.patterns import Block, Column, Leaf, Local, Pattern, Summary, connects, notation
 from longstride.patterns.geometry import geometry
 from tests.strategies import leaves, patterns, summaries
 
@@ -105,3 +105,51 @@ class TestUnknownLeaf:
     def test_pairs_of_a_union_are_not_miscounted(self, pattern):
         with pytest.raises(TypeError if len(pattern.leaves) > 1 else NotImplementedError):
             pattern.pairs(10)
+
+
+class Shifted(Local):
+    """A known leaf with another definition, which looks like Local: equal, with the same text."""
+
+    def sees(self, query, key):
+        return super().sees(query, key + 1)
+
+
+class Impostor(Antidiagonal):
+    text = "Local(3)"
+
+
+class Nameless(Leaf):
+    order = (9,)
+
+    def sees(self, query, key):
+        return key <= query
+
+    def contains(self, other):
+        return False
+
+
+class Wrapped(Pattern):
+    text, leaves = "Local(3)", (Local(3),)
+
+
+@pytest.mark.parametrize(
+    "pattern", [Shifted(3), Impostor(), Nameless(), Wrapped(), Column(5) | Impostor(), Column(5) | Nameless()]
+)
+class TestDisguisedLeaf:
+    """Refused by its type, whatever its text and its fields."""
+
+    @pytest.mark.parametrize("impl", ["blocked", "triton"])
+    @pytest.mark.parametrize("options", [{}, {"return_lse": True}], ids=str)
+    def test_kernels_and_tiles_refuse_it(self, pattern, impl, options):
+        if impl == "triton":
+            pytest.importorskip("triton")
+        device = "cuda" if impl == "triton" and torch.cuda.is_available() else "cpu"
+        q, k, v = torch.randn(3, 1, 2, 10, 4, device=device).unbind()
+        for heads in (pattern, [Local(3), pattern]):
+            with pytest.raises(TypeError, match=r"no rule for .*; it takes those of longstride\.patterns"):
+                attend(q, k, v, heads, impl=impl, **options)
+
+    def test_geometry_refuses_it(self, pattern):
+        geometry(Local(3), 10)  # In the cache, for one that is equal.
+        with pytest.raises(TypeError, match="geometry: no rule for"):
+            geometry(pattern, 10)

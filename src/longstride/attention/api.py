@@ -140,6 +140,7 @@ def attend_packed(
     Returns:
         [batch, heads, n, d_v].
     """
+    patterns = _validate_patterns(patterns)
     q, k, v = unpack(packed, sizes, len(patterns))
     needs_grad = torch.is_grad_enabled() and packed.requires_grad
     if not needs_grad or autocast_is_enabled(packed.device) or _implementation_name(impl, packed.device.type) != "triton":
@@ -196,12 +197,13 @@ def choose(impl: str, device: torch.device) -> Choice:
         raise ValueError(f"attend: impl = {impl!r} is not an implementation; {suggest(str(impl), CHOICES)}")
     on_gpu = device.type == "cuda"
     if impl == "triton" or (impl == "auto" and on_gpu):
-        missing = _missing_for_triton(on_gpu)
+        missing = _missing_for_triton(device)
         if missing:
             raise RuntimeError(
                 f"attend: impl = {impl!r} on {device} needs {missing}; impl = 'blocked' runs on every device, more slowly"
             )
-        return Choice("triton", "kernels for this GPU" if on_gpu else "asked for by name; Triton interprets the kernels")
+        reasons = {"cuda": "kernels for this GPU", "meta": "asked for by name; only shapes are computed"}
+        return Choice("triton", reasons.get(device.type, "asked for by name; Triton interprets the kernels"))
     if impl == "auto":
         return Choice("blocked", "plain PyTorch, the fastest implementation without a GPU that Triton supports")
     return Choice(impl, "asked for by name")
@@ -213,10 +215,10 @@ def _implementation_name(impl: str, device_type: str) -> str:
     return choose(impl, torch.device(device_type)).impl
 
 
-def _missing_for_triton(on_gpu: bool) -> str | None:
+def _missing_for_triton(device: torch.device) -> str | None:
     if not HAS_TRITON:
         return "Triton, which is not installed: pip install triton"
-    if not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
+    if device.type not in ("cuda", "meta") and os.environ.get("TRITON_INTERPRET") != "1":
         return "a CUDA device, or TRITON_INTERPRET=1 in the environment to try the kernels out without one"
     return None
 
@@ -246,6 +248,13 @@ def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _patterns_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list[Pattern]:
     if isinstance(pattern, Pattern):
         return [pattern] * heads
+    patterns = _validate_patterns(pattern)
+    if len(patterns) != heads:
+        raise ValueError(f"attend: pattern has {len(patterns)} patterns for {heads} heads; give one, or one for each head")
+    return patterns
+
+
+def _validate_patterns(pattern: Sequence[Pattern]) -> list[Pattern]:
     if isinstance(pattern, str) or not isinstance(pattern, Sequence):
         raise ValueError(
             f"attend: pattern must be a Pattern or a sequence with one for each head, got {pattern!r}; "
@@ -254,8 +263,6 @@ def _patterns_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list
     for index, head_pattern in enumerate(pattern):
         if not isinstance(head_pattern, Pattern):
             raise ValueError(f"attend: pattern[{index}] must be a Pattern, got {head_pattern!r}")
-    if len(pattern) != heads:
-        raise ValueError(f"attend: pattern has {len(pattern)} patterns for {heads} heads; give one, or one for each head")
     return list(pattern)
 
 

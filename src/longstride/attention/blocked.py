@@ -210,7 +210,7 @@ def _heads(q: Tensor, k: Tensor, patterns: str) -> Iterator[tuple[Pattern, Head,
     """
     at_once = max(1, budget(q.device).positions // k.shape[2])
     group = q.shape[1] // k.shape[1]
-    for head, pattern in enumerate(notation.parse(patterns)):
+    for head, pattern in enumerate(notation.parse_heads(patterns, q.shape[1])):
         for first in range(0, len(q), at_once):
             batch = slice(first, first + at_once)
             yield pattern, (batch, head), (batch, head // group), head % group == 0

@@ -26,6 +26,8 @@ class Budget(NamedTuple):
 
 CPU_BUDGET = Budget(positions=2**13, scores=2**19)
 DEVICE_BUDGET = Budget(positions=2**20, scores=2**25)
+LEAST_FACTOR = 1e-37
+"""Smaller factors of a product are multiplied apart: they may be 0 in float32, and `baddbmm` with alpha = 0 drops NaN."""
 
 
 def budget(device: torch.device) -> Budget:
@@ -184,6 +186,8 @@ class Scratch:
         if self.buffers.get(name, self.empty).numel() < size:
             self.buffers[name] = self.empty.new_empty(size)
         result = self.buffers[name][:size].view(shape)
+        if abs(factor) < LEAST_FACTOR:
+            return torch.bmm(left, right, out=result).mul_(factor)
         return torch.baddbmm(result, left, right, beta=0, alpha=factor, out=result)
 
     def add_product(
@@ -193,6 +197,8 @@ class Scratch:
 
         seen: visible entries of left. The others are 0, and not even 0 * NaN is added for them.
         """
+        if abs(factor) < LEAST_FACTOR:
+            left, factor = left * factor, 1
         if seen is not None:
             self.add_product(total, left, right.masked_fill(~right.isfinite(), 0), factor, fresh)
             total.add_(_nonfinite_products(left, right, seen).view(total.shape), alpha=factor)

@@ -108,14 +108,20 @@ def _pairs(patterns: str, q: Sequence[int], k: Sequence[int], documents: Sequenc
     return total
 
 
-def _register_gradient(forward: Any, backward: Any, impl: str, slopes: int) -> None:
-    """slopes: how many results have gradients; they come first."""
+def _refuse_tangents(impl: str) -> Any:
+    """Returns the `jvp` of an autograd.Function that has no forward mode."""
 
-    def refuse_tangents(ctx: Any, *_: Any) -> None:
+    def jvp(ctx: Any, *_: Any) -> None:
         raise NotImplementedError(
             f"attend: impl = {impl!r} has no forward-mode derivatives (torch.func.jvp, jacfwd, dual numbers); "
             "impl = 'reference' has them"
         )
+
+    return staticmethod(jvp)
+
+
+def _register_gradient(forward: Any, backward: Any, impl: str, slopes: int) -> None:
+    """slopes: how many results have gradients; they come first."""
 
     class Forward(torch.autograd.Function):
         @staticmethod
@@ -136,9 +142,16 @@ def _register_gradient(forward: Any, backward: Any, impl: str, slopes: int) -> N
             gradients = backward(d_output, *others[: slopes - 1], *saved, *ctx.settings, needed)
             return None, *(x if wanted else None for x, wanted in zip(gradients, needed)), *[None] * len(ctx.settings)
 
-        jvp = staticmethod(refuse_tangents)
+        jvp = _refuse_tangents(impl)
 
-    class Backward(torch.autograd.Function):
+    _register(forward, Forward, keys_at=1)
+    register_last(backward, impl, keys_at=slopes + 1)
+
+
+def register_last(op: Any, impl: str, keys_at: int | None) -> None:
+    """Registers an op that computes gradients: its own derivatives raise an error. `keys_at`: as in `_register`."""
+
+    class Last(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, compute: Any, *arguments: Any) -> Any:
             return compute(*arguments)
@@ -149,14 +162,16 @@ def _register_gradient(forward: Any, backward: Any, impl: str, slopes: int) -> N
                 f"attend: impl = {impl!r} can be differentiated once, not twice; impl = 'reference' can be, at any order"
             )
 
-        jvp = staticmethod(refuse_tangents)
+        jvp = _refuse_tangents(impl)
 
-    _register(forward, Forward, keys_at=1)
-    _register(backward, Backward, keys_at=slopes + 1)
+    _register(op, Last, keys_at)
 
 
-def _register(op: Any, function: Any, keys_at: int) -> None:
-    """Makes an autograd.Function the op's autograd kernel, and registers the op's vmap rule. `keys_at`: the index of k."""
+def _register(op: Any, function: Any, keys_at: int | None) -> None:
+    """Makes an autograd.Function the op's autograd kernel, and registers the op's vmap rule.
+
+    keys_at: the index of k; None for an op without documents.
+    """
 
     def differentiable(keys: Any, *arguments: Any) -> Any:
         def compute(*arguments: Any) -> Any:
@@ -190,7 +205,7 @@ def _apply_one_transform(function: Any, compute: Any, *arguments: Any) -> Any:
         return super(torch.autograd.Function, function).apply(compute_outer, *arguments)
 
 
-def _vmap_rule(op: Any, keys_at: int) -> Any:
+def _vmap_rule(op: Any, keys_at: int | None) -> Any:
     def rule(info: Any, mapped: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
         batch = 0
@@ -203,13 +218,18 @@ def _vmap_rule(op: Any, keys_at: int) -> Any:
             batch = x.shape[1]
             return x.flatten(0, 1).contiguous()  # Kernels expect the saved per-query tensors contiguous.
 
+        def split(x: Any) -> Any:
+            # A gradient that is not needed is empty and has no batch.
+            return x.unflatten(0, (size, batch)) if x.dim() > 1 else x
+
         joined = [join_batch(x, dim) for x, dim in zip(arguments, mapped)]
-        n = joined[keys_at].shape[2]
-        joined = [_for_each(x, size, n) for x in joined]
+        if keys_at is not None:
+            n = joined[keys_at].shape[2]
+            joined = [_for_each(x, size, n) for x in joined]
         results = op(*joined)
-        # A gradient that is not needed is empty and has no batch.
-        split = tuple(x.unflatten(0, (size, batch)) if x.dim() > 1 else x for x in results)
-        return split, tuple(0 if x.dim() > 1 else None for x in results)
+        if isinstance(results, Tensor):
+            return split(results), 0
+        return tuple(map(split, results)), tuple(0 if x.dim() > 1 else None for x in results)
 
     return rule
 

@@ -57,8 +57,7 @@ class Pattern:
         position = torch.arange(n, device=device)
         rows = max(1, MASK_ENTRIES // max(1, n))
         if n <= rows:
-            seen: Tensor = self.sees(position[:, None], position[None, :])
-            return seen
+            return self.sees(position[:, None], position[None, :])  # type: ignore[no-any-return]
         mask = torch.empty(n, n, dtype=torch.bool, device=device)
         for start in range(0, n, rows):  # In parts: `sees` makes int64 temporaries.
             mask[start : start + rows] = self.sees(position[start : start + rows, None], position[None, :])
@@ -70,7 +69,7 @@ class Pattern:
         return union(self, other)
 
     def __repr__(self) -> str:
-        return self.text
+        return getattr(self, "text", f"{type(self).__name__}()")
 
 
 class Leaf(Pattern):
@@ -292,7 +291,7 @@ class Union(Pattern):
     members: tuple[Leaf, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", " | ".join([leaf.text for leaf in self.members]))
+        object.__setattr__(self, "text", " | ".join([repr(leaf) for leaf in self.members]))
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -366,12 +365,16 @@ def total_pairs(counts: Mapping[Pattern, int], n: int) -> int:
     return sum(count * pattern.pairs(n) for pattern, count in counts.items())
 
 
+KINDS = frozenset({Dense, Local, Column, Dilated, Block, Summary})
+
+
 def known_leaves(owner: str, pattern: Pattern) -> tuple[Leaf, ...]:
-    """Returns a pattern's leaves. TypeError if one is of a kind that `owner` has no rule for."""
-    for leaf in pattern.leaves:
-        if not isinstance(leaf, Dilated | Block | Summary):
-            raise TypeError(f"{owner}: no rule for {leaf!r}, a {type(leaf).__name__}; it takes Dilated, Block and Summary")
-    return pattern.leaves
+    """Returns a pattern's leaves. TypeError for kinds without a rule; so are subclasses, which may define `sees` anew."""
+    leaves: Any = pattern.members if type(pattern) is Union else (pattern,)
+    for leaf in leaves:
+        if (kind := type(leaf)) not in KINDS:
+            raise TypeError(f"{owner}: no rule for {leaf!r}, a {kind.__name__}; it takes those of longstride.patterns")
+    return leaves  # type: ignore[no-any-return]
 
 
 def _parts(pattern: Pattern) -> Parts:

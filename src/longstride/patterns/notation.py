@@ -66,6 +66,14 @@ def parse(text: str) -> tuple[Pattern, ...]:
         raise ValueError(f"pattern {short_repr(text)} has too many brackets inside brackets") from None
 
 
+def parse_heads(text: str, heads: int) -> tuple[Pattern, ...]:
+    """As `parse`; ValueError unless it gives one pattern for each of so many heads."""
+    found = parse(text)
+    if len(found) != heads:
+        raise ValueError(f"pattern {short_repr(text)} has {len(found)} patterns for {heads} heads; write one for each head")
+    return found
+
+
 def read_syntax(text: str) -> ast.expr:
     """Returns the syntax tree of an expression; SyntaxError if it is none, or too large for Python's parser."""
     try:
@@ -94,7 +102,12 @@ def node_text(node: ast.expr) -> str:
 
 
 def write(heads: Sequence[Pattern]) -> str:
-    """Formats patterns as text that `parse` reads back."""
+    """Formats patterns as text that `parse` reads back. TypeError for a pattern that it would read as another one."""
+    checked = None
+    for pattern in heads:
+        if pattern is not checked:  # Heads often share one pattern.
+            patterns.known_leaves("notation", pattern)
+            checked = pattern
     return ", ".join([pattern.text for pattern in heads])
 
 

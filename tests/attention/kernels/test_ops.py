@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 pytest.importorskip("triton")
 
 from longstride import attend
-from longstride.attention.kernels import launch
+from longstride.attention.kernels import launch, layout_ops  # noqa: F401 - layout_ops registers its operators
 from longstride.attention.kernels.launch import _plans, forget_plans
 from longstride.attention.kernels.settings import Gpu, gpu, lane_setting
 from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary, fixed, grid, strided, union
@@ -213,6 +213,22 @@ def test_operators_keep_their_promises():
         saved = torch.ops.longstride.triton_forward(*inputs, text, 0.5)
         arguments = (slopes, *(x.detach() for x in inputs), *saved, text, 0.5, [True, False, True])
         torch.library.opcheck(torch.ops.longstride.triton_backward.default, arguments)
+
+
+@pytest.mark.parametrize("text", ["Local(3)", "Local(3), Local(3), Local(3)"])
+@pytest.mark.parametrize("impl", ["blocked", "triton"])
+def test_operators_want_one_pattern_for_each_head(impl, text):
+    q, k, v, slopes = on_device(1, 2, 20, 4, 4)
+    ops = torch.ops.longstride
+    forward, backward = getattr(ops, f"{impl}_forward"), getattr(ops, f"{impl}_backward")
+    says = r"has \d patterns for 2 heads; write one for each head"
+    with pytest.raises(ValueError, match=says):
+        forward(q, k, v, text, 0.5)
+    with pytest.raises(ValueError, match=says):
+        getattr(ops, f"{impl}_layout_forward")(q[:, :, 5:], k, v, text, 0.5, [])
+    saved = forward(q, k, v, "Local(3), Local(3)", 0.5)
+    with pytest.raises(ValueError, match=says):
+        backward(slopes, q, k, v, *saved, text, 0.5, [True] * 3)
 
 
 def test_flops_are_counted_by_pairs():

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacrev, vmap
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -80,6 +82,74 @@ def test_keeps_the_rules_of_pytorch():
     arguments = torch.randn_like(output), x.detach(), output, lse, sizes, 2, "local(7), local(7)", 0.5
     checked = torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
     assert set(checked.values()) == {"SUCCESS"}
+
+
+def test_numbers_that_lie_negated_in_memory():
+    x, sizes = packed(2, 33, 4, 6)
+    expected = both(attend_packed(x, sizes, [Local(7)] * 2, impl="triton"), x)
+    negated = torch._neg_view(-x.detach()).requires_grad_()
+    output = attend_packed(negated, sizes, [Local(7)] * 2, impl="triton")
+    assert all(map(torch.equal, both(output, negated), expected))
+    output = attend_packed(x, sizes, [Local(7)] * 2, impl="triton")
+    slopes = torch.randn_like(output)
+    found = torch.autograd.grad(output, x, torch._neg_view(-slopes), retain_graph=True)
+    assert torch.equal(*found, *torch.autograd.grad(output, x, slopes))
+
+
+def test_patterns_are_validated():
+    x, sizes = packed(1, 9, 4, 6)
+    with pytest.raises(ValueError, match=r"pattern\[1\] must be a Pattern, got 'local\(3\)'"):
+        attend_packed(x, sizes, [Local(3), "local(3)"], impl="triton")
+
+
+def loss(x, sizes):
+    return attend_packed(x, sizes, [Local(7), Column(5)], impl="triton").square().sum()
+
+
+TWICE = {
+    "autograd": lambda call, x: torch.autograd.grad(torch.autograd.grad(call(x), x, create_graph=True)[0].square().sum(), x),
+    "grad of grad": lambda call, x: grad(lambda y: grad(call)(y).square().sum())(x.detach()),
+    "jacrev of grad": lambda call, x: jacrev(grad(call))(x.detach()),
+}
+
+
+@pytest.mark.parametrize("by", TWICE)
+def test_second_derivatives_are_refused(by):
+    x, sizes = packed(1, 9, 4, 3)
+    with pytest.raises(NotImplementedError, match="attend: impl = 'triton' can be differentiated once, not twice"):
+        TWICE[by](lambda x: loss(x, sizes), x)
+
+
+def dual_number(call, x):
+    with forward_ad.dual_level():
+        call(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+@pytest.mark.parametrize("by", [dual_number, lambda call, x: hessian(call)(x.detach())])
+def test_forward_mode_is_refused(by):
+    x, sizes = packed(1, 9, 4, 3)
+    with pytest.raises(NotImplementedError, match="attend: impl = 'triton' has no forward-mode derivatives"):
+        by(lambda x: loss(x, sizes), x)
+
+
+@pytest.mark.parametrize("dim", [0, 2])
+def test_vmap_of_grad(dim):
+    x, sizes = packed(3, 9, 4, 3)
+    x = x.detach().unsqueeze(1)  # [mapped, batch, n, width]
+    expected = torch.stack([grad(loss)(entry, sizes) for entry in x])
+    assert expected.abs().max() > 0
+    found = vmap(grad(lambda entry: loss(entry, sizes)), in_dims=dim)(x.movedim(0, dim))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=4e-6)
+
+
+def test_many_slopes_at_once():
+    """A batch of incoming gradients, as `is_grads_batched` gives them."""
+    x, sizes = packed(1, 9, 4, 3)
+    output = attend_packed(x, sizes, [Local(7), Column(5)], impl="triton")
+    slopes = torch.randn(3, *output.shape, device=DEVICE)
+    (found,) = torch.autograd.grad(output, x, slopes, retain_graph=True, is_grads_batched=True)
+    expected = torch.stack([torch.autograd.grad(output, x, one, retain_graph=True)[0] for one in slopes])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=4e-6)
 
 
 def test_compiles_to_one_graph():

@@ -11,10 +11,10 @@ from longstride.attention.kernels.saved import KEYS, Key, Setting
 
 TILE = {"rows": 64, "columns": 32, "warps": 4, "stages": 3, "per_processor": 0}
 LANE = {"rows": 128, "columns": 128, "warps": 8, "stages": 2, "per_processor": 3}
-ROWS = {"dq summary d64 bfloat16": TILE, "lane_forward 128 later d64 float16": LANE}
+ROWS = {"dq summary d64 bfloat16": TILE, "lane_forward 128 accumulate d64 float16": LANE}
 SETTINGS = {
     Key("dq", 64, torch.bfloat16, summary=True): Setting(64, 32, 4, 3),
-    Key("lane_forward", 64, torch.float16, lane=128, later=True): Setting(128, 128, 8, 2, 3),
+    Key("lane_forward", 64, torch.float16, lane=128, accumulate=True): Setting(128, 128, 8, 2, 3),
 }
 
 

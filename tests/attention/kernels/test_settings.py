@@ -33,7 +33,7 @@ from tests.attention.error_rule import assert_within_the_rule
 HALF, FLOAT = torch.float16, torch.float32
 HOPPER = Gpu("NVIDIA H200", 227 * 2**10)
 INTERPRETER = gpu(torch.device("cpu"))
-DIGEST = "69d98777b8d93f2f9d2cf592d2405b03b58689df604e5f452330fd25e1c21d02"
+DIGEST = "87360b40b56bccf0b340dfbb8a13822bba70c078a0b717115b88d328f0033457"
 TILES = [key for key in KEYS.values() if not key.lane]
 SMALL = {
     "8.0": Gpu("A100", 163 * 2**10),
@@ -101,7 +101,7 @@ def test_no_shipped_setting_changes_by_accident():
         on = Gpu("any", memory * 2**10)
         if key.lane:
             facts = key.dtype, longest, on
-            found = [lane_setting(key.kernel, key.later, width, key.width, *facts) for width in (16, key.width)]
+            found = [lane_setting(key.kernel, key.accumulate, width, key.width, *facts) for width in (16, key.width)]
         else:
             found = tile_setting(key.kernel, key.summary, key.width, key.dtype, longest, on)
         lines.append(f"{key}, {memory} KiB, lanes of {longest}: {found}")

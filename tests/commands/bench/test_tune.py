@@ -17,7 +17,7 @@ from longstride.commands.bench.settings import TuneBenchmark
 from longstride.commands.bench.tune import neighbours, save, search
 
 KEY = KEYS["forward summary d64 bfloat16"]
-LANES = KEYS["lane_backward 64 later d64 bfloat16"]
+LANES = KEYS["lane_backward 64 accumulate d64 bfloat16"]
 SHIPPED = Setting(128, 64, 4, 3)
 WRONG = "WRONG result for Local(128)"
 

@@ -37,7 +37,7 @@ def test_the_shipped_settings_are_right(key):
     assert seconds > 0
 
 
-@pytest.mark.parametrize("name", ["forward summary d16 float32", "lane_backward 32 later d16 float16"])
+@pytest.mark.parametrize("name", ["forward summary d16 float32", "lane_backward 32 accumulate d16 float16"])
 def test_in_all_branches(name):
     bench = Workbench(KEYS[name], DEVICE)
     assert bench.problem_elsewhere(bench.shipped) is None
@@ -166,4 +166,4 @@ def test_a_kernel_is_not_launched_where_another_takes_its_place(monkeypatch):
 
 def test_the_timed_patterns():
     assert patterns(FORWARD, 12_288)[0] == Local(128)
-    assert str(patterns(KEYS["lane_forward 32 later d16 float16"], 12_288)[0]) == "Local(1) | Column(384)"
+    assert str(patterns(KEYS["lane_forward 32 accumulate d16 float16"], 12_288)[0]) == "Local(1) | Column(384)"

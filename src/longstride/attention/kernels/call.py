@@ -24,6 +24,7 @@ from longstride.attention.kernels.hopper.choice import is_hopper
 from longstride.attention.kernels.jobs import passes
 from longstride.attention.kernels.launch import Plan, Workspace, capture_safe
 from longstride.attention.kernels.work import Documents, document_table
+from longstride.patterns import notation
 
 HERE = __name__.rsplit(".", 1)[0]
 BACKENDS = (
@@ -108,6 +109,7 @@ def make_plan(
 ) -> Plan:  # fmt: skip
     """Returns the launches for all passes of the patterns, in order. `settings`: the call's fields between tensors and
     workspace; `aligned`: as in `Plan`. A layout's d_lse comes after the tensors of the call."""
+    notation.parse_heads(patterns, tensors[0].shape[1])  # The tables would have rows for heads that are not there.
     direction, count = ("forward", 5) if kind is Forward else ("backward", 9)
     device = tensors[0].device
     with capture_safe(device.type == "cuda"):

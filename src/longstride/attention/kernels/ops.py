@@ -11,6 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+from torch._C._autograd import _profiler_enabled
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from longstride.attention.gradient import define_ops
@@ -20,7 +28,7 @@ from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
 LEAST_SCALE = 1e-30
-"""Used for a scale of 0, since -inf * 0 is NaN. Finite scores times this are practically 0."""
+"""Used for smaller scales, which may be 0 in float32, since -inf * 0 is NaN. Finite scores times this are practically 0."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 256
 """Largest head dimension."""
@@ -41,20 +49,22 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sca
 
 
 def needs_dispatcher(*tensors: Tensor) -> bool:
-    """Whether PyTorch's dispatcher must see the call: for a transform, a mode, a tensor subclass, a profiler.
+    """Whether PyTorch's dispatcher must see the call: for a transform, a mode, a tensor subclass, a profiler, a tensor whose
+    memory holds its numbers negated (`Tensor.is_neg`), or none on the meta device.
 
     Otherwise the operator's Python functions are called directly, which takes half the time.
     """
     for x in tensors:
-        if type(x) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(x):
+        if type(x) is not Tensor or x.is_neg() or is_legacy_batchedtensor(x):
             return True
     return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or torch._C._are_functorch_transforms_active()
+        tensors[0].is_meta
+        or _len_torch_dispatch_stack() > 0
+        or _len_torch_function_stack() > 0
+        or _are_functorch_transforms_active()
         or forward_ad._current_level >= 0
-        or torch._C._autograd._profiler_enabled()
-        or torch._C._get_tracing_state() is not None
+        or _profiler_enabled()
+        or _get_tracing_state() is not None
     )
 
 
@@ -100,8 +110,8 @@ def triton_forward(
     results: empty tensors for these, if a layout has other shapes.
     """
     output, lse = results or forward_like(q, k, v, patterns, scale)
-    if scale < 0:
-        q, scale = -q, -scale
+    if scale <= 0:
+        q, scale, _ = with_positive_scale(q, scale)
     tensors = readable(q), readable(k), readable(v), output, lse
     aligned = is_aligned(*tensors)
     key: Any = patterns, scale, aligned, *describe(*tensors[:4])
@@ -120,9 +130,9 @@ def fill_gradients(
     if not all(needed):  # The kernels may write the others, too.
         gradients = [x if wanted else result_like(like) for x, like, wanted in zip(gradients, inputs, needed)]
     dq, dk, dv = gradients
-    negative = scale < 0
-    if negative:
-        q, scale = -q, -scale
+    sign = 1
+    if scale <= 0:
+        q, scale, sign = with_positive_scale(q, scale)
     matrices = readable(q), readable(k), readable(v), readable(d_output), output
     tensors: tuple[Tensor, ...] = *matrices, lse, dq, dk, dv
     if layout is not None and layout.d_lse is not None:
@@ -137,8 +147,16 @@ def fill_gradients(
         return make_plan(Backward, tensors, settings, patterns, aligned, layout)
 
     plan_for(key, make).run(tensors)
-    if negative:
-        dq.neg_()
+    if sign != 1:
+        dq.mul_(sign)
+
+
+def with_positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float, int]:
+    """Returns q times the sign of a scale that is not positive, the rest of the scale, and the sign, which dq needs, too.
+
+    For a scale of 0 these are 0 * q, 1 and 0: NaN and infinity in q or k still make a score NaN.
+    """
+    return (-q, -scale, -1) if scale < 0 else (q * 0, 1.0, 0)
 
 
 def in_bits(scale: float) -> float:

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from longstride.attention.gradient import backward_flops, define
-from longstride.attention.kernels.ops import fill_gradients, needs_dispatcher, triton_forward
+from longstride.attention.gradient import backward_flops, define, register_last
+from longstride.attention.kernels.ops import attend_triton, fill_gradients, needs_dispatcher, triton_forward
 from longstride.patterns import Pattern, notation
 
 Sizes = tuple[int, int, int]
@@ -22,6 +23,10 @@ Sizes = tuple[int, int, int]
 
 def attend_packed_triton(packed: Tensor, sizes: Sequence[int], heads: Sequence[Pattern], scale: float) -> Tensor:
     """softmax(q k^T * scale) v over the pairs of each head's pattern: [batch, heads, n, d_v]."""
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        # torch.compile takes no autograd.Function with a `jvp`. The operator has one, which refuses tangents.
+        q, k, v = _unpack(packed, sizes, len(heads))
+        return attend_triton(q, k, v, heads, scale)
     output: Tensor = _AttendPacked.apply(packed, tuple(sizes), len(heads), notation.write(heads), scale)[0]  # type: ignore[no-untyped-call]
     return output
 
@@ -33,6 +38,8 @@ def _unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
 
 
 class _AttendPacked(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(packed: Tensor, sizes: Sizes, heads: int, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
         dispatch = torch.compiler.is_compiling() or needs_dispatcher(packed)
@@ -48,9 +55,11 @@ class _AttendPacked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_output: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = torch.ops.longstride.triton_packed_backward(
-            d_output, *ctx.saved_tensors, ctx.sizes, ctx.heads, ctx.patterns, ctx.scale
-        )
+        saved = ctx.saved_tensors
+        # With create_graph, call the operator: its error says that there is no second derivative.
+        dispatch = torch.compiler.is_compiling() or torch.is_grad_enabled() or needs_dispatcher(d_output, saved[0])
+        compute: Any = torch.ops.longstride.triton_packed_backward.default if dispatch else triton_packed_backward
+        gradient = compute(d_output, *saved, ctx.sizes, ctx.heads, ctx.patterns, ctx.scale)
         return gradient, None, None, None, None
 
 
@@ -73,7 +82,7 @@ def _flops(
     return backward_flops(d_output, q, q, d_output, patterns)
 
 
-define(
+_backward = define(
     "triton_packed_backward",
     "(Tensor d_output, Tensor packed, Tensor output, Tensor lse, int[] sizes, int heads, "
     "str patterns, float scale) -> Tensor",
@@ -81,3 +90,4 @@ define(
     lambda d_output, packed, *_: packed.new_empty(packed.shape),
     _flops,
 )
+register_last(_backward, "triton", keys_at=None)

@@ -35,11 +35,11 @@ class Key(NamedTuple):
     """forward, dq, dkv: whether the pass has summary cells; for dkv, whether its keys are those."""
     lane: int = 0
     """lane_forward, lane_backward: rows of a tile, which holds one or more whole lanes."""
-    later: bool = False
+    accumulate: bool = False
     """lane_forward, lane_backward: whether it accumulates onto the results of an earlier pass."""
 
     def __str__(self) -> str:
-        facts = "summary " * self.summary + f"{self.lane} " * (self.lane > 0) + "later " * self.later
+        facts = "summary " * self.summary + f"{self.lane} " * (self.lane > 0) + "accumulate " * self.accumulate
         return f"{self.kernel} {facts}d{self.width} {str(self.dtype).removeprefix('torch.')}"
 
 

@@ -58,10 +58,10 @@ def tile_setting(kernel: str, summary: bool, width: int, dtype: torch.dtype, lon
 
 
 def lane_setting(
-    kernel: str, later: bool, width_qk: int, width_v: int, dtype: torch.dtype, longest: int, on: Gpu
+    kernel: str, accumulate: bool, width_qk: int, width_v: int, dtype: torch.dtype, longest: int, on: Gpu
 ) -> Setting | None:
     """The setting of lane_forward or lane_backward; None if they are not used for lanes of this length."""
-    key = Key(kernel, max(width_qk, width_v), dtype, lane=padded(longest, LANE // 4), later=later)
+    key = Key(kernel, max(width_qk, width_v), dtype, lane=padded(longest, LANE // 4), accumulate=accumulate)
     return _choose(key, on, width_qk)
 
 
@@ -112,7 +112,7 @@ def _shipped_lanes(key: Key, on: Gpu, width_qk: int) -> Setting | None:
     if on.shared_memory < LANE_MEMORY or key.lane > most or key.dtype == torch.float32 or key.width > 128:
         return None
     stages = (3 if key.width <= 32 else 2) if backward else (4 if key.width <= 32 else 3)
-    if key.width > 64 and key.later and key.lane > LANE // 4:
+    if key.width > 64 and key.accumulate and key.lane > LANE // 4:
         stages -= 1
     warps = 8 if key.lane == LANE or (key.lane == LANE // 2 and key.width > 64) else 4
     per_processor = {LANE: 1, LANE // 2: 2}.get(key.lane, 2 if backward else 3)

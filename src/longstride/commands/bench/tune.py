@@ -183,7 +183,7 @@ def patterns(key: Key, n: int) -> list[Pattern]:
     if not key.lane:
         return [Local(128), Dense(), Block(300), Local(100) | Column(7), Column(4) | Column(6)]
     step = -(-n // key.lane)
-    if key.later:  # The first pass is cheap, so that the later one dominates the time.
+    if key.accumulate:  # The first pass is cheap, so that the later one dominates the time.
         return [Local(1) | Column(step), Column(step) | Column(step + 1)]
     return [Column(step), {32: Column(3 * step), 64: Column(step + 5), 128: Block(32)}[key.lane]]
 

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from longstride.attention.kernels.hopper import tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
 from longstride.attention.kernels.hopper.tiles import TILE
+from longstride.attention.kernels.primitives import cell_position
 
 HALF = gl.constexpr(64)
 """Keys of a warpgroup."""
@@ -81,8 +82,7 @@ def copy_tiles(
         batch, head, first_key, lane, _, first, end = place_keys(item_of_round(turn), job, work, KEYS, SPLIT)
         if KEYS.cells > 0:
             first_cell = gl.load(work.first_cells + head)
-            place = [batch, head, first_key // KEYS.cells, first_cell + first_key % KEYS.cells, 0]
-            fill_both(keys, values, turn, k, v, place)
+            fill_both(keys, values, turn, k, v, tiles.cell_coordinates(batch, head, first_key, first_cell, KEYS))
         else:
             fill_both(keys, values, turn, k, v, tiles.lane_coordinates(batch, head, lane, first_key, work))
         for start in range(first, end, QUERIES):
@@ -155,7 +155,7 @@ def store_keys(
         position = key * work.splits + item // work.all_heads % work.splits
     elif KEYS.cells > 0:
         valid = key < (job.lanes - 1) * KEYS.cells
-        position = key // KEYS.cells * job.block + first_cell + key % KEYS.cells
+        position = cell_position(key, KEYS.cells, job.block, first_cell)
     else:
         valid = key < length
         position = lane * job.lane_stride + key * job.index_stride

@@ -48,7 +48,7 @@ def copy_tiles(
         if KEYS.cells > 0:
             first_cell = gl.load(work.first_cells + head)
             for tile in range(cell_tiles):
-                place = [batch, head, tile * TILE // KEYS.cells, first_cell + tile * TILE % KEYS.cells, 0]
+                place = tiles.cell_coordinates(batch, head, tile * TILE, first_cell, KEYS)
                 fill_both(keys, values, count, k_cells, v_cells, place)
                 count += 1
         for tile in range(window):

@@ -103,6 +103,12 @@ def lane_coordinates(batch, head, lane, row, work):
 
 
 @gluon.jit
+def cell_coordinates(batch, head, key, first_cell, KEYS: gl.constexpr):
+    """The same for summary cells, from number `key` on."""
+    return batch, head, key // KEYS.cells, first_cell + key % KEYS.cells, 0
+
+
+@gluon.jit
 def key_tiles(lane, first_row, job, KEYS: gl.constexpr):
     """How many tiles of cells the lane's queries see, the first tile of their window, and how many that has, at least one.
 
