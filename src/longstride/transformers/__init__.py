@@ -1,11 +1,29 @@
-"""Hugging Face transformers: our attention in its models. Imports from sampling and everything left of it.
+"""Hugging Face transformers: our attention in its models, and our models in its classes.
 
-`import longstride.transformers` registers attn_implementation="longstride". Needs transformers: pip install
-'longstride[transformers]'.
+May import every room up to sampling.
+
+`import longstride.transformers` registers attn_implementation="longstride", and our classes with AutoConfig,
+AutoModelForCausalLM and AutoTokenizer. It needs transformers: pip install 'longstride[transformers]'.
 """
 
-from longstride.transformers.attention import register, set_attention_pattern
+import importlib.util
 
-__all__ = ["set_attention_pattern"]
+if importlib.util.find_spec("transformers") is None:
+    raise ImportError(
+        "longstride.transformers needs transformers, which is not installed: pip install 'longstride[transformers]'"
+    )
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from longstride.transformers.attention import register, set_attention_pattern
+from longstride.transformers.cache import LongstrideCache
+from longstride.transformers.config import MODEL_TYPE, LongstrideConfig
+from longstride.transformers.model import LongstrideForCausalLM
+from longstride.transformers.tokenizer import ByteTokenizer
+
+__all__ = ["LongstrideConfig", "LongstrideForCausalLM", "LongstrideCache", "ByteTokenizer", "set_attention_pattern"]
 
 register()
+AutoConfig.register(MODEL_TYPE, LongstrideConfig, exist_ok=True)
+AutoModelForCausalLM.register(LongstrideConfig, LongstrideForCausalLM, exist_ok=True)
+AutoTokenizer.register(LongstrideConfig, ByteTokenizer, exist_ok=True)
