@@ -15,9 +15,10 @@ if importlib.util.find_spec("transformers") is None:
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from longstride.model.saved_config import MODEL_TYPE
 from longstride.transformers.attention import register, set_attention_pattern
 from longstride.transformers.cache import LongstrideCache
-from longstride.transformers.config import MODEL_TYPE, LongstrideConfig
+from longstride.transformers.config import LongstrideConfig
 from longstride.transformers.model import LongstrideForCausalLM
 from longstride.transformers.tokenizer import ByteTokenizer
 

@@ -11,8 +11,8 @@ from transformers import PretrainedConfig
 
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.pretrained import CHANGEABLE
+from longstride.model.saved_config import MODEL_TYPE
 
-MODEL_TYPE = "longstride"
 FIELDS = tuple(field.name for field in fields(ModelConfig))
 CODE = "longstride_code"
 """The module in a saved folder that transformers imports for trust_remote_code."""

@@ -19,13 +19,14 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, Pr
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from longstride.common.checks import short_repr, suggest
-from longstride.model import SparseTransformer, recompute
+from longstride.model import ModelConfig, SparseTransformer, recompute
 from longstride.model.pretrained import CHANGEABLE
 from longstride.model.saved_config import find_settings
 from longstride.model.shipped import find_model
 from longstride.model.transformer import ResidualBlock
 from longstride.transformers.cache import LongstrideCache
 from longstride.transformers.config import CODE, LongstrideConfig
+from longstride.transformers.tokenizer import ByteTokenizer
 
 OWNER = "LongstrideForCausalLM"
 IGNORED = -100
@@ -221,6 +222,13 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
 def write_code(folder: Path) -> None:
     """Writes the module that transformers imports for trust_remote_code."""
     (folder / f"{CODE}.py").write_text(SHIM)
+
+
+def add_files(folder: Path, config: ModelConfig) -> None:
+    """Makes a saved model of longstride one of transformers, too; the weights stay as they are."""
+    LongstrideConfig.from_network(config, architectures=[OWNER]).save_pretrained(folder)
+    ByteTokenizer(model_max_length=config.context).save_pretrained(folder)
+    write_code(folder)
 
 
 def _precision(dtype: Any) -> str:
