@@ -6,6 +6,7 @@
 import re
 import shlex
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,8 @@ def blocks_of_commands(page: Path) -> list[str]:
 
 
 def runs_here(command: str) -> bool:
+    if "--format transformers" in command and not find_spec("transformers"):
+        return False
     return not SYNOPSIS.search(command) and not LARGE.intersection(command.split()[:2])
 
 

@@ -38,6 +38,14 @@ def test_train_file_then_sample_and_plot(run_example, tmp_path):
     assert (tmp_path / "sample_and_plot.png").stat().st_size > 1000
 
 
+def test_transformers_models(run_example, tmp_path):
+    pytest.importorskip("transformers")
+    lines = run_example("transformers_models.py", "--steps", "3").splitlines()
+    assert [line.split()[0] for line in lines if line.endswith("nats")] == ["Llama", "Longstride"]
+    assert "In 1945 " in "".join(lines)
+    assert (tmp_path / "model/longstride_code.py").is_file()
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_opens_with_its_command(path):
     assert f"\npython examples/{path.name}" in (ast.get_docstring(ast.parse(path.read_text())) or "")

@@ -10,14 +10,17 @@ import longstride
 from longstride.data.kinds import KINDS
 
 ROOT = Path(longstride.__file__).parent
-ROOMS = ["common", "patterns", "attention", "model", "data", "evaluation", "training", "sampling", "pictures", "commands"]
+ROOMS = [
+    "common", "patterns", "attention", "model", "data", "evaluation", "training", "sampling", "transformers", "pictures",
+    "commands",
+]  # fmt: skip
 """A module imports only from its own room and from rooms to the left."""
 FREE = {"version"}
 """Outside of the rooms, and imported by all."""
 BACKENDS = [{"reference"}, {"blocked", "tiles", "chunks"}, {"kernels"}]
 """Implementations of attention: none imports another."""
 DATA_KINDS = {place.partition(":")[0].rpartition(".")[2] for place in KINDS.values()}
-HEAVY = {"tyro", "rich", "numpy", "matplotlib", "triton", "safetensors"}
+HEAVY = {"tyro", "rich", "numpy", "matplotlib", "triton", "safetensors", "transformers"}
 """What somebody who wants `attend` alone does not have to install."""
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT)
 
@@ -93,6 +96,14 @@ def test_the_operator_needs_torch_alone(path):
         reached = {path} | {ROOT / f"{name.replace('.', '/')}.py" for name in ours(path) if name.startswith("common.")}
         for one in reached:
             assert not {name.split(".")[0] for name in imports(one)} & HEAVY
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if room(path) != "transformers"], ids=name_of)
+def test_one_room_imports_transformers_where_it_starts(path):
+    """Elsewhere only functions import it, so that nobody has to install it."""
+    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {name.name if isinstance(node, ast.Import) else str(node.module) for node in top for name in node.names}
+    assert not {name for name in names if name.split(".")[0] == "transformers" or name.startswith("longstride.transformers")}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -156,3 +156,16 @@ def test_kernels_refuse_networks_beyond_the_papers(name):
     says = f"^sampling: the {name} kernels know the paper's network only, and this one has qk_norm = True; use .*'pytorch'$"
     with pytest.raises(ValueError, match=says):
         open_streams(model(qk_norm=True), 1, 24, name)
+
+
+@pytest.mark.parametrize("changes", [{}, {"last_bytes": 3, "embedding": "rotary"}, {"pattern": "merged(fixed(4, 1))"}])
+def test_reordered_streams_go_on_from_each_other(changes):
+    made, given, rows = model(**changes), some_bytes(3, 9), torch.tensor([2, 0, 2])
+    decoder = Decoder(made, 3)
+    decoder.prefill(given[:, :6])
+    decoder.step(given[:, 5])
+    decoder.reorder(rows)
+    expected = made(torch.cat([given[rows, :7], given[:, 7:]], 1))
+    for position in (7, 8):
+        last = given[rows, 6] if position == 7 else given[:, 7]
+        assert torch.allclose(decoder.step(last), expected[:, position], atol=1e-5)

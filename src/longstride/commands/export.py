@@ -1,12 +1,13 @@
 """Writes the weights of a run as a saved model with a card: longstride export RUN FOLDER"""
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import finite_number, whole_number
+from longstride.common.checks import finite_number, suggest, whole_number
 from longstride.common.files import file_sha256, read_json
 from longstride.data.store import read_manifest
 from longstride.model import SparseTransformer
@@ -17,6 +18,9 @@ from longstride.training.source import WEIGHTS, Source, open_source
 
 OWNER = "export"
 FILES = (WEIGHTS, "config.json", SETTINGS, "card.json", "README.md")
+FORMATS = ("longstride", "transformers")
+MORE_FILES = ("longstride_code.py", "tokenizer_config.json")
+"""What a folder for transformers has, too."""
 
 
 def export(
@@ -27,11 +31,17 @@ def export(
     checkpoint: str | None = None,
     results: Sequence[Path] = (),
     force: bool = False,
+    format: str = "longstride",
 ) -> Card:
     """Writes config.json, model.safetensors, train.json, card.json and README.md, and returns the card.
 
     `results`: files of `longstride eval --json` for the card; by default those in the run that are about these weights.
+    `format`: of FORMATS. "transformers" adds what its Auto classes need; longstride reads both.
     """
+    if format not in FORMATS:
+        raise ValueError(f"{OWNER}: format = {format!r} is unknown; {suggest(format, FORMATS)}")
+    if format == "transformers" and importlib.util.find_spec("transformers") is None:
+        raise ValueError(f"{OWNER}: format = 'transformers' needs transformers: pip install 'longstride[transformers]'")
     source = open_source(OWNER, given, checkpoint)
     _check_target(folder, source, force)
     changes: dict[str, Any] = {"recompute": "off"} | ({"precision": precision} if precision else {})
@@ -45,6 +55,12 @@ def export(
     weights = folder / WEIGHTS
     card = replace(card, dtype=dtype, size=weights.stat().st_size, sha256=file_sha256(weights))
     write_card(folder, card, model.config)
+    for name in MORE_FILES:
+        (folder / name).unlink(missing_ok=True)
+    if format == "transformers":
+        from longstride.transformers.model import add_files
+
+        add_files(folder, model.config)
     return card
 
 
@@ -104,6 +120,7 @@ def _check_target(folder: Path, source: Source, force: bool) -> None:
     if folder.is_dir() and folder.resolve() in (source.folder.resolve(), source.weights.resolve()):
         raise ValueError(f"{OWNER}: {folder} is what is exported; give another folder")
     others = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if others - set(FILES) or (others and not force):
-        hint = "give another" if others - set(FILES) else "add --force to replace the model in it, or give another"
+    strange = others - {*FILES, *MORE_FILES}
+    if strange or (others and not force):
+        hint = "give another" if strange else "add --force to replace the model in it, or give another"
         raise ValueError(f"{OWNER}: {folder} is not an empty folder; {hint}")

@@ -4,12 +4,16 @@ Imported without torch, so that a wrong path is refused at once.
 """
 
 from pathlib import Path
+from typing import Any
 
 from longstride.common.checks import suggest
 from longstride.common.files import read_json, real_path
 from longstride.model.config import ModelConfig
 from longstride.model.presets import DENSE, PRESETS, preset
 from longstride.model.shipped import NAMES, find_model, why_absent
+
+MODEL_TYPE = "longstride"
+"""What a config.json that transformers reads, too, has as its model_type."""
 
 
 def find_settings(owner: str, folder: Path) -> Path:
@@ -46,6 +50,11 @@ def read_config(path: Path) -> ModelConfig:
     if isinstance(content.get("model"), dict):
         return ModelConfig.from_fields(content["model"], f"{path}: model")
     return ModelConfig.from_fields(content, str(path))
+
+
+def is_run(content: dict[str, Any]) -> bool:
+    """Whether the content of a config.json is that of a run. A folder for transformers has its model in "model", too."""
+    return isinstance(content.get("model"), dict) and content.get("model_type") != MODEL_TYPE
 
 
 def find_config(owner: str, name: str) -> ModelConfig:

@@ -93,6 +93,14 @@ class Decoder:
         self.position += 1
         return logits
 
+    @torch.inference_mode()
+    def reorder(self, rows: Tensor) -> None:
+        """Stream i goes on from what stream rows[i] has so far; rows [batch]."""
+        for cached in (*self.cache.keys, *self.cache.values):
+            cached.copy_(cached[rows])
+        if self._earlier is not None:
+            self._earlier = self._earlier[rows]
+
     def _look_ahead(self) -> None:
         """Makes the tables for the next positions."""
         entries = range(min(len(self.model.config.cycle), len(self.model.blocks)))

@@ -11,7 +11,7 @@ from longstride.data.prepare import open_data
 from longstride.data.store import Store
 from longstride.model import ModelConfig
 from longstride.model.card import Card, read_card
-from longstride.model.saved_config import find_settings
+from longstride.model.saved_config import find_settings, is_run, read_config
 from longstride.model.shipped import find_model
 from longstride.training.checkpoint import check_owner
 from longstride.training.config import TrainConfig
@@ -48,8 +48,8 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
         folder, checkpoint = path.parent, real_path(folder).name
     text = read_text(path)
     given = parse_object(text, str(path), finite=False)
-    if not isinstance(given.get("model"), dict):
-        ModelConfig.from_fields(given, str(path))
+    if not is_run(given):
+        read_config(path)
         if checkpoint is not None:
             raise ValueError(
                 f"{owner}: checkpoint = {checkpoint!r} is for runs, and {folder} is a saved model; leave it out"

@@ -8,6 +8,7 @@ import tyro
 from longstride.commands.verbs.eval import Precision
 
 ORDER = 95
+Format = Literal["longstride", "transformers"]
 Dtype = Literal["float16", "bfloat16", "float32"]
 
 
@@ -19,6 +20,7 @@ def main(
     checkpoint: str | None = None,
     results: tuple[Path, ...] = (),
     force: bool = False,
+    format: Format = "longstride",
 ) -> None:
     """Write a run's best weights as a small saved model with a card. Example: longstride export RUN my-model
 
@@ -33,6 +35,7 @@ def main(
         checkpoint: A checkpoint of the run, such as step-1000, instead of its best weights.
         results: Files of longstride eval --json, for the card; by default those in the run.
         force: Replace the files of a saved model in the folder.
+        format: transformers adds what AutoModelForCausalLM and AutoTokenizer of Hugging Face need (docs/transformers.md).
     """
     from longstride.model.saved_config import find_settings
 
@@ -40,5 +43,5 @@ def main(
 
     from longstride.commands.export import export
 
-    card = export(run, folder, dtype, precision, checkpoint, results, force)
+    card = export(run, folder, dtype, precision, checkpoint, results, force, format)
     print(f"wrote {folder}: {card.parameters:,} weights in {card.dtype}, {card.size:,} bytes")

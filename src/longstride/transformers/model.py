@@ -1,0 +1,266 @@
+"""LongstrideForCausalLM: the Sparse Transformer as a causal language model of transformers.
+
+Our network predicts token t at position t, from a start vector and the tokens before. Models of transformers predict token
+t + 1 at position t. So n tokens go through positions 0 to n of the network, one more than there are, and the results of
+positions 1 to n are the logits: `network` of the tokens and one more byte, which it reads nowhere, without position 0. What
+the network says about the first token, from the start vector alone, has no place in transformers' logits and is not in its
+loss; `network.nats` has it. The last of `context` tokens has no next position: see `forward`.
+
+Names and values of the weights are those of `SparseTransformer`, so both read each other's folders.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from longstride.common.checks import short_repr, suggest
+from longstride.model import ModelConfig, SparseTransformer, recompute
+from longstride.model.pretrained import CHANGEABLE
+from longstride.model.saved_config import find_settings
+from longstride.model.shipped import find_model
+from longstride.model.transformer import ResidualBlock
+from longstride.transformers.cache import LongstrideCache
+from longstride.transformers.config import CODE, LongstrideConfig
+from longstride.transformers.tokenizer import ByteTokenizer
+
+OWNER = "LongstrideForCausalLM"
+IGNORED = -100
+"""The label of tokens that are not scored."""
+PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+"""Arguments of from_pretrained that say where a file comes from."""
+SHIM = '''"""For transformers' trust_remote_code: the classes of longstride, from pip install 'longstride[transformers]'."""
+
+from longstride.transformers import ByteTokenizer, LongstrideConfig, LongstrideForCausalLM  # noqa: F401
+'''
+
+
+class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
+    """A network of longstride with the methods of transformers: generate, Trainer, pipeline, save_pretrained.
+
+    `network` is the SparseTransformer itself. Its weights stay float32; `dtype` in from_pretrained is the precision of the
+    activations.
+    """
+
+    config_class = LongstrideConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ResidualBlock"]  # noqa: RUF012  # As in the base class.
+
+    def __init__(self, config: LongstrideConfig) -> None:
+        super().__init__(config)
+        network = SparseTransformer(config.network)
+        # The parts are modules of this model under the names that they have in the network, which itself is none: so the
+        # names of all weights are the network's.
+        self.embedding, self.blocks, self.norm, self.output = (
+            network.embedding, network.blocks, network.norm, network.output,
+        )  # fmt: skip
+        self.__dict__["network"] = network
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def _init_weights(self, module: Any) -> None:
+        """The network has initialised itself."""
+
+    def train(self, mode: bool = True) -> "LongstrideForCausalLM":
+        self.network.training = mode
+        return super().train(mode)
+
+    def get_input_embeddings(self) -> Any:
+        return self.embedding.token
+
+    def get_output_embeddings(self) -> Any:
+        return self.output
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: LongstrideCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **others: Any,
+    ) -> Any:
+        """Returns logits [batch, n, 256] of the tokens after each, and with labels the loss.
+
+        Args:
+            input_ids: Bytes [batch, n], n < context. With labels n may be context: the logits after the last token, which
+                the loss does not need, are then NaN.
+            attention_mask: [batch, n]; padding on the right alone, since a position says which byte of the data it is.
+            labels: [batch, n], -100 for tokens without a score. As everywhere in transformers they are shifted here: the
+                loss is the mean of -log p, in nats, of labels 1 to n - 1, each given the tokens before it.
+            past_key_values: A LongstrideCache of the tokens before these.
+            use_cache: Whether to return a cache; generate() sets it. Not with labels: nothing in a cache has gradients.
+            logits_to_keep: Return only the last ones; 0: all.
+            num_items_in_batch: Number that the sum of the loss is divided by, instead of the number of scored labels.
+        """
+        for name, given in others.items():
+            if given is not None and given is not False:
+                shown = "a tensor" if isinstance(given, Tensor) else short_repr(given)
+                raise ValueError(f"{OWNER}: {name} = {shown} is not supported; leave it out")
+        if input_ids is None or input_ids.dim() != 2:
+            got = None if input_ids is None else list(input_ids.shape)
+            raise ValueError(f"{OWNER}: input_ids must be bytes [batch, n], got {got}")
+        _check_mask(attention_mask)
+        cached = bool(use_cache) or past_key_values is not None
+        if cached and labels is not None:
+            raise ValueError(f"{OWNER}: labels and a cache do not go together; leave out use_cache and past_key_values")
+        loss = cache = None
+        if cached:
+            logits, cache = self._extend(input_ids, past_key_values, logits_to_keep)
+        else:
+            logits = self._logits(input_ids, labels is not None)
+            loss = None if labels is None else _loss(logits, labels, num_items_in_batch)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits[:, -logits_to_keep:], past_key_values=cache)
+        return output if return_dict is not False else output.to_tuple()
+
+    def _logits(self, tokens: Tensor, has_labels: bool) -> Tensor:
+        n, context = tokens.shape[1], self.network.config.context
+        if n < context:
+            # The added byte is predicted at position n, and read nowhere.
+            return self.network.logits(self.network.hidden(F.pad(tokens, (0, 1)))[:, 1:])
+        if n == context and has_labels:
+            logits = self.network.logits(self.network.hidden(tokens)[:, 1:])
+            return F.pad(logits, (0, 0, 0, 1), value=torch.nan)
+        raise ValueError(
+            f"{OWNER}: input_ids has {n:,} tokens, and the context is {context:,}: give at most {context - 1:,}, or with "
+            f"labels {context:,}"
+        )
+
+    def _extend(self, tokens: Tensor, cache: Any, keep: int) -> tuple[Tensor, LongstrideCache]:
+        if cache is None:
+            cache = LongstrideCache(self.network)
+        if not isinstance(cache, LongstrideCache):
+            raise ValueError(
+                f"{OWNER}: past_key_values must be a LongstrideCache, got {type(cache).__name__}; leave it out, and "
+                "generate() makes one"
+            )
+        needs_all = cache.get_seq_length() == 0 and tokens.shape[1] > 1 and keep != 1
+        logits = self._logits(tokens, False) if needs_all else None
+        last = cache.extend(tokens)
+        return last if logits is None else logits, cache
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, max_cache_length: int
+    ) -> None:  # fmt: skip
+        """Makes the cache of generate(), with room for its tokens and no more."""
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"{OWNER}: cache_implementation = {generation_config.cache_implementation!r} is not supported; leave it "
+                "out, and generate() makes a LongstrideCache"
+            )
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = LongstrideCache(self.network, max_cache_length)
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *_: Any, **__: Any) -> None:
+        """Activation checkpointing is our recomputation: "on" for every block, instead of what the config says."""
+        config = self.network.config
+        self.gradient_checkpointing = enable
+        self.network.recomputed = recompute.read("on", config.layers) if enable else config.recomputed
+        for block, choice in zip(self.blocks, self.network.recomputed):
+            assert isinstance(block, ResidualBlock)
+            block.ff.recompute = choice != "off"
+
+    def save_pretrained(self, save_directory: str | Path, **given: Any) -> None:
+        """Writes a folder that transformers and longstride read. Others load it with trust_remote_code=True."""
+        super().save_pretrained(save_directory, **given)
+        write_code(Path(save_directory))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModelForCausalLM") -> None:
+        """Every folder names our classes already, so that only subclasses have code of their own to be saved."""
+        if cls is not LongstrideForCausalLM:
+            super().register_for_auto_class(auto_class)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *others: Any, **given: Any) -> Any:
+        """Reads a folder of transformers or of longstride, a run, one of a run's checkpoints, a model that comes with
+        longstride ("text"), or a name on the Hub. Weights become float32.
+
+        `given`: dtype is the precision of the activations; also fields that do not affect the weights, such as recompute.
+        """
+        folder = find_model(Path(str(pretrained_model_name_or_path)))
+        changes = {name: given.pop(name) for name in CHANGEABLE if name in given}
+        dtype = given.pop("dtype", None) or given.pop("torch_dtype", None)
+        if dtype is not None and dtype != "auto":
+            changes["precision"] = _precision(dtype)
+        config = given.pop("config", None)
+        if config is None and folder.is_dir():
+            config = find_settings(OWNER, folder)  # A checkpoint's is in its run.
+        if isinstance(config, PretrainedConfig):
+            config = LongstrideConfig.from_dict(config.to_dict(), **changes)
+        else:
+            hub = {name: given[name] for name in HUB if name in given}
+            config = LongstrideConfig.from_pretrained(config or pretrained_model_name_or_path, **changes, **hub)
+        if folder.is_dir():
+            pretrained_model_name_or_path = folder
+            if not (folder / "generation_config.json").is_file():
+                given.setdefault("generation_config", GenerationConfig())
+        wants_info = given.pop("output_loading_info", False)
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *others, config=config, dtype=torch.float32, output_loading_info=True, **given
+        )
+        for problem in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+            if info.get(problem):
+                first = sorted(map(str, info[problem]))[0]
+                raise ValueError(
+                    f"{pretrained_model_name_or_path}: the weights do not fit config.json: {problem.replace('_', ' ')}, "
+                    f"such as {short_repr(first)}"
+                )
+        return (model, info) if wants_info else model
+
+
+def write_code(folder: Path) -> None:
+    """Writes the module that transformers imports for trust_remote_code."""
+    (folder / f"{CODE}.py").write_text(SHIM)
+
+
+def add_files(folder: Path, config: ModelConfig) -> None:
+    """Makes a saved model of longstride one of transformers, too; the weights stay as they are."""
+    LongstrideConfig.from_network(config, architectures=[OWNER]).save_pretrained(folder)
+    ByteTokenizer(model_max_length=config.context).save_pretrained(folder)
+    write_code(folder)
+
+
+def _precision(dtype: Any) -> str:
+    """Returns the precision that a dtype stands for."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in PRECISIONS:
+        raise ValueError(f"{OWNER}: dtype = {dtype} is not supported; {suggest(name, PRECISIONS)}")
+    return name
+
+
+def _check_mask(mask: Tensor | None) -> None:
+    """Raises ValueError unless there is padding on the right alone. Not read under torch.compile: asserted on the device."""
+    if mask is None:
+        return
+    if mask.dim() != 2:
+        raise ValueError(f"{OWNER}: attention_mask must be [batch, n], got {list(mask.shape)}")
+    text = mask.bool()
+    fits = text[:, :1].all() & (text[:, 1:] <= text[:, :-1]).all()
+    message = (
+        f"{OWNER}: attention_mask has padding before tokens, and a position says which byte of the data it is; give rows of "
+        "one length, or pad on the right"
+    )
+    if torch.compiler.is_compiling():
+        torch._assert_async(fits, message)
+    elif not bool(fits):
+        raise ValueError(message)
+
+
+def _loss(logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+    """Returns the mean nats of labels 1 to n - 1."""
+    if labels.shape != logits.shape[:2]:
+        raise ValueError(f"{OWNER}: labels must be {list(logits.shape[:2])}, as input_ids, got {list(labels.shape)}")
+    scored = labels[:, 1:].to(logits.device, torch.long)
+    total = F.cross_entropy(logits[:, :-1].transpose(1, 2), scored, ignore_index=IGNORED, reduction="sum")
+    return total / ((scored != IGNORED).sum() if items is None else items)

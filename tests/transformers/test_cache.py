@@ -1,0 +1,105 @@
+"""generate() with our cache, against recomputation and against sampling."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
+
+from longstride.sampling import generate
+from longstride.transformers import LongstrideCache
+from tests.transformers.small import tokens, wrapped
+from tests.transformers.test_model import VARIANTS
+
+NEW = 28
+
+
+def greedy(model, given, count=NEW, **others):
+    ones = torch.ones_like(given)
+    return model.generate(given, attention_mask=ones, max_new_tokens=count, do_sample=False, **others)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_generation_is_that_of_recomputation(variant):
+    model, given = wrapped(**VARIANTS[variant]), tokens()
+    found = greedy(model, given)
+    for _ in range(NEW):
+        given = torch.cat([given, model(given).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(found, given)
+    assert len(found[0, 11:].unique()) > 3  # It does not repeat one byte.
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_of_every_step_are_those_of_recomputation(variant):
+    model, given = wrapped(**VARIANTS[variant]), tokens(n=39)
+    with torch.no_grad():
+        expected = model(given).logits
+        first = model(given[:, :7], use_cache=True)
+        torch.testing.assert_close(first.logits, expected[:, :7])
+        for step in range(7, 20):
+            next_one = model(given[:, step : step + 1], past_key_values=first.past_key_values)
+            torch.testing.assert_close(next_one.logits, expected[:, step : step + 1], rtol=1e-4, atol=1e-4)
+        rest = model(given[:, 20:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(rest.logits, expected[:, 20:], rtol=1e-4, atol=1e-4)
+    assert rest.past_key_values.get_seq_length() == 39
+
+
+def test_greedy_generation_is_that_of_longstride_sample():
+    model, given = wrapped(), tokens()
+    pieces = list(generate(model.network, [bytes(row.tolist()) for row in given], NEW, top_k=1))
+    for row, found in enumerate(greedy(model, given)):
+        assert bytes(found[11:].tolist()) == b"".join(piece[row] for piece in pieces)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_beams_keep_their_keys(variant):
+    model = wrapped(**VARIANTS[variant])
+    with_cache, without = (greedy(model, tokens(), num_beams=4, use_cache=use) for use in (True, False))
+    assert torch.equal(with_cache, without)
+    assert not torch.equal(with_cache, greedy(model, tokens()))
+
+
+def test_sampling_draws_the_same_with_and_without_a_cache():
+    model, found = wrapped(), []
+    for use in (True, False):
+        torch.manual_seed(5)
+        settings = {"do_sample": True, "top_k": 20, "temperature": 0.8, "max_new_tokens": NEW, "use_cache": use}
+        found.append(model.generate(tokens(), attention_mask=torch.ones_like(tokens()), num_return_sequences=2, **settings))
+    assert torch.equal(*found)
+    assert not torch.equal(found[0][0], found[0][1])
+
+
+def test_the_cache_is_smaller_than_one_of_all_keys():
+    model = wrapped(pattern="interleave(local(4))")
+    cache = model(tokens(), use_cache=True).past_key_values
+    assert cache.get_max_length() == 39
+    assert cache.decoder.cache.keys[0].shape[2] == 5
+
+
+def test_a_cache_goes_on_where_it_ended():
+    model, given = wrapped(), tokens()
+    first = greedy(model, given, 10, return_dict_in_generate=True, past_key_values=LongstrideCache(model.network))
+    second = greedy(model, first.sequences, 5, past_key_values=first.past_key_values)
+    assert torch.equal(second, greedy(model, given, 15))
+
+
+def test_generation_ends_with_the_context():
+    model = wrapped()
+    assert greedy(model, tokens(), 29).shape == (2, 40)
+    with pytest.raises(ValueError, match="there is room for 39 tokens, got 40"):
+        greedy(model, tokens(), 30)
+
+
+def test_caches_of_others_are_refused():
+    model = wrapped()
+    with pytest.raises(ValueError, match="past_key_values must be a LongstrideCache, got DynamicCache; leave it out"):
+        model(tokens(), past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="cache_implementation = 'static' is not supported; leave it out"):
+        greedy(model, tokens(), cache_implementation="static")
+    cache = model(tokens(), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="input_ids has 3 rows, and the cache 2; make a new cache"):
+        model(tokens(3, 1), past_key_values=cache)
+    with pytest.raises(NotImplementedError, match=r"crop\(2\) is not possible"):
+        cache.crop(2)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    other = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=256, **sizes))
+    with pytest.raises(NotImplementedError, match="it is for LongstrideForCausalLM alone"):
+        other(tokens(), past_key_values=LongstrideCache(model.network))

@@ -1,0 +1,43 @@
+import pytest
+from transformers import AutoTokenizer, pipeline
+
+from longstride.transformers import ByteTokenizer
+from tests.transformers.small import wrapped
+
+TEXT = "Größe 漢字 🙂\n\ttab  two spaces , and <s> </s>\x00\x7f"
+
+
+def test_ids_are_bytes(tmp_path):
+    tokenizer = ByteTokenizer()
+    assert tokenizer(TEXT)["input_ids"] == list(TEXT.encode())
+    assert tokenizer.decode(list(TEXT.encode())) == TEXT
+    assert (len(tokenizer), tokenizer.vocab_size, tokenizer.all_special_ids) == (256, 256, [])
+    assert sorted(tokenizer.get_vocab().values()) == list(range(256))
+    for byte in range(256):
+        assert tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(byte)) == byte
+    assert tokenizer.decode([72, 255, 105]) == "H\ufffdi"
+
+
+def test_it_is_saved_and_read(tmp_path):
+    wrapped().save_pretrained(tmp_path)
+    ByteTokenizer().save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert isinstance(again, ByteTokenizer)
+    assert again.encode(TEXT) == list(TEXT.encode())
+
+
+def test_there_is_no_padding():
+    assert ByteTokenizer()(["abc", "def"], return_tensors="pt")["input_ids"].shape == (2, 3)
+    with pytest.raises(ValueError, match="padding token"):
+        ByteTokenizer()(["abc", "d"], padding=True)
+
+
+def test_a_pipeline_generates_text(tmp_path):
+    wrapped().save_pretrained(tmp_path)
+    ByteTokenizer().save_pretrained(tmp_path)
+    generator = pipeline("text-generation", model=str(tmp_path), device="cpu")
+    (found,) = generator("The cat", max_new_tokens=20, do_sample=False, return_full_text=False)
+    model, tokenizer = wrapped(), ByteTokenizer()
+    given = tokenizer("The cat", return_tensors="pt")
+    new = model.generate(**given, max_new_tokens=20, do_sample=False)[0, 7:]
+    assert found["generated_text"] == tokenizer.decode(new)
