@@ -68,9 +68,11 @@ def completion_script(shell: str) -> str:
 
 
 def _packed(spec: str, shell: str) -> str:
-    """Packs the table of verbs and flags: fish passes all of it as one argument of a process, which may have 128 KiB."""
-    if shell == "fish":  # Its script has the table inside double quotes.
-        spec = re.sub(r"\\([\\\"$])", r"\1", spec)
+    """Shortens the table of verbs and flags, and packs it for fish: it passes all of it as one argument of a process, which
+    may have 128 KiB."""
+    if shell != "fish":
+        return f"COMPLETION_SPEC = {_shorten(spec)}"
+    spec = re.sub(r"\\([\\\"$])", r"\1", spec)  # It is inside double quotes.
     packed = b64encode(zlib.compress(_shorten(spec).encode(), 9)).decode()
     return f"import base64, zlib\nCOMPLETION_SPEC = eval(zlib.decompress(base64.b64decode('{packed}')))"
 
