@@ -73,6 +73,18 @@ def test_the_settings_name_no_paths_and_train_again(run, tmp_path):
     assert json.loads((tmp_path / "tuned/run.json").read_text())["init_from"]["path"] == str(tmp_path / "mine")
 
 
+def test_a_folder_for_transformers_is_a_saved_model(run, tmp_path):
+    """Its config.json has the model where that of a run has it."""
+    export(run, tmp_path / "mine")
+    path = tmp_path / "mine/config.json"
+    content = {"model_type": "longstride", "architectures": ["LongstrideForCausalLM"], "model": json.loads(path.read_text())}
+    path.write_text(json.dumps(content))
+    card = export(tmp_path / "mine", tmp_path / "again")
+    assert card.steps == 4
+    weights = [SparseTransformer.from_pretrained(tmp_path / name).state_dict() for name in ("mine", "again")]
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+
+
 def test_the_precision_and_a_checkpoint(run, tmp_path):
     card = export(run, tmp_path / "mine", "float32", "float32", "step-4")
     found = SparseTransformer.from_pretrained(tmp_path / "mine")
