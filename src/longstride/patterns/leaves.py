@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import FrozenInstanceError, dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from longstride.common.checks import short_repr, whole_number
 from longstride.common.limits import check_limit
@@ -35,11 +35,6 @@ class Pattern:
 
     text: str
     """Its notation, e.g. "Local(128)". Stored as a string: torch.compile may make the numbers symbolic, but not a string."""
-    has_rule: ClassVar[bool] = False
-    """Whether implementations know this very class; subclasses may define `sees` anew. torch.compile compares no types."""
-
-    def __init_subclass__(cls) -> None:
-        cls.has_rule = False
 
     def sees(self, query: Any, key: Any) -> Any:
         """Whether `query` sees `key`; positions as ints, or as tensors that broadcast."""
@@ -370,16 +365,15 @@ def total_pairs(counts: Mapping[Pattern, int], n: int) -> int:
     return sum(count * pattern.pairs(n) for pattern, count in counts.items())
 
 
-for _kind in (Dense, Local, Column, Dilated, Block, Summary, Union):
-    _kind.has_rule = True
+KINDS = frozenset({Dense, Local, Column, Dilated, Block, Summary})
 
 
 def known_leaves(owner: str, pattern: Pattern) -> tuple[Leaf, ...]:
     """Returns a pattern's leaves. TypeError for kinds without a rule; so are subclasses, which may define `sees` anew."""
-    leaves: Any = pattern.members if isinstance(pattern, Union) and pattern.has_rule else (pattern,)
+    leaves: Any = pattern.members if type(pattern) is Union else (pattern,)
     for leaf in leaves:
-        if not leaf.has_rule:
-            raise TypeError(f"{owner}: no rule for {leaf!r}, a {type(leaf).__name__}; it takes those of longstride.patterns")
+        if (kind := type(leaf)) not in KINDS:
+            raise TypeError(f"{owner}: no rule for {leaf!r}, a {kind.__name__}; it takes those of longstride.patterns")
     return leaves  # type: ignore[no-any-return]
 
 
