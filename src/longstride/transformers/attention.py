@@ -111,10 +111,20 @@ def _layer_patterns(module: nn.Module) -> tuple[Pattern, ...]:
     return _read(chosen[layer])
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+_patterns: dict[str, tuple[Pattern, ...]] = {}
+"""Patterns by their text. torch.compile cannot trace `parse`, and makes no guard for the type of a constant result of it."""
+
+
 def _read(text: str) -> tuple[Pattern, ...]:
-    """As `parse`, which torch.compile cannot trace."""
-    return parse(text)
+    _remember(text)
+    return _patterns[text]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _remember(text: str) -> bool:
+    if text not in _patterns:
+        _patterns[text] = parse(text)
+    return True
 
 
 def _refuse(module: nn.Module, dropout: float, others: dict[str, Any]) -> None:
