@@ -116,7 +116,7 @@ def forwards():
                 )
 
 
-def test_no_function_computes_in_place():
+def test_no_function_calls_an_in_place_method():
     """torch.compile of PyTorch 2.11 loses the gradients of such functions (pytorch/pytorch#180642); newer ones do not."""
     found = list(forwards())
     assert len(found) >= 10

@@ -3,7 +3,7 @@
 Norms and gelu save only their input for the gradient and recompute the rest: that is little work, and saving it would take a
 third of a block's memory.
 
-The forward of an autograd.Function computes nothing in place, and returns nothing from a `to` that may return its input:
+Their forward passes call nothing that works in place, and return nothing from a `to` that may return its input:
 torch.compile of PyTorch 2.11 loses the gradients of such results (pytorch/pytorch#180642).
 """
 
