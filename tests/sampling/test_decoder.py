@@ -8,6 +8,7 @@ import torch
 from longstride.model import PRESETS, SparseTransformer, preset
 from longstride.sampling import decoder
 from longstride.sampling.decoder import Decoder, in_float32
+from longstride.sampling.position import PackedProduct, Product, can_pack
 from longstride.sampling.streams import choose_implementation, open_streams
 from tests.model.small import model, some_bytes
 from tests.model.test_modern import CHANGES as MODERN
@@ -97,6 +98,43 @@ def test_half_precision_rounds_weights_and_nothing_else():
     for position in range(10):
         last = stepwise.step(tokens[:, position - 1] if position else None)
     assert (found - last).abs().max() < 1e-4
+
+
+@pytest.mark.skipif(not can_pack(torch.device("cpu")), reason="needs oneDNN")
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_products_round_alike_for_any_number_of_rows(bias):
+    layer = torch.nn.Linear(192, 300, bias=bias)
+    packed, plain, x = PackedProduct(layer, 1.7), Product(layer, 1.7), torch.randn(64, 192)
+    h = torch.randn(64, 300)
+    with torch.no_grad():
+        for product in (plain, packed):
+            torch.testing.assert_close(product(x), 1.7 * layer(x))
+        added = {}
+        for product in (plain, packed):
+            product.add_to(added.setdefault(product, h.clone()), x)
+        torch.testing.assert_close(added[packed], added[plain])
+        for rows in (2, 3, 4, 7, 8, 33):
+            assert torch.equal(packed(x[:rows]), packed(x)[:rows])
+
+
+@pytest.mark.skipif(not can_pack(torch.device("cpu")), reason="needs oneDNN")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_network_that_is_packed(threads):
+    """Its logits are those of the parallel pass, and do not depend on the number of streams."""
+    made, before, tokens = model(layers=1, width=640, heads=2, context=20), torch.get_num_threads(), some_bytes(5, 20)
+    torch.nn.init.normal_(made.output.weight, std=0.1)
+    assert isinstance(Decoder(made).network.blocks[0].inner, PackedProduct)
+    torch.set_num_threads(threads)
+    try:
+        check(made, tokens, 3)
+        found = []
+        for batch in (1, 5):
+            decoder = Decoder(made, batch)
+            decoder.prefill(tokens[:batch, :3])
+            found.append([decoder.step(tokens[:batch, at])[0] for at in range(3, 20)])
+        assert all(torch.equal(one, other) for one, other in zip(*found))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_is_given_is_not_changed():

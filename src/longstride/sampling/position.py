@@ -18,6 +18,9 @@ from longstride.model.transformer import ResidualBlock
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """Queries [batch * heads, 1, d], keys and values [batch, heads, d], and the result [batch * heads, 1, d_v] to be written."""
+PACKED_NETWORK, PACKED_MATRIX = 2**21, 2**16
+"""The fewest weights of a network, and of its matrix, that are packed. Smaller ones stay in a core's cache, and a call of
+oneDNN costs more than it saves."""
 
 
 class RootMeanSquareNorm:
@@ -62,18 +65,49 @@ class Product:
             h += self.bias
 
 
+class PackedProduct(Product):
+    """The same on a CPU, with weights that oneDNN has packed: they are read once, in the order of its loops.
+
+    A row of a result does not depend on the number of rows, from two rows on.
+    """
+
+    def __init__(self, layer: nn.Linear, factor: float = 1.0) -> None:
+        super().__init__(layer, factor)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(factor * layer.weight.detach(), None)
+        self.packed_bias = self.beta * self.bias if self.has_bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.packed_bias, "none", [], "")
+
+    def add_to(self, h: Tensor, x: Tensor) -> None:
+        h += torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+        if self.has_bias:
+            h += self.bias
+
+
+def can_pack(device: torch.device) -> bool:
+    """Whether PyTorch has oneDNN, and the operators that torch.compile calls it by."""
+    names = ("_reorder_linear_weight", "_linear_pointwise")
+    return device.type == "cpu" and torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, x) for x in names)
+
+
+def product(layer: nn.Linear, packs: bool, factor: float = 1.0) -> Product:
+    """`packs`: whether large matrices are packed."""
+    return (PackedProduct if packs and layer.weight.numel() >= PACKED_MATRIX else Product)(layer, factor)
+
+
 class BlockPosition:
     """A residual block at one position of all streams."""
 
-    def __init__(self, block: ResidualBlock, config: ModelConfig, batch: int, rows: int) -> None:
+    def __init__(self, block: ResidualBlock, config: ModelConfig, batch: int, rows: int, packs: bool) -> None:
         self.batch, self.heads, self.qk_width = batch, config.heads, config.qk_width
         attention, device = block.attention, block.attention.project.weight.device
         self.norm_attention, self.norm_ff = (
             Norm(one, config.width, device) for one in (block.norm_attention, block.norm_ff)
         )
-        self.query_key_value, self.project = Product(attention.query_key_value), Product(attention.project)
+        self.query_key_value, self.project = (product(one, packs) for one in (attention.query_key_value, attention.project))
         # gelu(x) = x sigmoid(s x) = silu(s x) / s, and the products multiply by s and 1 / s at no cost.
-        self.inner, self.outer = Product(block.ff.inner, SLOPE), Product(block.ff.outer, 1 / SLOPE)
+        self.inner, self.outer = product(block.ff.inner, packs, SLOPE), product(block.ff.outer, packs, 1 / SLOPE)
         self.norm_qk: RootMeanSquareNorm | None = None
         if attention.query_scale is not None:
             scale = attention.query_scale.detach()
@@ -105,8 +139,9 @@ class NetworkPosition:
         embedding, config = model.embedding, model.config
         self.model, self.batch = model, batch
         self.device = embedding.start.device
-        self.blocks = [BlockPosition(block, config, batch, rows) for block in model.blocks]  # type: ignore[arg-type]
-        self.norm, self.output = Norm(model.norm, config.width, self.device), Product(model.output)
+        packs = config.parameters >= PACKED_NETWORK and can_pack(self.device)
+        self.blocks = [BlockPosition(block, config, batch, rows, packs) for block in model.blocks]  # type: ignore[arg-type]
+        self.norm, self.output = Norm(model.norm, config.width, self.device), product(model.output, packs)
         self.norm_embedding = RootMeanSquareNorm(config.width, self.device) if embedding.normalized else None
         earlier = (table.weight for table in embedding.earlier if isinstance(table, nn.Embedding))
         self.tables = torch.cat([embedding.token.weight, *earlier]).detach()
