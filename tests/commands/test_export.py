@@ -67,6 +67,8 @@ def test_the_settings_name_no_paths_and_train_again(run, tmp_path):
     assert str(run.parent) not in text
     settings = TrainConfig.from_json(text)
     assert settings.model == TrainConfig.from_json((run / "config.json").read_text()).model
+    export(tmp_path / "mine", tmp_path / "again")
+    assert (tmp_path / "again/train.json").read_text() == text
     data = store(tmp_path / "data", TEXT[:9_000], TEXT[9_000:12_000])
     words = ["--config", str(tmp_path / "mine"), "--init-from", str(tmp_path / "mine"), "--data", data]
     main(["train", *words, "--out", str(tmp_path / "tuned"), "--steps", "1"])

@@ -8,11 +8,12 @@ from typing import Any
 
 from longstride.common.atomic import atomic_path
 from longstride.common.checks import finite_number, suggest, whole_number
-from longstride.common.files import file_sha256, read_json
+from longstride.common.files import file_sha256, read_json, read_text
 from longstride.data.store import read_manifest
 from longstride.model import SparseTransformer
 from longstride.model.card import SETTINGS, Card, Figure, write_card
 from longstride.sampling.data_kind import find_data_kind
+from longstride.training.config import TrainConfig
 from longstride.training.run import read_metrics
 from longstride.training.source import WEIGHTS, Source, open_source
 
@@ -49,9 +50,10 @@ def export(
     figures = tuple(figure for path in results or _own_results(source) for figure in read_figures(path))
     card = _card(folder.name, source, model, figures)
     model.save_pretrained(folder, dtype)
-    if source.config is not None:
+    settings = source.config or _saved_settings(source.weights / SETTINGS)
+    if settings is not None:
         with atomic_path(folder / SETTINGS) as path:  # Its paths are those of one machine.
-            path.write_text(replace(source.config, data="", out="", init_from="").to_json())
+            path.write_text(replace(settings, data="", out="", init_from="").to_json())
     weights = folder / WEIGHTS
     card = replace(card, dtype=dtype, size=weights.stat().st_size, sha256=file_sha256(weights))
     write_card(folder, card, model.config)
@@ -92,6 +94,11 @@ def _card(name: str, source: Source, model: SparseTransformer, figures: tuple[Fi
         parameters=model.parameter_count(),
         figures=figures or _best_validation(source, data),
     )
+
+
+def _saved_settings(path: Path) -> TrainConfig | None:
+    """The settings that a saved model was trained with, if they are beside it."""
+    return TrainConfig.from_json(read_text(path), str(path)) if path.is_file() else None
 
 
 def _own_results(source: Source) -> list[Path]:
