@@ -106,6 +106,8 @@ KERNELS, CALLER, COMPILED = "kernels", "caller", "compiled caller"
 """The kinds of time, as `Crossed.time` has them."""
 
 
+COLOURS = (*(f"C{number}" for number in range(10)), "black", "navy", "maroon", "darkgreen", "indigo", "olive")
+"""Of contenders, in their order."""
 ABOVE: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False, "fontsize": 9}
 """Options of a legend above its panel."""
 
@@ -159,7 +161,7 @@ def _plot_kind(axes: Axes, rows: Sequence[Timed], time: str, direction: str, cro
                 points[row.n] = milliseconds
         if not points:
             continue
-        ours, colour = any(row.is_ours for row in rows if row.name == name), f"C{number % 10}"
+        ours, colour = any(row.is_ours for row in rows if row.name == name), COLOURS[number % len(COLOURS)]
         axes.plot(
             *zip(*sorted(points.items())), label=name, color=colour, marker="o" if ours else "x",
             linestyle=":" if time == COMPILED else "-" if ours else "--", linewidth=2 if ours else 1,
