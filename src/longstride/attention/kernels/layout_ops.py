@@ -1,7 +1,8 @@
 """The operators longstride::triton_layout_forward and longstride::triton_layout_backward: what `layout.py` describes.
 
 A call whose q, k and v are alike and whose rows are one document runs the launches of `ops.py`, except that the gradient of
-an lse takes the general kernels.
+an lse takes the general kernels. Equal documents, and heads that share keys, become such calls by `views.py`. The general
+kernels do the rest.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,16 @@ from torch import Tensor
 from longstride.attention.gradient import define_ops
 from longstride.attention.kernels.call import Layout
 from longstride.attention.kernels.ops import check, fill_gradients, forward_like, result_like, triton_forward
+from longstride.attention.kernels.views import (
+    equal_documents,
+    fold,
+    folded_rows,
+    parts_of_turns,
+    turn_patterns,
+    turn_rows,
+    turns,
+)
+from longstride.attention.layout import fill_in_float32
 from longstride.patterns import Pattern, notation
 
 LN_2 = log(2)
@@ -31,8 +42,33 @@ def triton_layout_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the output, and the lse of each query, natural and in base 2, float32 [batch, heads, n]."""
     output, lse, bits = _layout_like(q, k, v, patterns, scale, documents)
-    triton_forward(q, k, v, patterns, scale, (output, bits), _layout(q, k, documents, None))
+    _fill_results((q, k, v, output), bits, patterns, scale, documents)
     return output, torch.mul(bits, LN_2, out=lse), bits
+
+
+def _fill_results(
+    tensors: Sequence[Tensor], bits: Tensor, patterns: str, scale: float, documents: Sequence[int]
+) -> None:  # fmt: skip
+    """tensors: q, k, v and the output."""
+    q, k, v, output = tensors
+    count = equal_documents(q.shape, k.shape, documents)
+    folded = fold(count, *tensors) if count else None
+    if folded is not None:
+        rows = folded_rows(bits, count)
+        found = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        _fill_results(folded, found.flatten(0, 1), patterns, scale, ())
+        rows.copy_(found)
+        return
+    group = 1 if documents else turns(q, k)
+    if group > 1:
+        rows = turn_rows(bits, group)
+        found = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        for number, chosen in enumerate(turn_patterns(patterns, group)):
+            mine = slice(number, None, group)
+            triton_forward(q[:, mine], k, v, chosen, scale, (output[:, mine], found[number]))
+        rows.copy_(found)
+        return
+    triton_forward(q, k, v, patterns, scale, (output, bits), _layout(q, k, documents, None))
 
 
 def fill_layout_gradients(
@@ -40,6 +76,47 @@ def fill_layout_gradients(
     patterns: str, scale: float, documents: Sequence[int], needed: Sequence[bool],
 ) -> None:  # fmt: skip
     """Fills those of dq, dk and dv that are needed."""
+    (q, k, _), (output, bits) = inputs, saved
+    count = equal_documents(q.shape, k.shape, documents)
+    folded = fold(count, *gradients, d_output, *inputs, output) if count else None
+    if folded is not None:
+        rows = folded_rows(bits, count).flatten(0, 1)
+        d_rows = None if d_lse is None else folded_rows(d_lse.contiguous(), count).flatten(0, 1)
+        given = folded[4:7], (folded[7], rows.contiguous())
+        fill_layout_gradients(folded[:3], folded[3], d_rows, *given, patterns, scale, (), needed)
+        return
+    group = 1 if documents else turns(q, k)
+    if group > 1:
+        _fill_in_turns(group, gradients, d_output, d_lse, inputs, saved, patterns, scale, needed)
+    else:
+        _fill_together(gradients, d_output, d_lse, inputs, saved, patterns, scale, documents, needed)
+
+
+def _fill_in_turns(
+    group: int, gradients: Sequence[Tensor], d_output: Tensor, d_lse: Tensor | None, inputs: Sequence[Tensor],
+    saved: Sequence[Tensor], patterns: str, scale: float, needed: Sequence[bool],
+) -> None:  # fmt: skip
+    (dq, *shared), (q, k, v), (output, bits) = gradients, inputs, saved
+    rows = turn_rows(bits, group).contiguous()
+    d_rows = None if d_lse is None else turn_rows(d_lse.contiguous(), group).contiguous()
+    parts = [parts_of_turns(x, group) if wanted else None for x, wanted in zip(shared, needed[1:])]
+    for number, chosen in enumerate(turn_patterns(patterns, group)):
+        mine = slice(number, None, group)
+        own = [x if part is None else part[number] for x, part in zip(shared, parts)]
+        fill_gradients(
+            (dq[:, mine] if needed[0] else dq, *own), d_output[:, mine], (q[:, mine], k, v), (output[:, mine], rows[number]),
+            chosen, scale, needed, None if d_rows is None else Layout((), d_rows[number]),
+        )  # fmt: skip
+    for x, part in zip(shared, parts):
+        if part is not None:
+            torch.sum(part, 0, out=x)  # In float32.
+
+
+@fill_in_float32
+def _fill_together(
+    gradients: Sequence[Tensor], d_output: Tensor, d_lse: Tensor | None, inputs: Sequence[Tensor], saved: Sequence[Tensor],
+    patterns: str, scale: float, documents: Sequence[int], needed: Sequence[bool],
+) -> None:  # fmt: skip
     layout = _layout(inputs[0], inputs[1], documents, None if d_lse is None else d_lse.contiguous())
     fill_gradients(gradients, d_output, inputs, saved, patterns, scale, needed, layout)
 
