@@ -19,6 +19,7 @@ from longstride.attention.kernels.views import (
     fold,
     folded_rows,
     parts_of_turns,
+    turn_heads,
     turn_patterns,
     turn_rows,
     turns,
@@ -63,9 +64,9 @@ def _fill_results(
     if group > 1:
         rows = turn_rows(bits, group)
         found = torch.empty_like(rows, memory_format=torch.contiguous_format)
-        for number, chosen in enumerate(turn_patterns(patterns, group)):
-            mine = slice(number, None, group)
-            triton_forward(q[:, mine], k, v, chosen, scale, (output[:, mine], found[number]))
+        heads = turn_heads(q, group), turn_heads(output, group), found.unbind(), turn_patterns(patterns, group)
+        for own_q, own_output, own_rows, chosen in zip(*heads):
+            triton_forward(own_q, k, v, chosen, scale, (own_output, own_rows))
         rows.copy_(found)
         return
     triton_forward(q, k, v, patterns, scale, (output, bits), _layout(q, k, documents, None))
@@ -97,18 +98,19 @@ def _fill_in_turns(
     saved: Sequence[Tensor], patterns: str, scale: float, needed: Sequence[bool],
 ) -> None:  # fmt: skip
     (dq, *shared), (q, k, v), (output, bits) = gradients, inputs, saved
-    rows = turn_rows(bits, group).contiguous()
-    d_rows = None if d_lse is None else turn_rows(d_lse.contiguous(), group).contiguous()
-    parts = [parts_of_turns(x, group) if wanted else None for x, wanted in zip(shared, needed[1:])]
-    for number, chosen in enumerate(turn_patterns(patterns, group)):
-        mine = slice(number, None, group)
-        own = [x if part is None else part[number] for x, part in zip(shared, parts)]
-        fill_gradients(
-            (dq[:, mine] if needed[0] else dq, *own), d_output[:, mine], (q[:, mine], k, v), (output[:, mine], rows[number]),
-            chosen, scale, needed, None if d_rows is None else Layout((), d_rows[number]),
-        )  # fmt: skip
-    for x, part in zip(shared, parts):
-        if part is not None:
+    rows = turn_rows(bits, group).contiguous().unbind()
+    layouts: Sequence[Layout | None] = [None] * group
+    if d_lse is not None:
+        layouts = [Layout((), own) for own in turn_rows(d_lse.contiguous(), group).contiguous().unbind()]
+    parts = [parts_of_turns(x, group) if wanted else x.expand(group, 0) for x, wanted in zip(shared, needed[1:])]
+    own_gradients = turn_heads(dq, group) if needed[0] else [dq] * group, *(part.unbind() for part in parts)
+    own_heads = (turn_heads(x, group) for x in (d_output, q, output))
+    for own, d_own, own_q, own_output, own_rows, chosen, layout in zip(
+        zip(*own_gradients), *own_heads, rows, turn_patterns(patterns, group), layouts
+    ):
+        fill_gradients(own, d_own, (own_q, k, v), (own_output, own_rows), chosen, scale, needed, layout)
+    for x, part, wanted in zip(shared, parts, needed[1:]):
+        if wanted:
             torch.sum(part, 0, out=x)  # In float32.
 
 

@@ -48,6 +48,12 @@ def turns(q: Tensor, k: Tensor) -> int:
     return q.shape[1] // heads if q.shape[2] == n and batch * heads * n >= LEAST_ROWS else 1
 
 
+def turn_heads(x: Tensor, group: int) -> tuple[Tensor, ...]:
+    """Returns the views x[:, g::group] of x [batch, heads, n, d]."""
+    batch, heads, n, d = x.shape
+    return x.view(batch, heads // group, group, n, d).unbind(2)  # Sooner done than slices.
+
+
 def turn_rows(rows: Tensor, group: int) -> Tensor:
     """Returns the view [group, batch, heads / group, n] of rows [batch, heads, n]."""
     batch, heads, n = rows.shape
