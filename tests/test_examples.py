@@ -1,6 +1,7 @@
 """The scripts of examples/ run, at small sizes."""
 
 import ast
+import json
 import runpy
 import sys
 
@@ -44,6 +45,20 @@ def test_transformers_models(run_example, tmp_path):
     assert [line.split()[0] for line in lines if line.endswith("nats")] == ["Llama", "Longstride"]
     assert "In 1945 " in "".join(lines)
     assert (tmp_path / "model/longstride_code.py").is_file()
+
+
+def test_finetune_transformers(run_example, tmp_path):
+    pytest.importorskip("transformers")
+    arguments = "--steps", "2", "--more", "1", "--held-out", "512", "--json", "out.json"
+    lines = run_example("finetune_transformers.py", *arguments).splitlines()
+    found = json.loads((tmp_path / "out.json").read_text())["bits_per_byte"]
+    assert [line.split("  ")[0] for line in lines if line.endswith("bits per byte")] == list(found)
+    assert list(found) == [
+        "dense", "merged, switched", "merged, fine-tuned", "a pattern per layer, switched",
+        "a pattern per layer, fine-tuned", "dense, as many more steps",
+    ]  # fmt: skip
+    assert len(set(found.values())) == 6  # Each is of another network.
+    assert all(3 < bits < 8 for bits in found.values())
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

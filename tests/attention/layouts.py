@@ -99,10 +99,13 @@ def cases(draw: st.DrawFn, longest_n: int = 60, longest_stride: int = 16) -> Cas
     options: dict[str, Any] = {}
     if draw(st.booleans()):
         options["offset"] = draw(st.integers(0, n_k - n_q))
-    kind = draw(st.sampled_from(["none", "lengths", "numbers"]))
+    kind = draw(st.sampled_from(["none", "lengths", "equal", "numbers"]))
     if kind == "lengths":
         cuts = sorted(draw(st.sets(st.integers(1, n_k - 1), max_size=6))) if n_k > 1 else []
         options["documents"] = [b - a for a, b in pairwise([0, *cuts, n_k])]
+    elif kind == "equal":
+        count = draw(st.sampled_from([count for count in range(1, 7) if n_k % count == 0]))
+        options["documents"] = [n_k // count] * count
     elif kind == "numbers":
         starts = draw(st.lists(st.sampled_from([0, 0, 0, 1]), min_size=batch * n_k, max_size=batch * n_k))
         options["documents"] = torch.tensor(starts).view(batch, n_k).cumsum(1) % 3

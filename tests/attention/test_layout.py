@@ -103,6 +103,7 @@ LAYOUTS = {
     "grouped": Case(HEADS, 1, 2, 9, 9, 4, 6, {}),
     "last": Case(HEADS, 2, 2, 4, 9, 4, 6, {}),
     "documents": Case(HEADS, 1, 2, 5, 9, 4, 6, {"offset": 2, "documents": (3, 2, 4)}),
+    "equal": Case(HEADS, 1, 1, 9, 9, 4, 6, {"documents": (3, 3, 3)}),
 }
 NUMBERS = torch.tensor([[7] * 4 + [2] * 5, [0] + [1] * 8])
 OF_ROWS = Case(HEADS, 1, 2, 7, 9, 4, 6, {"documents": NUMBERS})

@@ -1,9 +1,14 @@
 """Small networks, as models of transformers."""
 
 import torch
+from transformers import PreTrainedModel
 
 from longstride.transformers import LongstrideConfig, LongstrideForCausalLM
 from tests.model import small
+
+NEW_NAME, OLD_NAME = "activation_checkpointing", "gradient_checkpointing"
+CHECKPOINTING = NEW_NAME if hasattr(PreTrainedModel, f"{NEW_NAME}_enable") else OLD_NAME
+"""The name in this version of transformers, of an argument and in names of methods."""
 
 
 def network(**changes):

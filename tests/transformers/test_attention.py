@@ -18,6 +18,7 @@ from transformers import (
 from longstride import Column, Local
 from longstride.patterns.notation import parse
 from longstride.transformers import attention, set_attention_pattern
+from tests.transformers.small import CHECKPOINTING
 
 WORDS, LAYERS, HEADS = 53, 2, 4
 SIZES = {
@@ -158,7 +159,7 @@ def test_checkpointing_changes_nothing(name):
     gradients = []
     for enabled in (False, True):
         if enabled:
-            model.activation_checkpointing_enable()
+            getattr(model, f"{CHECKPOINTING}_enable")()
         model.zero_grad()
         torch.manual_seed(3)  # GPT-2 drops activations.
         model(tokens(), labels=tokens()).loss.backward()

@@ -1,11 +1,14 @@
 """generate() with our cache, against recomputation and against sampling."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
+from longstride.model import PRESETS, preset
 from longstride.sampling import generate
-from longstride.transformers import LongstrideCache
+from longstride.transformers import LongstrideCache, LongstrideConfig, LongstrideForCausalLM
 from tests.transformers.small import tokens, wrapped
 from tests.transformers.test_model import VARIANTS
 
@@ -25,6 +28,26 @@ def test_greedy_generation_is_that_of_recomputation(variant):
         given = torch.cat([given, model(given).logits[:, -1:].argmax(-1)], 1)
     assert torch.equal(found, given)
     assert len(found[0, 11:].unique()) > 3  # It does not repeat one byte.
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_generate_what_recomputation_does(name):
+    """Around the end of a stride; with fewer and narrower blocks, and positions that fit."""
+    whole, count = preset(name), 8
+    stride = whole.positions.sizes[-1] if len(whole.positions.sizes) == 2 else 128
+    changes = {"layers": max(2, len(whole.cycle)), "width": 8 * whole.heads, "dropout": 0.0, "precision": "float32"}
+    embedding = whole.embedding if whole.embedding == "rotary" else f"matrix({stride})"
+    config = replace(whole, **changes, recompute="off", context=stride + count, embedding=embedding)
+    torch.manual_seed(0)
+    model = LongstrideForCausalLM(LongstrideConfig.from_network(config)).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.15)
+    given = tokens(1, stride - count // 2)
+    found = greedy(model, given, count)
+    with torch.no_grad():
+        for _ in range(count):
+            given = torch.cat([given, model(given).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(found, given)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -12,7 +12,7 @@ from longstride.model import SparseTransformer
 from longstride.training import train
 from longstride.transformers import LongstrideConfig, LongstrideForCausalLM
 from tests.training.small import config as run_config
-from tests.transformers.small import network, tokens, wrapped
+from tests.transformers.small import CHECKPOINTING, network, tokens, wrapped
 
 VARIANTS = {
     "paper": {},
@@ -126,14 +126,15 @@ def test_dropout_follows_the_mode():
 def test_checkpointing_is_our_recomputation():
     model = wrapped().train()
     gradients = []
-    for switch in (lambda: None, model.activation_checkpointing_enable, model.activation_checkpointing_disable):
+    enable, disable = (getattr(model, f"{CHECKPOINTING}_{verb}") for verb in ("enable", "disable"))
+    for switch in (lambda: None, enable, disable):
         switch()
         model.zero_grad()
         model(tokens(), labels=tokens()).loss.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
-        if switch == model.activation_checkpointing_enable:
+        if switch == enable:
             assert set(model.network.recomputed) == {"on"}
-            assert model.is_activation_checkpointing
+            assert getattr(model, f"is_{CHECKPOINTING}")
             assert all(block.ff.recompute for block in model.blocks)
     assert set(model.network.recomputed) == {"off"}
     for one, *others in zip(*gradients):
@@ -159,7 +160,7 @@ def test_the_trainer_learns_saves_and_resumes(tmp_path):
         arguments = TrainingArguments(
             str(tmp_path / out), max_steps=steps, per_device_train_batch_size=8, learning_rate=1e-2, logging_steps=1,
             lr_scheduler_type="constant", save_steps=4, report_to=[], disable_tqdm=True, use_cpu=True, seed=3,
-            activation_checkpointing=True, gradient_accumulation_steps=2,
+            gradient_accumulation_steps=2, **{CHECKPOINTING: True},
         )  # fmt: skip
         trainer = Trainer(wrapped(), arguments, train_dataset=rows, data_collator=default_data_collator)
         trainer.train(**others)

@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
 from longstride.attention.gradient import define_ops
-from longstride.attention.layout import layout_documents
+from longstride.attention.layout import fill_in_float32, layout_documents
 from longstride.attention.precision import without_autocast
 from longstride.attention.tiles import plan
 from longstride.patterns import Pattern, notation
@@ -303,5 +303,6 @@ def fill_layout_gradients(
 ROW_STATS = ["row_max", "row_sum"]
 define_ops("blocked", blocked_forward, _forward_like, fill_gradients, _gradient_like, ROW_STATS)
 define_ops(
-    "blocked", blocked_layout_forward, _layout_like, fill_layout_gradients, _gradient_like, ROW_STATS, layout=True
+    "blocked", blocked_layout_forward, _layout_like, fill_in_float32(fill_layout_gradients), _gradient_like, ROW_STATS,
+    layout=True,
 )  # fmt: skip

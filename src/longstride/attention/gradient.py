@@ -16,7 +16,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
-from longstride.attention.layout import fill_in_float32, layout_documents
+from longstride.attention.layout import layout_documents
 from longstride.patterns import notation
 
 LIBRARY = torch.library.Library("longstride", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -42,7 +42,6 @@ def define_ops(
     first = 1 + layout
     first_saved = first + 3
     first_setting = first_saved + 1 + len(by_query)
-    fill_gradients = fill_in_float32(fill_gradients) if layout else fill_gradients
 
     def empty_gradients(inputs: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor, ...]:
         return tuple(like(x) if wanted else x.new_empty(0) for x, wanted in zip(inputs, needed))

@@ -20,6 +20,8 @@ AUTO_MAP = {"AutoConfig": f"{CODE}.LongstrideConfig", "AutoModelForCausalLM": f"
 """What a config.json says to transformers about the classes of its folder."""
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 """Properties by which transformers knows the network's sizes."""
+COMMIT = "_commit_hash"
+"""Older versions of transformers add it to what they read from a file."""
 
 
 class LongstrideConfig(PretrainedConfig):
@@ -31,6 +33,7 @@ class LongstrideConfig(PretrainedConfig):
     """
 
     model_type = MODEL_TYPE
+    has_no_defaults_at_init = True
 
     def __init__(self, model: dict[str, Any] | None = None, **given: Any) -> None:
         chosen = {**(model or {}), **{name: given.pop(name) for name in FIELDS if name in given}}
@@ -71,7 +74,8 @@ class LongstrideConfig(PretrainedConfig):
         content = dict(config_dict)
         if content.get("model_type") != MODEL_TYPE:
             model = content.get("model")
-            content = {"model": model if isinstance(model, dict) else content}
+            network = {name: value for name, value in content.items() if name != COMMIT}
+            content = {"model": model if isinstance(model, dict) else network}
         changes = {name: given.pop(name) for name in CHANGEABLE if name in given}
         if changes and isinstance(content.get("model"), dict):
             content["model"] = {**content["model"], **changes}

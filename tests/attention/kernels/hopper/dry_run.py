@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from longstride.attention.kernels import call, general, ops
+from longstride.attention.kernels import call, general, layout_ops, ops, views
 from longstride.attention.kernels.hopper import (
     chunk_forward,
     lane_backward,
@@ -109,7 +109,8 @@ def copied_columns(ttgir):
 def as_on_hopper():
     call.BACKENDS = tuple((name, lambda device: True) for name, _ in call.BACKENDS)
     general.forward = general.backward = lambda *_: []
-    ops.check = lambda q, k, v: None  # On a CPU it refuses bfloat16.
+    ops.check = layout_ops.check = lambda q, k, v: None  # On a CPU it refuses bfloat16.
+    views.LEAST_ROWS = 0
     for module in (chunk_forward, lane_descriptors, launch):
         module.processors = lambda device: PROCESSORS
     for module in (chunk_forward, lane_forward, lane_backward, walk_forward, walk_backward):
@@ -119,12 +120,30 @@ def as_on_hopper():
         setattr(launch, name, Caught(getattr(launch, name)))
 
 
-def run(patterns, batch, heads, n, d_qk, d_v, dtype):
+def run(patterns, batch, heads, n, d_qk, d_v, dtype, key_heads=None, documents=()):
     """What is launched forward, and backward."""
-    q, k = (torch.zeros(batch, heads, n, d_qk, dtype=getattr(torch, dtype)) for _ in range(2))
-    v = torch.zeros(batch, heads, n, d_v, dtype=q.dtype)
+    q, k, v = (
+        torch.zeros(batch, count, n, d, dtype=getattr(torch, dtype))
+        for count, d in ((heads, d_qk), (key_heads or heads, d_qk), (key_heads or heads, d_v))
+    )
     one_each = notation.parse(patterns)
     text = notation.write(one_each * (heads // len(one_each)))
+    if key_heads or documents:
+        output, _, bits = layout_ops.triton_layout_forward(q, k, v, text, 1.0, documents)
+        forward, found[:] = list(found), []
+        layout_ops.fill_layout_gradients(
+            [torch.empty_like(x) for x in (q, k, v)],
+            output,
+            None,
+            (q, k, v),
+            (output, bits),
+            text,
+            1.0,
+            documents,
+            [True] * 3,
+        )
+        backward, found[:] = list(found), []
+        return [forward, backward]
     output, lse = ops.triton_forward(q, k, v, text, 1.0)
     forward, found[:] = list(found), []
     ops.triton_backward(output, q, k, v, output, lse, text, 1.0, [True] * 3)

@@ -124,6 +124,22 @@ def test_kernels_compile(case, compiler):
             }
 
 
+SHARED = [  # As CASES, then heads of keys, and documents
+    ("local(128)", 1, 6, 1000, 64, 64, WALK * 3, ["walk_backward"] * 3, 2, []),
+    ("local(128)", 1, 2, 2000, 64, 64, WALK, ["walk_backward"], 2, [500] * 4),
+    ("merged(strided(10))", 1, 4, 2000, 64, 64, [*WALK, *LANES] * 2, ["walk_backward", "lane_backward"] * 2, 2, [1000] * 2),
+]
+
+
+@pytest.mark.parametrize("case", SHARED, ids=str)
+def test_views_are_launched_as_plain_calls_are(case, compiler):
+    compiler.stdin.write(json.dumps([*case[:6], "bfloat16", *case[8:]]) + "\n")
+    compiler.stdin.flush()
+    answer = json.loads(compiler.stdout.readline())
+    assert isinstance(answer, list), answer
+    assert [[one["kernel"] for one in found] for found in answer] == list(case[6:8])
+
+
 @HOPPER
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -1,0 +1,75 @@
+"""Views by which equal documents, and heads that share keys, are plain calls: the launches of `ops.py`, Hopper's among them.
+
+Documents of one length are a batch. Heads that share keys take turns: heads g, g + group, g + 2 * group and so on of the
+queries have as many heads as the keys. Results by query, the lse, are contiguous in every call, so these are copied.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from torch import Tensor
+
+from longstride.patterns import notation
+
+LEAST_ROWS = 2**16
+"""Rows of keys in a batch from which heads take turns: four tiles of 128 queries for each processor of an H200. With fewer,
+one launch for all heads takes less time than several small ones. Estimated."""
+
+
+def equal_documents(q: Sequence[int], k: Sequence[int], documents: Sequence[int]) -> int:
+    """Returns how many documents each row of q and k, which are shapes, has; 0 unless all are alike and have all queries."""
+    return len(documents) if q[2] == k[2] == sum(documents) and len(set(documents)) == 1 else 0
+
+
+def fold(count: int, *tensors: Tensor) -> list[Tensor] | None:
+    """Returns [batch, heads, n, d] as [batch * count, heads, n / count, d], of each tensor; None if one cannot be a view.
+
+    An empty gradient, which is not needed, stays as it is.
+    """
+    if any(x.dim() == 4 and x.shape[0] > 1 and x.stride(0) != x.shape[2] * x.stride(2) for x in tensors):
+        return None
+    return [_folded(x, count) if x.dim() == 4 else x for x in tensors]
+
+
+def _folded(x: Tensor, count: int) -> Tensor:
+    (batch, heads, n, d), (_, head, row, column) = x.shape, x.stride()
+    return x.as_strided((batch * count, heads, n // count, d), (n // count * row, head, row, column))
+
+
+def folded_rows(rows: Tensor, count: int) -> Tensor:
+    """Returns the view [batch, count, heads, n / count] of rows [batch, heads, n]."""
+    batch, heads, n = rows.shape
+    return rows.view(batch, heads, count, n // count).transpose(1, 2)
+
+
+def turns(q: Tensor, k: Tensor) -> int:
+    """Returns how many heads of q share keys, if they take turns; otherwise 1."""
+    batch, heads, n, _ = k.shape
+    return q.shape[1] // heads if q.shape[2] == n and batch * heads * n >= LEAST_ROWS else 1
+
+
+def turn_heads(x: Tensor, group: int) -> tuple[Tensor, ...]:
+    """Returns the views x[:, g::group] of x [batch, heads, n, d]."""
+    batch, heads, n, d = x.shape
+    return x.view(batch, heads // group, group, n, d).unbind(2)  # Sooner done than slices.
+
+
+def turn_rows(rows: Tensor, group: int) -> Tensor:
+    """Returns the view [group, batch, heads / group, n] of rows [batch, heads, n]."""
+    batch, heads, n = rows.shape
+    return rows.view(batch, heads // group, group, n).permute(2, 0, 1, 3)
+
+
+@lru_cache(maxsize=256)
+def turn_patterns(patterns: str, group: int) -> tuple[str, ...]:
+    """Returns the patterns of the heads of each turn."""
+    heads = notation.parse(patterns)
+    return tuple(notation.write(heads[number::group]) for number in range(group))
+
+
+def parts_of_turns(x: Tensor, group: int) -> Tensor:
+    """Returns an empty tensor [group, *x.shape] in x's order of dimensions in memory."""
+    batch, heads, n, d = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_empty(group, batch, n, heads, d).transpose(2, 3)
+    return x.new_empty(group, batch, heads, n, d)

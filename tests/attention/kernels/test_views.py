@@ -1,0 +1,156 @@
+"""Equal documents as a batch, and heads that share keys in turns: plain calls on views, against an explicit mask."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from longstride import attend
+from longstride.attention.kernels import call, layout_ops, views
+from longstride.attention.kernels.launch import forget_plans
+from longstride.patterns import Block, Column, Local, Summary
+from tests.attention.error_rule import assert_errors_within_the_rule
+from tests.attention.layouts import Case, oracle
+from tests.attention.plans import tiles_of
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+HOPPER = pytest.mark.skipif(
+    not (CUDA and torch.cuda.get_device_capability() == (9, 0)), reason="needs a Hopper GPU"
+)  # fmt: skip
+MERGED = Local(4) | Column(5)
+GROUPED = Case([MERGED] * 4, 2, 2, 9, 9, 4, 6, {})
+EACH_ITS_OWN = Case([Local(2), Block(6) | Summary(6, 2), MERGED, Local(3), Summary(4, 1), Local(2)], 2, 1, 9, 9, 4, 4, {})
+EQUAL = Case([MERGED, Summary(4, 1)], 2, 1, 12, 12, 4, 4, {"documents": (4, 4, 4)})
+BOTH = Case([MERGED] * 2 + [Local(3)] * 2, 2, 1, 12, 12, 4, 6, {"documents": (6, 6)})
+
+
+@pytest.fixture
+def plain_calls(monkeypatch):
+    """Heads take turns also in short sequences. Returns the shapes of q in calls, and whether each was plain."""
+    seen = []
+    monkeypatch.setattr(views, "LEAST_ROWS", 0)
+    for name, q_at in (("triton_forward", 0), ("fill_gradients", 2)):
+        original = getattr(layout_ops, name)
+
+        def watched(*arguments, original=original, q_at=q_at, name=name):
+            q = arguments[q_at] if q_at == 0 else arguments[q_at][0]
+            layout = arguments[-1] if len(arguments) > 6 else None
+            seen.append((name, tuple(q.shape[:3]), layout is None or not layout.lengths))
+            original(*arguments)
+
+        monkeypatch.setattr(layout_ops, name, watched)
+    return seen
+
+
+def calls(count, *shape):
+    return [(name, shape, True) for name in ("triton_forward", "fill_gradients") for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "expected"),
+    [
+        (GROUPED, torch.float16, calls(2, 2, 2, 9)),
+        (EACH_ITS_OWN, torch.float32, calls(3, 1, 2, 9)),
+        (EQUAL, torch.float16, calls(1, 3, 2, 4)),
+        (BOTH, torch.float32, calls(2, 2, 2, 6)),
+    ],
+    ids=["grouped", "each its own", "equal", "both"],
+)
+def test_plain_calls_agree_with_the_oracle(case, dtype, expected, plain_calls):
+    with tiles_of(16, 16):
+        case.check("triton", dtype, DEVICE)
+    assert plain_calls == expected
+
+
+def test_a_batch_of_rows_of_documents(plain_calls):
+    """Rows that lie one after the other, as projections make them, fold; others take the kernels for documents."""
+    q, k, v = (torch.randn(2, 6, 2, 4, device=DEVICE).transpose(1, 2) for _ in range(3))
+
+    def results(*inputs):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        output = attend(*leaves, Local(1), impl="triton", documents=[3, 3])
+        return output, *torch.autograd.grad(output.square().sum(), leaves)
+
+    with tiles_of(16, 16):
+        folded = results(q, k, v)
+        assert plain_calls == calls(1, 4, 2, 3)
+        assert folded[0].transpose(1, 2).is_contiguous()
+        plain_calls.clear()
+        together = results(*(x.contiguous() for x in (q, k, v)))
+    assert plain_calls == [(name, (2, 2, 6), False) for name in ("triton_forward", "fill_gradients")]
+    torch.testing.assert_close(folded, together)
+
+
+def test_short_sequences_and_other_layouts_take_one_launch_for_all_heads():
+    some = torch.empty(1, 1, 1, 1)
+    keys = some.expand(1, 8, views.LEAST_ROWS // 8, 64)
+    assert views.turns(some.expand(1, 32, views.LEAST_ROWS // 8, 64), keys) == 4
+    assert views.turns(some.expand(1, 32, views.LEAST_ROWS // 8 - 1, 64), keys) == 1
+    assert views.turns(some.expand(1, 32, 100, 64), some.expand(1, 8, 100, 64)) == 1
+    for documents, count in (((), 0), ((4, 5), 0), ((3, 3), 0), ((3, 3, 3), 3)):
+        assert views.equal_documents((1, 1, 9, 1), (1, 1, 9, 1), documents) == count
+    assert views.equal_documents((1, 1, 6, 1), (1, 1, 9, 1), (3, 3, 3)) == 0
+
+
+def test_one_gradient_alone(plain_calls, poisoned):
+    inputs = BOTH.tensors(device=DEVICE)
+    with tiles_of(16, 16):
+        every = torch.autograd.grad(attend(*inputs, Local(2), impl="triton", **BOTH.options).sum(), inputs)
+        for index, leaf in enumerate(inputs):
+            others = [x if x is leaf else x.detach() for x in inputs]
+            (found,) = torch.autograd.grad(attend(*others, Local(2), impl="triton", **BOTH.options).sum(), leaf)
+            assert found.isfinite().all()
+            assert torch.equal(found, every[index])
+
+
+def test_a_negative_scale(plain_calls):
+    inputs = GROUPED.tensors(device=DEVICE)
+    with tiles_of(16, 16):
+        output = attend(*inputs, Local(2), scale=-0.3, impl="triton")
+        ours = torch.autograd.grad(output.sin().sum(), inputs)
+    reference = attend(*inputs, Local(2), scale=-0.3, impl="reference")
+    torch.testing.assert_close(output, reference)
+    torch.testing.assert_close(ours, torch.autograd.grad(reference.sin().sum(), inputs))
+
+
+LONG = {
+    "local": Case([Local(128)] * 8, 2, 1, 1000, 1000, 64, 64, {}),
+    "merged": Case([Local(16) | Column(16)] * 6, 2, 2, 1000, 1000, 64, 64, {}),
+    "fixed": Case([Block(128) | Summary(128, 32)] * 4, 2, 1, 1000, 1000, 64, 64, {}),
+    "documents": Case([Local(16) | Column(16)] * 2, 2, 1, 2000, 2000, 64, 64, {"documents": (500,) * 4}),
+    "both": Case([Local(128)] * 4, 2, 1, 2000, 2000, 64, 64, {"documents": (1000, 1000)}),
+}
+
+
+@HOPPER
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", LONG.values(), ids=LONG)
+def test_hopper_kernels_take_them(case, dtype, plain_calls, monkeypatch):
+    """With the oracle, also with the gradient of the lse, which takes the general kernels; and without it, by Hopper's."""
+    forget_plans()
+    case.check("triton", dtype, DEVICE)
+    asked = []
+    hopper, _ = call.backends(torch.device(DEVICE, torch.cuda.current_device()))
+    for name in ("forward", "backward"):
+        original = getattr(hopper, name)
+
+        def watched(*arguments, original=original, name=name):
+            launches = original(*arguments)
+            asked.append((name, bool(launches)))
+            return launches
+
+        monkeypatch.setattr(hopper, name, watched)
+    forget_plans()
+    inputs = case.tensors(dtype, DEVICE)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    slopes = torch.randn(inputs[0].shape, device=DEVICE)
+
+    def results(output, leaves):
+        return [output.detach(), *torch.autograd.grad(output, leaves, slopes.to(output.dtype))]
+
+    ours = results(attend(*inputs, case.heads, impl="triton", **case.options), inputs)
+    assert {name for name, _ in asked} == {"forward", "backward"}
+    assert all(taken for _, taken in asked)
+    plain, exact = (results(oracle(*x, case.heads, 0, case.rows)[0], x) for x in (inputs, doubles))
+    assert_errors_within_the_rule(("output", "dq", "dk", "dv"), ours, plain, exact)
