@@ -11,6 +11,7 @@ from longstride.commands.bench import memory
 from longstride.commands.bench.memory import MemoryBenchmark, run
 from longstride.commands.bench.memory_cases import check_memory_settings, stride_of
 from longstride.commands.bench.memory_results import PAPER, MemoryResult, MemoryRow, read_memory
+from longstride.commands.main import main
 from longstride.model.memory import step_memory
 from longstride.training.capture import PLAIN_STEPS, CapturedStep
 
@@ -54,6 +55,16 @@ def test_what_does_not_fit_is_a_row():
     (row,) = run(replace(QUICK, contexts=(64,), gpu_memory="1MB"), console).rows
     assert "nothing fits" in row.failure
     assert "64 did not run: nothing fits; longstride plan says what is missing" in console.file.getvalue()
+
+
+def test_a_command_that_measures_nothing_fails(tmp_path, capsys):
+    """Its results are written all the same."""
+    words = ["--preset", "audio-small", "--contexts", "64", "--gpu-memory", "1MB", "--json", str(tmp_path / "result.json")]
+    with pytest.raises(SystemExit) as ending:
+        main(["bench", "memory", *words])
+    assert ending.value.code == 2
+    assert "bench memory: nothing could be measured: nothing fits" in capsys.readouterr().err
+    assert (tmp_path / "result.json").is_file()
 
 
 def test_a_lack_of_memory_is_a_row(monkeypatch):

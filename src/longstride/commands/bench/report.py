@@ -35,6 +35,12 @@ def prepare_drawing(settings: Benchmark, plot: str) -> Callable[..., None]:
     return draw
 
 
+def check_some_ran(owner: str, failures: Sequence[str | None]) -> None:
+    """Raises ValueError if every measurement failed, so that the command does not end as if it had measured something."""
+    if failures and all(failures):
+        raise ValueError(f"{owner}: nothing could be measured: {failures[0]}")
+
+
 def save(result: Any, path: Path | None) -> None:
     """Writes a dataclass as JSON, if there is a path."""
     if path is not None:

@@ -17,8 +17,9 @@ def main(settings: Annotated[MemoryBenchmark, tyro.conf.arg(name="")]) -> None:
 
     from longstride.commands.bench.memory import run
     from longstride.commands.bench.memory_results import PAPER
-    from longstride.commands.bench.report import prepare_drawing
+    from longstride.commands.bench.report import check_some_ran, prepare_drawing
 
     draw = prepare_drawing(settings, "plot_memory")
     result = run(settings)
     draw(result.rows, settings.picture, result.limit_gib, PAPER)
+    check_some_ran("bench memory", [row.failure for row in result.rows])

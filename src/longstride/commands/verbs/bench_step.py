@@ -15,8 +15,10 @@ def main(settings: Annotated[StepBenchmark, tyro.conf.arg(name="")]) -> None:
 
     check_step(settings)
 
-    from longstride.commands.bench.report import prepare_drawing
+    from longstride.commands.bench.report import check_some_ran, prepare_drawing
     from longstride.commands.bench.step import run
 
     draw = prepare_drawing(settings, "plot_steps")
-    draw(run(settings).rows, settings.picture)
+    result = run(settings)
+    draw(result.rows, settings.picture)
+    check_some_ran("bench step", [row.failure for row in result.rows])
