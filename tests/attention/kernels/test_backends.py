@@ -30,7 +30,8 @@ def test_a_new_backend_is_one_module_and_one_line(monkeypatch):
     calls.backends.cache_clear()
     forget_plans()
     try:
-        q, k, v = torch.randn(3, 1, 2, 50, 16, requires_grad=True).unbind()
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        q, k, v = torch.randn(3, 1, 2, 50, 16, device=device, requires_grad=True).unbind()
         pattern = Local(5) | Column(5)
         output = attend(q, k, v, pattern, impl="triton")
         torch.testing.assert_close(output, attend(q, k, v, pattern, impl="reference"))
