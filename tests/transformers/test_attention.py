@@ -153,6 +153,12 @@ def test_patterns_are_given_as_objects_too():
     assert torch.equal(model(tokens()).logits, expected)
 
 
+def test_models_have_it_as_a_method():
+    model = make()
+    model.set_attention_pattern("local(3)")
+    assert model.config.longstride_pattern == "Local(3)"
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_checkpointing_changes_nothing(name):
     model = make(name).train()

@@ -201,6 +201,7 @@ def longstride_mask(
 
 
 def register() -> None:
-    """Makes attn_implementation="longstride" known to transformers."""
+    """Makes attn_implementation="longstride" known to transformers, and its models know model.set_attention_pattern(...)."""
     AttentionInterface.register(NAME, longstride_attention)
     AttentionMaskInterface.register(NAME, longstride_mask)
+    PreTrainedModel.set_attention_pattern = set_attention_pattern
