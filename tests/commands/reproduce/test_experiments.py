@@ -49,6 +49,9 @@ def test_table_2_changes_the_pattern_alone():
         assert [one.model.parameters for one in configs] == [parameters] * 3
         assert len({one.model.pattern for one in configs}) == 3
         assert len({one.optimizer for one in configs}) == 1
+        short = [config_of(row, "reduced", True).model for row in TABLE_2.rows if row.data == data]
+        assert {one.layers for one in short} == ({12} if data == "text" else {32})
+        assert {one.dropout for one in short} == {0.0}
 
 
 def test_the_papers_figures():
