@@ -59,7 +59,8 @@ def show(
     console.print(_table(config, memory, host))
     parts = {name: getattr(plan.memory, name) / GIB for name in ("weights", "states", "gradients", "kept", "working")}
     console.print(
-        f"The peak of the first row is in {plan.memory.phase}, in GiB: "
+        f"The fastest has {plan.config.batch // plan.config.accumulate:,} at a time; its peak is in {plan.memory.phase}, in "
+        "GiB: "
         + ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
         + f"; the CUDA context takes {CONTEXT_BYTES / GIB:.1f} more.",
         highlight=False,

@@ -24,6 +24,8 @@ MARGIN = 0.06
 """Share of the memory that is left free, for fragments and errors of the prediction."""
 HOST_SHARE = 0.8
 """Share of the host's free memory that inputs of blocks may take."""
+WORTHWHILE = 0.97
+"""Share of the time that a step in more parts may take at most: short products are slower than estimated."""
 MUON_BYTES = 20
 """Bytes of temporary tensors for each number of a stack of matrices."""
 
@@ -37,15 +39,21 @@ class Plan:
 
 
 def make_plan(config: TrainConfig, memory: int, host: int | None = None, processes: int = 1) -> Plan | None:
-    """Returns the fastest plan for the given batch: recomputation if it is "auto", and accumulation if a step does not fit
-    otherwise. None if nothing fits. `memory`: of the GPU, in bytes; `host`: free memory of the host."""
+    """Returns the fastest plan for the given batch: recomputation if it is "auto", and accumulation where a step fits only
+    so, or takes less time. None if nothing fits. `memory`: of the GPU, in bytes; `host`: free memory of the host.
+
+    Fewer sequences at a time leave memory for what would be recomputed. FSDP gathers all weights for each part.
+    """
     host = free_host_memory() if host is None else host
+    first_is_best = config.model.recompute != "auto" or (config.parallel == "fsdp" and processes > 1)
+    found: Plan | None = None
     for accumulate in accumulations(config, processes):
-        changed = replace(config, accumulate=accumulate)
-        plan = recomputation_plan(changed, memory, host, processes)
-        if plan is not None:
-            return plan
-    return None
+        plan = recomputation_plan(replace(config, accumulate=accumulate), memory, host, processes)
+        if plan is not None and (found is None or plan.seconds < WORTHWHILE * found.seconds):
+            found = plan
+        if found is not None and (first_is_best or found.config.model.recompute == "off"):
+            break
+    return found
 
 
 def accumulations(config: TrainConfig, processes: int) -> list[int]:

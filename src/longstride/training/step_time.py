@@ -47,7 +47,8 @@ def step_seconds(config: TrainConfig, processes: int = 1) -> float:
     blocks = sum(count * block_seconds(model, rows, choice, config.compile) for choice, count in choices.items())
     loss = 4 * 2 * rows * model.context * model.width * BYTES / FLOAT_RATE
     weights = 28 * model.parameters / BANDWIDTH  # Adam reads and writes the weight and two moments, and reads the gradient.
-    return config.accumulate * (blocks + loss) + weights
+    sums = 12 * (config.accumulate - 1) * model.parameters / BANDWIDTH  # Gradients of a part are added to the sum.
+    return config.accumulate * (blocks + loss) + weights + sums
 
 
 def block_seconds(model: ModelConfig, rows: int, choice: str, compiled: bool) -> float:
