@@ -1,0 +1,125 @@
+"""What the page says about a model: its data, its config in words, its card, its run's curve, and bundled samples to try."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from longstride.data import samples
+from longstride.data.kind import DataKind
+from longstride.model import ModelConfig
+from longstride.model.card import Card
+from longstride.pictures.run import summarize
+from longstride.training.metrics import NAME, Row, read_metrics
+
+MOST_POINTS = 1000
+"""The most points of a curve."""
+EXCERPTS = 4
+EXCERPT_BYTES = 1024
+"""Of text, at most; at most half of the context too, so that there is room to go on."""
+PATCHES = 24
+PATCH = (32, 32, 3)
+SOUND_SECONDS = 1.0
+"""Of a sample of sound; at most half of the context."""
+
+
+def describe_model(name: str, config: ModelConfig, kind: DataKind, card: Card | None, folder: Path | None) -> dict[str, Any]:
+    """Returns everything but the samples. `folder`: of the run, whose curve is shown."""
+    return {
+        "name": name,
+        "kind": kind.name,
+        "item": list(kind.item),
+        "rate": kind.rate,
+        "context": config.context,
+        "layers": config.layers,
+        "heads": config.heads,
+        "columns": matrix_columns(config),
+        "patterns": [[pattern.text for pattern in heads] for heads in config.cycle],
+        "config": config_in_words(config),
+        "card": None if card is None else asdict(card),
+        "run": None if folder is None else describe_run(folder),
+    }
+
+
+def matrix_columns(config: ModelConfig) -> int:
+    """Row length of the matrix that shows the positions: the stride, with which patterns are periodic."""
+    sizes = config.positions.sizes
+    return config.period if not sizes else sizes[1] * sizes[2] if len(sizes) == 3 else sizes[1]
+
+
+def config_in_words(config: ModelConfig) -> list[tuple[str, str]]:
+    position = "row, column and channel of an image" if len(config.positions.sizes) == 3 else "row and column of a matrix"
+    words = [
+        ("Parameters", f"{config.parameters:,}"),
+        ("Network", f"{config.layers} layers of width {config.width:,}, {config.heads} heads each"),
+        ("Context", f"{config.context:,} bytes"),
+        ("Pattern", config.pattern),
+        ("Positions", f"{config.embedding}: {'queries and keys are rotated' if config.is_rotary else position}"),
+        ("Feed-forward", f"{config.ff_width:,} wide"),
+        ("Norm", "root mean square" if config.norm == "rms" else "layer normalization"),
+        ("Precision", config.precision),
+    ]
+    if config.last_bytes > 1:
+        words.insert(5, ("Embedding", f"of the last {config.last_bytes} bytes, summed"))
+    return words
+
+
+def describe_run(folder: Path) -> dict[str, Any] | None:
+    """Returns the curve of a run and its results in words; None if the folder has no metrics."""
+    if not (folder / NAME).is_file():
+        return None
+    try:
+        rows = read_metrics(folder)
+    except (ValueError, OSError):  # The message names the path, which is nobody's business.
+        return {"training": [], "validation": [], "summary": [], "note": f"{NAME} is damaged"}
+    return {
+        "training": curve_points(rows, "bits_per_byte"),
+        "validation": curve_points(rows, "valid_bits_per_byte"),
+        "summary": list(summarize(rows).items()),
+        "note": "",
+    }
+
+
+def curve_points(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:
+    """Returns step and value of a metric where it was logged; every few of them if they are many."""
+    points = [(row["step"], row[name]) for row in rows if row.get(name) is not None and isfinite(row[name])]
+    every = -(-len(points) // MOST_POINTS) or 1
+    return points[::-every][::-1]
+
+
+def bundled_samples(config: ModelConfig, kind: DataKind) -> list[dict[str, Any]]:
+    """Returns pieces of the bundled data of this kind: a name, the bytes, and the shape of an image."""
+    if kind.name == "images":
+        return [
+            {"name": f"patch {number + 1}", "item": list(PATCH), "bytes": image.ravel().tolist()}
+            for number, image in enumerate(samples.patches()[:PATCHES])
+        ]
+    if kind.name == "audio":
+        data, size = samples.piano(), min(int(SOUND_SECONDS * samples.RATE), max(1, config.context // 2))
+        starts = range(0, len(data) - size, len(data) // EXCERPTS)
+        labels = [f"piano, from {start / samples.RATE:.1f} s" for start in starts]
+    else:
+        data, size = samples.unseen_text(), min(EXCERPT_BYTES, max(1, config.context // 2))
+        starts, labels = _articles(data.tobytes())
+    return [
+        {"name": label, "item": [], "bytes": data[start : start + size].tolist()} for start, label in zip(starts, labels)
+    ]
+
+
+def _articles(text: bytes) -> tuple[list[int], list[str]]:
+    """Returns where the texts of some articles begin, and their titles."""
+    starts, titles = list[int](), list[str]()
+    place = 0
+    while len(starts) < EXCERPTS and (place := text.find(b"<title>", place)) >= 0:
+        end = text.find(b"</title>", place)
+        body = text.find(b'<text xml:space="preserve">', end)
+        if min(end, body) < 0:
+            break
+        begin = body + len(b'<text xml:space="preserve">')
+        title = text[place + len(b"<title>") : end].decode("utf-8", "replace")
+        if not text.startswith((b"#REDIRECT", b"#redirect", b"#Redirect"), begin):
+            starts.append(begin)
+            titles.append(title)
+        place = begin
+    return starts, titles
