@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ MOST_POINTS = 1000
 EXCERPTS = 4
 EXCERPT_BYTES = 1024
 """Of text, at most; at most half of the context too, so that there is room to go on."""
-PATCHES = 24
+PATCHES = 16
 PATCH = (32, 32, 3)
+LEAST_CONTRAST = 50
+"""The least standard deviation of the images that are shown: sky is dull."""
 SOUND_SECONDS = 1.0
 """Of a sample of sound; at most half of the context."""
 
@@ -91,9 +94,10 @@ def curve_points(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:
 def bundled_samples(config: ModelConfig, kind: DataKind) -> list[dict[str, Any]]:
     """Returns pieces of the bundled data of this kind: a name, the bytes, and the shape of an image."""
     if kind.name == "images":
+        lively = (image for image in samples.patches() if image.std() >= LEAST_CONTRAST)
         return [
-            {"name": f"patch {number + 1}", "item": list(PATCH), "bytes": image.ravel().tolist()}
-            for number, image in enumerate(samples.patches()[:PATCHES])
+            {"name": f"image {number}", "item": list(PATCH), "bytes": image.ravel().tolist()}
+            for number, image in enumerate(islice(lively, PATCHES), 1)
         ]
     if kind.name == "audio":
         data, size = samples.piano(), min(int(SOUND_SECONDS * samples.RATE), max(1, config.context // 2))

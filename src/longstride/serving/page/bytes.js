@@ -66,10 +66,6 @@ export function openEnd(bytes) {
   return bytes.length;
 }
 
-export function hex(byte) {
-  return `0x${byte.toString(16).padStart(2, "0")}`;
-}
-
 // A byte of text in a few letters.
 export function letter(byte) {
   if (byte === 10) return "↵";

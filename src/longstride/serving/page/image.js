@@ -1,7 +1,7 @@
 // Images: pick or upload one, complete its lower part several times, look at a pixel.
 
 import { complete, postJson } from "./api.js";
-import { hex, joined } from "./bytes.js";
+import { joined } from "./bytes.js";
 import { bitsLevel, heat, heatLegend } from "./colour.js";
 import { Controls } from "./controls.js";
 import { button, Choice, element, labelled, mean, number } from "./dom.js";
@@ -252,7 +252,7 @@ export class ImageView {
     };
     return {
       invitation: "Choose a pixel of the large image: by a click, or by the arrow keys and Enter.",
-      label: (byte) => `${byte} ${hex(byte)}`,
+      label: String,
       title: (position, bytes) => {
         const [row, column, channel] = where(position);
         return `Row ${row}, column ${column}: ${channel} ${bytes[position]}`;

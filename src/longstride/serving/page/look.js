@@ -8,6 +8,7 @@ import { button, element, number, percent } from "./dom.js";
 const MOST_BARS = 8;
 const PLACES = 5; // that the chosen head looked at most, in words
 const ALL = "all";
+const MOST_COLUMNS = 4; // of panels
 
 // What the answer says of a position, with the weights of one head or of all.
 class Seen {
@@ -149,6 +150,7 @@ export class LookPanel {
     this.radios = radios;
     this.panels.setAttribute("role", "radiogroup");
     this.panels.setAttribute("aria-label", "Heads");
+    this.panels.style.setProperty("--columns", Math.min(MOST_COLUMNS, Math.max(2, about.heads)));
     this.panels.replaceChildren(...rows);
     this.panels.onkeydown = (event) => {
       const by = { ArrowRight: 1, ArrowDown: about.heads, ArrowLeft: -1, ArrowUp: -about.heads }[event.key];

@@ -2,11 +2,12 @@
 
 import { getJson } from "./api.js";
 import { showAbout } from "./about.js";
+import { AudioView } from "./audio.js";
 import { count } from "./dom.js";
 import { ImageView } from "./image.js";
 import { TextView } from "./text.js";
 
-const VIEWS = { text: ["Write", TextView], bytes: ["Write", TextView], images: ["Complete", ImageView] };
+const VIEWS = { text: ["Write", TextView], bytes: ["Write", TextView], images: ["Complete", ImageView], audio: ["Listen", AudioView] };
 
 function showError(error) {
   const notice = document.getElementById("notice");
