@@ -4,6 +4,7 @@ The page's files are read when the module is imported; nothing else is served fr
 model's folder says about it.
 """
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -17,8 +18,10 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from longstride.common.checks import short_repr, whole_number
+from longstride.common.files import parse_object
 from longstride.serving.about import bundled_samples, describe_model
 from longstride.serving.engine import Engine
+from longstride.serving.errors import RequestError
 from longstride.serving.scores import look_at, passes, score_pass
 from longstride.serving.served import Served
 
@@ -41,8 +44,9 @@ HEADERS = {
 }
 MOST_BYTES = 2**16
 """The most bytes that are scored or looked at."""
-MOST_BODY = 2**20
-"""The most bytes of a request's body. A byte takes four letters there."""
+BODY_SECONDS = 30
+"""Seconds that a client has to send its request."""
+LONGEST_MESSAGE = 500
 MOST_REQUESTS = 16
 """Requests that may wait for the model at a time."""
 LIKELY = 16
@@ -58,20 +62,6 @@ def _read_files() -> dict[str, tuple[bytes, str]]:
 
 
 FILES = _read_files()
-
-
-class Refusal(Exception):
-    """A request that is answered with an error. `param`: the field that is wrong."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
-        super().__init__(message)
-        self.param, self.status = param, status
-
-    def response(self) -> Response:
-        kind = "rate_limit_error" if self.status == 429 else "invalid_request_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": None}
-        headers = HEADERS | ({"Retry-After": "1"} if self.status == 429 else {})
-        return Response(json.dumps({"error": error}), self.status, headers, "application/json")
 
 
 class Desk:
@@ -105,7 +95,7 @@ class Desk:
         async with self.place():
             for part in passes(self.config, len(data)):
                 if await request.is_disconnected():
-                    raise Refusal("the client has left", status=499)
+                    raise RequestError("the client has left", status=499)
                 scored = await self.engine.run(partial(score_pass, self.model, data, part))
                 bits += [round(value, DIGITS) if isfinite(value) else None for value in scored.tolist()]
         known = [value for value in bits if value is not None]
@@ -119,13 +109,13 @@ class Desk:
         layers = given.get("layers")
         if layers is not None:
             if not isinstance(layers, list) or not 0 < len(layers) <= self.config.layers:
-                raise Refusal(f"layers must be a list of 1 to {self.config.layers} layers, or left out", "layers")
+                raise RequestError(f"layers must be a list of 1 to {self.config.layers} layers, or left out", "layers")
             layers = [read_whole("layers", layer, self.config.layers - 1) for layer in layers]
         async with self.place():
             try:
                 seen = await self.engine.run(partial(look_at, self.model, data, position, layers))
             except ValueError as error:
-                raise Refusal(str(error).removeprefix("look: "), "layers") from None
+                raise RequestError(str(error).removeprefix("look: "), "layers") from None
         chances = np.nan_to_num(seen.probabilities)
         order = np.argsort(-chances, kind="stable")
         known = chances[chances > 0]
@@ -145,18 +135,19 @@ class Desk:
     def read_bytes(self, given: dict[str, Any]) -> bytes:
         values = given.get("bytes")
         if not isinstance(values, list) or not values:
-            raise Refusal("bytes must be a list of at least one whole number from 0 to 255", "bytes")
+            raise RequestError("bytes must be a list of at least one whole number from 0 to 255", "bytes")
         if len(values) > self.most_bytes:
-            raise Refusal(f"bytes has {len(values):,}; give at most {self.most_bytes:,}", "bytes")
+            raise RequestError(f"bytes has {len(values):,}; give at most {self.most_bytes:,}", "bytes")
         if not all(type(value) is int and 0 <= value <= 255 for value in values):
-            raise Refusal("bytes must be whole numbers from 0 to 255", "bytes")
+            raise RequestError("bytes must be whole numbers from 0 to 255", "bytes")
         return bytes(values)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """A place among those who wait for the model."""
         if self.waiting >= MOST_REQUESTS:
-            raise Refusal(f"{self.waiting} requests are waiting already; try again", status=429)
+            message = f"{self.waiting} requests are waiting already; try again"
+            raise RequestError(message, status=429, headers={"Retry-After": "1"})
         self.waiting += 1
         try:
             yield
@@ -172,7 +163,7 @@ def page_router(served: Served, engine: Engine) -> APIRouter:
     async def index() -> Response:
         return send_file("index.html")
 
-    @router.get("/page/files/{name}")
+    @router.get("/static/{name}")
     async def file(name: str) -> Response:
         return send_file(name)
 
@@ -188,15 +179,15 @@ def page_router(served: Served, engine: Engine) -> APIRouter:
     async def scores(request: Request) -> Response:
         try:
             return send(await desk.scores(await read_object(request), request))
-        except Refusal as refusal:
-            return refusal.response()
+        except RequestError as error:
+            return error.response()
 
     @router.post("/page/look")
     async def look(request: Request) -> Response:
         try:
             return send(await desk.look(await read_object(request), request))
-        except Refusal as refusal:
-            return refusal.response()
+        except RequestError as error:
+            return error.response()
 
     return router
 
@@ -207,40 +198,35 @@ def send(answer: dict[str, Any]) -> Response:
 
 def send_file(name: str) -> Response:
     if name not in FILES:
-        return Refusal("there is no such file", status=404).response()
+        return RequestError("there is no such file", status=404).response()
     content, media_type = FILES[name]
     return Response(content, 200, HEADERS, media_type)
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """Returns the JSON object of a request's body, within MOST_BODY."""
+    """Returns the JSON object of a request's body. The guard limits its size."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refusal("the body must be JSON, with Content-Type: application/json")
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MOST_BODY:
-            raise Refusal(f"the body must have at most {MOST_BODY:,} bytes", status=413)
+        raise RequestError("the header Content-Type must be application/json", status=415)
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError):
-        raise Refusal("the body must be JSON") from None
-    if not isinstance(given, dict):
-        raise Refusal("the body must be a JSON object")
-    return given
+        content = await asyncio.wait_for(request.body(), BODY_SECONDS)
+        return parse_object(content.decode(), "the body")
+    except TimeoutError:
+        raise RequestError(f"the body did not come within {BODY_SECONDS} s", status=408) from None
+    except ValueError as error:  # Also of bytes that are no UTF-8.
+        raise RequestError(str(error)[:LONGEST_MESSAGE]) from None
 
 
 def check_names(given: dict[str, Any], *names: str) -> None:
     for name in given:
         if name not in names:
-            raise Refusal(f"there is no field {short_repr(name)}; the fields are {', '.join(names)}")
+            raise RequestError(f"there is no field {short_repr(name)}; the fields are {', '.join(names)}")
 
 
 def read_whole(name: str, value: object, most: int) -> int:
     try:
         number = whole_number("page", name, value, 0)
     except ValueError as error:
-        raise Refusal(str(error).removeprefix("page: "), name) from None
+        raise RequestError(str(error).removeprefix("page: "), name) from None
     if number > most:
-        raise Refusal(f"{name} must be at most {most:,}, got {number:,}", name)
+        raise RequestError(f"{name} must be at most {most:,}, got {number:,}", name)
     return number

@@ -99,10 +99,8 @@ export class AudioView {
 
   async continue(signal, prompt) {
     this.set(prompt.slice(), prompt.length);
-    const most = this.about.context - 1;
-    const seen = prompt.length > most ? prompt.subarray(prompt.length - (this.about.context >> 1)) : prompt;
     const wanted = Math.max(1, Math.round((this.controls.get("ms") * this.rate) / 1000));
-    const body = { model: this.about.name, prompt: Array.from(seen), max_tokens: Math.min(wanted, this.about.most_bytes - prompt.length), ...this.controls.sampling() };
+    const body = { model: this.about.name, prompt: Array.from(prompt), overflow: "slide", max_tokens: Math.min(wanted, this.about.most_bytes - prompt.length), ...this.controls.sampling() };
     this.more.disabled = true;
     try {
       for await (const { bytes } of complete(body, signal)) {

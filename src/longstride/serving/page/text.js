@@ -82,12 +82,11 @@ export class TextView {
   }
 
   async write(signal, prompt) {
+    const room = this.about.most_bytes - prompt.length;
     if (!prompt.length) throw new Error("Give a text to continue.");
+    if (room < 1) throw new Error(`Give less than ${count(this.about.most_bytes, "byte")} to continue.`);
     this.begin(prompt, prompt.length);
-    // The model sees no more than its context; the first half of a full one is forgotten as it goes on.
-    const most = this.about.context - 1;
-    const seen = prompt.length > most ? prompt.subarray(prompt.length - (this.about.context >> 1)) : prompt;
-    const body = { model: this.about.name, prompt: Array.from(seen), max_tokens: this.controls.get("length"), ...this.controls.sampling() };
+    const body = { model: this.about.name, prompt: Array.from(prompt), overflow: "slide", logprobs: 0, max_tokens: Math.min(room, this.controls.get("length")), ...this.controls.sampling() };
     const begun = performance.now();
     let written = 0;
     try {
