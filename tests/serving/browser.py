@@ -17,7 +17,7 @@ FLAGS = [
 ]  # fmt: skip
 PATIENCE = 60_000
 """Milliseconds that the page may take for anything."""
-ADDRESS = re.compile(r"http://[\w.:\[\]]+")
+ADDRESS = re.compile(r"http://(\[[\w:]+\]|[\w.]+):\d+")
 
 
 @contextmanager
