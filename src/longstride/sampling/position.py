@@ -5,6 +5,7 @@ their number, and a sample should not depend on the number of streams.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from longstride.model.transformer import ResidualBlock
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """Queries [batch * heads, 1, d], keys and values [batch, heads, d], and the result [batch * heads, 1, d_v] to be written."""
+Rotation = tuple[Tensor, Tensor]
+"""Cosines, and sines with their signs, of a head's numbers: [d], or [batch, 1, d] for streams at positions of their own."""
 
 
 class RootMeanSquareNorm:
@@ -82,7 +85,7 @@ class BlockPosition:
         self.attended = torch.zeros(rows, config.width, device=device)
         self.out = self.attended[:batch].view(batch * config.heads, 1, -1)
 
-    def advance(self, h: Tensor, attend: Attend, rotation: tuple[Tensor, Tensor] | None) -> None:
+    def advance(self, h: Tensor, attend: Attend, rotation: Rotation | None) -> None:
         """Adds the block's output to h, [rows, width]."""
         batch, heads, sizes = self.batch, self.heads, 2 * self.qk_width
         packed = self.query_key_value(self.norm_attention(h))[:batch]
@@ -108,9 +111,6 @@ class NetworkPosition:
         self.blocks = [BlockPosition(block, config, batch, rows) for block in model.blocks]  # type: ignore[arg-type]
         self.norm, self.output = Norm(model.norm, config.width, self.device), Product(model.output)
         self.norm_embedding = RootMeanSquareNorm(config.width, self.device) if embedding.normalized else None
-        earlier = (table.weight for table in embedding.earlier if isinstance(table, nn.Embedding))
-        self.tables = torch.cat([embedding.token.weight, *earlier]).detach()
-        """Embeddings of the last byte, then of those before it."""
         self.start = embedding.start.detach().expand(batch, -1)
         self.offsets = BYTES * torch.arange(config.last_bytes, device=self.device).flip(0)
         """The first row of each table, that of the last byte at the end."""
@@ -118,18 +118,14 @@ class NetworkPosition:
         self.streams, self.padding = self.h[:batch], self.h[batch:]
         self.ahead = range(0)
 
+    @cached_property
+    def tables(self) -> Tensor:
+        """Embeddings of the last byte, then of those before it."""
+        return byte_tables(self.model)
+
     def look_ahead(self, positions: range) -> None:
         """Makes the tables of what depends on the position alone, for these positions."""
-        embedding, position = self.model.embedding, torch.arange(positions.start, positions.stop, device=self.device)
-        learned = torch.zeros(len(positions), 1, device=self.device)
-        for name, index in zip(embedding.positions.names, embedding.positions.indices(position)):
-            learned = learned + embedding.position[name](index)
-        self.learned = learned.detach().unbind()
-        rotation = embedding.rotation(position)
-        self.rotations: list[tuple[Tensor, Tensor] | None] = [None] * len(positions)
-        if rotation is not None:
-            cos, sin = rotation
-            self.rotations = list(zip(cos.repeat(1, 2).unbind(), torch.cat([-sin, sin], 1).unbind()))
+        self.learned, self.rotations = position_tables(self.model, positions)
         self.ahead = positions
 
     def step(self, tokens: Tensor | None, position: int, attends: Sequence[Attend]) -> Tensor:
@@ -140,16 +136,41 @@ class NetworkPosition:
         """
         here = position - self.ahead.start
         before = self.start if tokens is None else self._embed(tokens)
+        return self.advance(before, self.learned[here], self.rotations[here], attends)
+
+    def advance(self, before: Tensor, learned: Tensor, rotation: Rotation | None, attends: Sequence[Attend]) -> Tensor:
+        """Returns the logits [batch, 256] after embedded bytes, [batch, width]. learned, rotation: as `position_tables` has
+        them, for all streams or for each."""
         h = self.h
-        torch.add(before, self.learned[here], out=self.streams)
+        torch.add(before, learned, out=self.streams)
         if self.norm_embedding is None:
             self.padding.zero_()  # Blocks add to it.
         else:
             h = self.norm_embedding(h)
         for block, attend in zip(self.blocks, attends):
-            block.advance(h, attend, self.rotations[here])
+            block.advance(h, attend, rotation)
         return self.output(self.norm(h))[: self.batch]
 
     def _embed(self, tokens: Tensor) -> Tensor:
         rows = F.embedding(self.offsets[-tokens.shape[1] :] + tokens, self.tables)  # [batch, m, width]
         return rows.sum(1) if rows.shape[1] > 1 else rows[:, 0]
+
+
+def byte_tables(model: SparseTransformer) -> Tensor:
+    """Returns the embeddings of the last byte, then of those before it: [256 * last_bytes, width]."""
+    earlier = (table.weight for table in model.embedding.earlier if isinstance(table, nn.Embedding))
+    return torch.cat([model.embedding.token.weight, *earlier]).detach()
+
+
+def position_tables(model: SparseTransformer, positions: range) -> tuple[Sequence[Tensor], list[Rotation | None]]:
+    """Returns what depends on the position alone: the embedding of each position, [width] or [1], and its rotation."""
+    embedding = model.embedding
+    position = torch.arange(positions.start, positions.stop, device=embedding.start.device)
+    learned = torch.zeros(len(positions), 1, device=position.device)
+    for name, index in zip(embedding.positions.names, embedding.positions.indices(position)):
+        learned = learned + embedding.position[name](index)
+    rotation = embedding.rotation(position)
+    if rotation is None:
+        return learned.detach().unbind(), [None] * len(positions)
+    cos, sin = rotation
+    return learned.detach().unbind(), list(zip(cos.repeat(1, 2).unbind(), torch.cat([-sin, sin], 1).unbind()))
