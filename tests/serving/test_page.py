@@ -74,6 +74,12 @@ def bits_of(tab) -> list[float]:
     return [float(text) for text in tab.locator(".summary strong").all_text_contents()]
 
 
+def levels_of(tab) -> list[float]:
+    """How strongly each character is shaded."""
+    script = "cells => cells.map(cell => Number(cell.style.getPropertyValue('--level')))"
+    return tab.eval_on_selector_all(".cell", script)
+
+
 def test_writing_streams_and_is_measured(browser, text):
     with open_tab(browser, text) as tab:
         write(tab, "The Canterbury Tales", 25)
@@ -83,8 +89,7 @@ def test_writing_streams_and_is_measured(browser, text):
         shown = "".join(tab.locator(".cell").all_text_contents())
         assert shown.startswith("The Canterbury Tales")
         assert tab.locator(".cell.boundary").count() == 1
-        levels = tab.eval_on_selector_all(".cell", "cells => cells.map(cell => cell.style.getPropertyValue('--level'))")
-        assert len({level for level in levels if 0 < float(level) <= 1}) > 3
+        assert len({level for level in levels_of(tab) if 0 < level <= 1}) > 3
 
 
 def test_the_seed_repeats_the_text(browser, text):
@@ -138,14 +143,14 @@ def test_looking_at_a_byte(browser, text):
         tab.locator(".cell").nth(9).click()
         look = tab.get_by_role("complementary", name="One byte")
         expect(look).to_contain_text("Byte 9: r")
-        expect(look.locator(".bars li")).to_have_count(9)
+        assert look.locator(".bars li").count() in (8, 9)  # The byte itself comes last if it is not among the likely.
         expect(look.locator(".bars .actual")).to_have_count(1)
         expect(look.get_by_role("radio")).to_have_count(1 + 2 * 4)
         expect(tab.locator(".text")).to_have_class(re.compile("by-attention"))
         look.get_by_role("radio", name="layer 1, head 2").click()
         expect(look.locator(".places")).to_contain_text("layer 1, head 2: Block(32)")
         expect(look.locator(".places li").first).to_contain_text("%")
-        levels = tab.eval_on_selector_all(".cell", "cells => cells.map(cell => Number(cell.style.getPropertyValue('--level')))")
+        levels = levels_of(tab)
         assert max(levels[:9]) == 1
         assert not any(levels[9:])  # Nothing is read from the byte on.
         tab.get_by_label("bits", exact=True).check()
@@ -179,8 +184,8 @@ def test_every_control_has_a_name_and_a_visible_focus(browser, text):
         write(tab, "abc", 3)
         tab.evaluate("document.activeElement.blur()")
         names = []
-        for _ in range(14):
-            tab.keyboard.press("Tab")
+        tab.keyboard.press("Tab")
+        while tab.evaluate("document.activeElement !== document.body"):
             outline, name = tab.evaluate("""() => {
                 const at = document.activeElement;
                 const name = at.getAttribute("aria-label") ?? (at.labels?.[0] ?? at).textContent;
@@ -188,8 +193,11 @@ def test_every_control_has_a_name_and_a_visible_focus(browser, text):
             }""")
             assert outline != "none", name
             names.append(name)
+            tab.keyboard.press("Tab")
         assert all(names)
-        assert names[:3] == ["Skip to the content", "Write", "Example" + names[2].removeprefix("Example")]
+        assert names[:2] == ["Skip to the content", "Write"]
+        assert names[-1].startswith("Text, byte by byte")
+        assert len(names) > 10
 
 
 def test_bytes_are_shown_and_never_obeyed(browser, text):
@@ -246,6 +254,12 @@ def test_fits_a_narrow_window_in_light_and_dark(browser, kind, dark, request):
         assert (max(channels) < 60) if dark else (min(channels) > 200)
 
 
+def pixels_of(tab) -> list[list[int]]:
+    """Red, green, blue and opacity of the pixels of each result."""
+    script = "every => every.map(canvas => [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data])"
+    return tab.eval_on_selector_all(".results canvas", script)
+
+
 def test_completing_an_image(browser, images):
     with open_tab(browser, images) as tab:
         expect(tab.get_by_role("radiogroup", name="Bundled images").get_by_role("radio")).to_have_count(16)
@@ -254,9 +268,7 @@ def test_completing_an_image(browser, images):
         tab.get_by_role("button", name="Complete it").click()
         results = tab.get_by_role("radiogroup", name="The original and its completions")
         expect(results.locator(".caption", has_text="bits/byte")).to_have_count(5)
-        pixels = tab.eval_on_selector_all(".results canvas", """canvases => canvases.map(canvas =>
-            [...canvas.getContext("2d").getImageData(0, 0, 8, 8).data])""")  # fmt: skip
-        original, *completed = pixels
+        original, *completed = pixels_of(tab)
         for sample in completed:
             assert sample[: 4 * 8 * 4] == original[: 4 * 8 * 4]  # The upper half is kept.
             assert sample[3::4] == [255] * 64  # All pixels are there.
@@ -284,6 +296,7 @@ def test_looking_at_a_pixel(browser, images):
 
 def png(width, height, colour) -> bytes:
     """A picture of one colour."""
+
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -298,7 +311,7 @@ def test_uploading_an_image(browser, images, tmp_path):
     with open_tab(browser, images) as tab:
         tab.get_by_label("Or one of your own").set_input_files(tmp_path / "red.png")
         expect(tab.get_by_role("radio", name="image 1", exact=True)).not_to_be_checked()
-        pixels = tab.eval_on_selector(".results canvas", "canvas => [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data]")
+        (pixels,) = pixels_of(tab)
         assert pixels == [200, 30, 10, 255] * 64
         tab.get_by_label("Or one of your own").set_input_files(tmp_path / "bad.png")
         expect(tab.get_by_role("alert")).to_contain_text("bad.png is no picture")
@@ -321,7 +334,7 @@ def test_looking_at_a_sample(browser, audio):
         wave_canvas = tab.locator("canvas.wave").first
         wave_canvas.click(position={"x": 100, "y": 40})
         look = tab.get_by_role("complementary", name="One byte")
-        expect(look.locator("h2")).to_have_text(re.compile(r"[\d.]+ ms: [+−]0\.\d{3}"))
+        expect(look.locator("h2")).to_have_text(re.compile(r"[\d.]+ ms: .0\.\d{3}"))
         before = look.locator("h2").text_content()
         wave_canvas.focus()
         tab.keyboard.press("ArrowRight")

@@ -1,6 +1,7 @@
 """What the page says about a model: its data, its config in words, its card, its run's curve, and bundled samples to try."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from math import isfinite
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from longstride.data import samples
+from longstride.data.audio import RATE
 from longstride.data.kind import DataKind
+from longstride.data.plan import Bytes
 from longstride.model import ModelConfig
 from longstride.model.card import Card
 from longstride.pictures.run import summarize
@@ -100,30 +103,22 @@ def bundled_samples(config: ModelConfig, kind: DataKind) -> list[dict[str, Any]]
             for number, image in enumerate(islice(lively, PATCHES), 1)
         ]
     if kind.name == "audio":
-        data, size = samples.piano(), min(int(SOUND_SECONDS * samples.RATE), max(1, config.context // 2))
-        starts = range(0, len(data) - size, len(data) // EXCERPTS)
-        labels = [f"piano, from {start / samples.RATE:.1f} s" for start in starts]
-    else:
-        data, size = samples.unseen_text(), min(EXCERPT_BYTES, max(1, config.context // 2))
-        starts, labels = _articles(data.tobytes())
-    return [
-        {"name": label, "item": [], "bytes": data[start : start + size].tolist()} for start, label in zip(starts, labels)
-    ]
+        return _excerpts(samples.piano(), min(int(SOUND_SECONDS * RATE), max(1, config.context // 2)), _piano_starts())
+    text = samples.unseen_text()
+    return _excerpts(text, min(EXCERPT_BYTES, max(1, config.context // 2)), _articles(text.tobytes()))
 
 
-def _articles(text: bytes) -> tuple[list[int], list[str]]:
-    """Returns where the texts of some articles begin, and their titles."""
-    starts, titles = list[int](), list[str]()
-    place = 0
-    while len(starts) < EXCERPTS and (place := text.find(b"<title>", place)) >= 0:
-        end = text.find(b"</title>", place)
-        body = text.find(b'<text xml:space="preserve">', end)
-        if min(end, body) < 0:
-            break
-        begin = body + len(b'<text xml:space="preserve">')
-        title = text[place + len(b"<title>") : end].decode("utf-8", "replace")
-        if not text.startswith((b"#REDIRECT", b"#redirect", b"#Redirect"), begin):
-            starts.append(begin)
-            titles.append(title)
-        place = begin
-    return starts, titles
+def _excerpts(data: Bytes, size: int, starts: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"name": name, "item": [], "bytes": data[start : start + size].tolist()} for name, start in starts.items()]
+
+
+def _piano_starts() -> dict[str, int]:
+    every = range(0, len(samples.piano()), len(samples.piano()) // EXCERPTS)
+    return {f"piano, from {start / RATE:.1f} s": start for start in every}
+
+
+def _articles(text: bytes) -> dict[str, int]:
+    """Returns where the texts of some articles begin, by their titles."""
+    pattern = rb'<title>([^<]*)</title>(?:(?!<title>).)*?<text xml:space="preserve">(?!#redirect)'
+    found = islice(re.finditer(pattern, text, re.DOTALL | re.IGNORECASE), EXCERPTS)
+    return {match[1].decode("utf-8", "replace"): match.end() for match in found}

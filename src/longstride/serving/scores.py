@@ -79,4 +79,3 @@ def look_at(model: SparseTransformer, data: bytes, position: int, layers: Sequen
     shares = weights / np.where(maxima > 0, maxima, 1)[..., None]
     levels = np.round(LARGEST * shares).astype(np.uint8)
     return Look(window.start, inspection.probabilities.double().cpu().numpy(), list(layers), levels, maxima.astype(float))
-

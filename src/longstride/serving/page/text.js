@@ -79,6 +79,7 @@ export class TextView {
     this.scale.hidden = false;
     this.field.set(bytes, given);
     this.more.disabled = true;
+    this.summary.textContent = "Reading …";
   }
 
   async write(signal, prompt) {
