@@ -128,7 +128,7 @@ def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
 
 
 def prefill_parts(model: SparseTransformer, cache: Cache, tokens: Tensor, streams: slice) -> Iterator[Tensor]:
-    """As `prefill` for some streams of the cache, a block at a time. Yields the output of each. Call it in inference mode."""
+    """As `prefill` for some streams of the cache, one block at a time: yields the output of each. For inference mode."""
     position = torch.arange(tokens.shape[1], device=tokens.device)
     h, rotation = model.embedding(tokens), model.embedding.rotation(position)
     for layer, block in enumerate(model.blocks):

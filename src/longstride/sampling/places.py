@@ -54,8 +54,8 @@ class Places(Protocol):
     """Whether `extend` returns long before a GPU has finished."""
 
     def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[None, None, Tensor | None]:
-        """Starts a stream with a prompt of up to a context of bytes, which may be empty. Yields between parts of the work, so
-        that other streams can go on, and returns the output of the last block, [n, width], None if n is 0.
+        """Starts a stream with a prompt of up to a context of bytes, which may be empty. Yields between parts of the work,
+        so that other streams can go on, and returns the output of the last block, [n, width], None if n is 0.
 
         state: from `random_state`, with the number of bytes before the prompt that a window has left behind added to it.
         """

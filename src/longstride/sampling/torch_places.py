@@ -1,7 +1,7 @@
 """Places in plain PyTorch: products over all streams at once, attention over streams that read equally many keys.
 
-Streams do not change each other's bits. Products have a multiple of ROWS rows, of which the last is padding; and what a query
-reads, and in which order, follows from its position alone (`_Window`).
+Streams do not change each other's bits. Products have a multiple of ROWS rows, of which the last is padding; and what a
+query reads, and in which order, follows from its position alone (`_Window`).
 """
 
 from collections import OrderedDict
@@ -119,10 +119,11 @@ class TorchPlaces:
         hidden = None
         if prompt:
             tokens = torch.tensor([list(prompt)], dtype=torch.uint8, device=self.device)
-            for hidden in prefill_parts(self.model, self.cache, tokens, slice(place, place + 1)):
+            for output in prefill_parts(self.model, self.cache, tokens, slice(place, place + 1)):
+                hidden = output[0]
                 yield
         self.streams[place] = _Stream(prompt, state, params)
-        return None if hidden is None else hidden[0]
+        return hidden
 
     def leave(self, place: int) -> None:
         self.streams.pop(place, None)
@@ -150,7 +151,8 @@ class TorchPlaces:
         rotation = None
         if windows[0].rotations[0] is not None:
             pairs = [window.rotations[at % WINDOW] for window, at in zip(windows, positions)]
-            rotation = tuple(torch.stack(half)[:, None] for half in zip(*pairs))
+            cos, sin = (torch.stack(half)[:, None] for half in zip(*pairs))
+            rotation = cos, sin
         readings = [
             self._reading(entry, places, [window.entries[entry][at % WINDOW] for window, at in zip(windows, positions)])
             for entry in range(len(windows[0].entries))
@@ -167,7 +169,7 @@ class TorchPlaces:
         return self.networks[batch]
 
     def _embed(self, streams: Sequence[_Stream]) -> Tensor:
-        """Returns the embeddings of the bytes before the next one, [streams, width]; of the start vector if there is none."""
+        """Returns the embeddings of the bytes before the next one, [streams, width]; the start vector if there is none."""
         count = self.config.last_bytes
         start, nothing = count * BYTES, count * BYTES + 1
         rows = []
@@ -203,27 +205,23 @@ class TorchPlaces:
             every = torch.arange(heads, device=self.device)
             kept = (every if view.keeping is None else view.keeping for view in seen)
             keeping = torch.cat([index + row * heads for row, index in enumerate(kept)])
-        runs, first = [], 0
-        for last, (place, view) in enumerate(zip(places, seen)):
-            if last + 1 == len(seen) or not _joins(view, place, seen[last + 1], places[last + 1]):
-                run = seen[first : last + 1]
-                listed, blind = None, None
-                if view.listed is not None:
-                    listed = torch.cat([x.listed + each * at for x, at in zip(run, places[first:])])  # type: ignore[operator]
-                if any(x.blind is not None for x in run):
-                    blind = torch.cat([torch.zeros_like(x.bias[:, :, :1], dtype=torch.bool) if x.blind is None else x.blind
-                                       for x in run])  # fmt: skip
-                runs.append(
-                    _Run(
-                        slice(first * heads, (last + 1) * heads),
-                        slice(places[first] * heads, (place + 1) * heads),
-                        torch.cat([x.bias for x in run]),
-                        listed,
-                        blind,
-                    )  # fmt: skip
-                )
-                first = last + 1
-        return _Reading(own, keeping, runs)
+        ends = [
+            at + 1 for at in range(len(seen)) if at + 1 == len(seen) or not _joins(seen[at : at + 2], places[at : at + 2])
+        ]
+        return _Reading(own, keeping, [self._run(each, places, seen, *pair) for pair in zip([0, *ends], ends)])
+
+    def _run(self, each: int, places: Sequence[int], seen: Sequence[View], first: int, end: int) -> _Run:
+        """Returns the run of the streams from `first` on. each: slots of a place."""
+        heads, run = self.config.heads, seen[first:end]
+        lists = [view.listed + each * place for view, place in zip(run, places[first:end]) if view.listed is not None]
+        blind = None
+        if any(view.blind is not None for view in run):
+            sees = torch.zeros(heads, 1, 1, dtype=torch.bool, device=self.device)
+            blind = torch.cat([sees if view.blind is None else view.blind for view in run])
+        return _Run(
+            slice(first * heads, end * heads), slice(places[first] * heads, (places[end - 1] + 1) * heads),
+            torch.cat([view.bias for view in run]), torch.cat(lists) if lists else None, blind,
+        )  # fmt: skip
 
     def _attend(self, layer: int, reading: _Reading, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         keys, values = self.rows[layer]
@@ -272,8 +270,9 @@ class TorchPlaces:
             torch.set_num_threads(before)
 
 
-def _joins(view: View, place: int, following: View, next_place: int) -> bool:
+def _joins(seen: Sequence[View], places: Sequence[int]) -> bool:
     """Whether two streams, one after the other, read in one run."""
-    if view.bias.shape != following.bias.shape or (view.listed is None) != (following.listed is None):
+    one, two = seen
+    if one.bias.shape != two.bias.shape or (one.listed is None) != (two.listed is None):
         return False
-    return view.listed is not None or next_place == place + 1
+    return one.listed is not None or places[0] + 1 == places[1]

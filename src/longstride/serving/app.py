@@ -15,9 +15,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive
 
 from longstride.common.files import parse_object
+from longstride.serving.answers import Answers
 from longstride.serving.choices import Choice
 from longstride.serving.completions import Completion, read_completion
-from longstride.serving.engine import Answers, BusyError, Engine, ModelError, StoppingError
+from longstride.serving.engine import BusyError, Engine, ModelError, StoppingError
 from longstride.serving.errors import RequestError
 from longstride.serving.guard import Guard
 from longstride.serving.metrics import HttpCounts, make_registry, metrics_page

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from longstride.sampling.places import Score
-from longstride.serving.engine import Piece
+from longstride.serving.answers import Piece
 
 
 class Choice:

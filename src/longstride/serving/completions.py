@@ -9,7 +9,7 @@ from typing import Any
 from longstride.common.checks import short_repr
 from longstride.model import ModelConfig
 from longstride.sampling.params import SamplingParams
-from longstride.serving.engine import Job
+from longstride.serving.answers import Job
 from longstride.serving.errors import RequestError
 
 DEFAULT_LENGTH = 16
@@ -58,17 +58,9 @@ class Completion:
     def jobs(self) -> list[Job]:
         """The samples, by the index of their choice."""
         prompts = [prompt for prompt in self.prompts for _ in range(self.choices)]
+        scores = self.echo and self.likely is not None
         return [
-            Job(
-                prompt,
-                self.length,
-                self.params,
-                self.seed,
-                index,
-                self.stop,
-                self.likely,
-                scores_prompt=self.echo and self.likely is not None and bool(prompt),
-            )  # fmt: skip
+            Job(prompt, self.length, self.params, self.seed, index, self.stop, self.likely, scores_prompt=scores)
             for index, prompt in enumerate(prompts)
         ]
 
@@ -217,7 +209,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _whole(body: Mapping[str, Any], field: str, least: int, most: int, default: int | None = None) -> int:
-    value = body.get(field)
+    value: Any = body.get(field)
     if value is None and default is not None:
         return default
     if not _is_whole(value) or not least <= value <= most:

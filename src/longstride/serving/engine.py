@@ -14,19 +14,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from longstride.model import SparseTransformer
-from longstride.sampling.generation import window_overlap
-from longstride.sampling.params import SamplingParams
-from longstride.sampling.places import SCORED, Places, Score, Turn, open_places, score
+from longstride.sampling.places import SCORED, Places, Turn, open_places, score
 from longstride.sampling.sampler import random_state
-from longstride.serving.stops import Stops
+from longstride.serving.answers import Answer, Answers, Job, Piece
+from longstride.serving.stream import Stream, window_step
 
 Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
@@ -52,165 +51,6 @@ FAILED = "the model failed; the server's log says why"
 NOT_FINITE = "the model's logits are not finite: its weights are not, or are too large for its precision"
 
 
-@dataclass(frozen=True)
-class Job:
-    """One sample to make."""
-
-    prompt: bytes
-    length: int
-    """Bytes to make; 0 only scores the prompt."""
-    params: SamplingParams = SamplingParams()  # noqa: RUF009 (frozen)
-    seed: int = 0
-    index: int = 0
-    """Of the sample among those of the seed, as in `generate`."""
-    stop: tuple[bytes, ...] = ()
-    likely: int | None = None
-    """With a number, bytes are scored, and each score has so many of the likeliest bytes."""
-    scores_prompt: bool = False
-
-
-@dataclass
-class Piece:
-    """A part of an answer."""
-
-    data: bytes = b""
-    scores: list[Score] = field(default_factory=list)
-    """Of each byte of `data`, if the job asks for them."""
-    prompt_scores: list[Score] | None = None
-    finish: str | None = None
-    """Why the answer ends: "stop" or "length"; None if it goes on."""
-
-
-class Answer:
-    """One sample of a request, as it is made."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.pieces: deque[Piece] = deque()
-        """Not yet read."""
-        self.ended = False
-        """Whether nothing more comes, or nobody waits for it."""
-
-    def take(self) -> Piece | None:
-        """Returns all pieces that have come as one: a reader that is slow gets fewer and longer ones."""
-        if not self.pieces:
-            return None
-        whole = self.pieces.popleft()
-        while self.pieces:
-            piece = self.pieces.popleft()
-            whole.data += piece.data
-            whole.scores += piece.scores
-            whole.prompt_scores = whole.prompt_scores or piece.prompt_scores
-            whole.finish = piece.finish
-        return whole
-
-
-class Answers:
-    """The samples of a request: iterate over (index, piece), in the event loop that submitted it, until all have ended.
-
-    Leave them with `cancel`, after which the iteration ends, too."""
-
-    def __init__(self, jobs: Sequence[Job], wake: Callable[[], None]) -> None:
-        self.answers = [Answer(job) for job in jobs]
-        self._wake = wake
-        self._arrived = asyncio.Event()
-        self._error: Exception | None = None
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
-        try:
-            while True:
-                await self._arrived.wait()
-                self._arrived.clear()
-                if self._error is not None:
-                    raise self._error
-                for index, answer in enumerate(self.answers):
-                    if (piece := answer.take()) is not None:
-                        yield index, piece
-                if all(answer.ended and not answer.pieces for answer in self.answers):
-                    return
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Frees the places of these samples, also those in the queue. Nothing happens to one that has ended."""
-        if not all(answer.ended for answer in self.answers):
-            for answer in self.answers:
-                answer.ended = True
-                answer.pieces.clear()
-            self._arrived.set()
-            self._wake()
-
-    def deliver(self, answer: Answer, piece: Piece | None, error: Exception | None) -> None:
-        if answer.ended:
-            return
-        if piece is not None:
-            answer.pieces.append(piece)
-            answer.ended = piece.finish is not None
-        if error is not None:
-            self._error = error
-            answer.ended = True
-        self._arrived.set()
-
-
-class _Stream:
-    """A sample in the engine's thread."""
-
-    def __init__(self, answers: Answers, answer: Answer, loop: asyncio.AbstractEventLoop, context: int) -> None:
-        job = answer.job
-        self.answers, self.answer, self.loop, self.job, self.context = answers, answer, loop, job, context
-        self.window = bytearray(job.prompt)
-        """The bytes of the context so far."""
-        self.start = 0
-        """Bytes before the window."""
-        most = context - 1 if job.length else context
-        while len(self.window) - self.start > most:
-            self.start += window_step(context)
-        del self.window[: self.start]
-        self.launched = len(self.window)
-        """Bytes of the window that are there or being made."""
-        self.to_launch = self.to_come = job.length
-        self.place = -1
-        self.joining: Generator[None] | None = None
-        """Reads the window's bytes, part by part."""
-        self.stops = Stops(job.stop)
-        self.held_scores: list[Score] = []
-        self.piece: Piece | None = None
-        self.error: Exception | None = None
-        self.done = False
-
-    def slide(self) -> None:
-        """Makes the last half of a full window the beginning of the next."""
-        del self.window[: window_step(self.context)]
-        self.start += window_step(self.context)
-        self.launched = len(self.window)
-
-    def add(self, data: bytes, scores: list[Score]) -> str | None:
-        """Takes bytes that the model has made, at most as many as are to come. Returns why the sample ends, if it does."""
-        self.window += data
-        self.to_come -= len(data)
-        shown = self.stops.push(data)
-        finish = "stop" if self.stops.found else None if self.to_come else "length"
-        if finish == "length":
-            shown += self.stops.flush()
-        self.held_scores += scores
-        if shown:
-            piece = self.pending()
-            piece.data += shown
-            piece.scores += self.held_scores[: len(shown)]
-            del self.held_scores[: len(shown)]
-        return finish
-
-    def pending(self) -> Piece:
-        """The piece that is handed over next."""
-        self.piece = self.piece or Piece()
-        return self.piece
-
-
-def window_step(context: int) -> int:
-    """Returns how far a window slides."""
-    return context - window_overlap(context)
-
-
 @dataclass
 class Counts:
     """What the engine has done so far, and does now."""
@@ -231,6 +71,15 @@ class Counts:
     """Samples that found the queue full."""
 
 
+class _Delivery(NamedTuple):
+    """A piece on its way to the event loop, or an error."""
+
+    answers: Answers
+    answer: Answer
+    piece: Piece | None
+    error: Exception | None
+
+
 class Engine:
     """Runs a model in a thread of its own."""
 
@@ -245,14 +94,14 @@ class Engine:
         self.queue, self.counts = queue, Counts()
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._new: deque[_Stream] = deque()
+        self._new: deque[Stream] = deque()
         """Samples that wait for a place."""
         self._calls: deque[Callable[[], None]] = deque()
         self._stopping = False
         self._free = list(range(self.places.count))[::-1]
-        self._held: list[_Stream] = []
+        self._held: list[Stream] = []
         """Streams with a place."""
-        self._turn: tuple[Turn, list[_Stream]] | None = None
+        self._turn: tuple[Turn, list[Stream]] | None = None
         """What a GPU works on."""
         self._step_seconds = 0.0
         """Of the last turn."""
@@ -279,7 +128,7 @@ class Engine:
         if self._stopping:
             raise StoppingError("the server is stopping")
         answers = Answers(jobs, self.wake)
-        streams = [_Stream(answers, answer, loop, self.config.context) for answer in answers.answers]
+        streams = [Stream(answers, answer, loop, self.config.context) for answer in answers.answers]
         with self._lock:
             room = self.queue + max(0, len(self._free) - len(self._new)) - len(self._new)
             if len(jobs) > room:
@@ -369,7 +218,7 @@ class Engine:
             self.counts.prompt_bytes += len(stream.job.prompt)
         self.counts.running = len(self._held)
 
-    def _join(self, stream: _Stream, is_new: bool) -> Generator[None]:
+    def _join(self, stream: Stream, is_new: bool) -> Generator[None]:
         """Reads the bytes of a stream's window, and scores the whole prompt if that is asked for."""
         job, context = stream.job, self.config.context
         state = int(random_state(job.seed, torch.tensor([job.index]))[0])
@@ -429,7 +278,7 @@ class Engine:
         if ready:
             self._step_seconds = (time.perf_counter() - begun) / steps
 
-    def _take(self, turn: Turn, streams: Sequence[_Stream]) -> None:
+    def _take(self, turn: Turn, streams: Sequence[Stream]) -> None:
         """Gives the bytes of a turn to their streams."""
         for row, (stream, made) in enumerate(zip(streams, turn.data())):
             if stream.done:  # Since the turn was launched.
@@ -447,12 +296,12 @@ class Engine:
                 stream.slide()
                 stream.joining = self._join(stream, is_new=False)
 
-    def _finish(self, stream: _Stream, finish: str) -> None:
+    def _finish(self, stream: Stream, finish: str) -> None:
         stream.pending().finish = finish
         stream.done = True
         self.counts.samples[finish] += 1
 
-    def _fail(self, stream: _Stream, error: Exception) -> None:
+    def _fail(self, stream: Stream, error: Exception) -> None:
         if not stream.done:
             stream.done, stream.error = True, error
             self.counts.samples["failed"] += 1
@@ -463,18 +312,15 @@ class Engine:
         for stream in self._held:
             piece, stream.piece = stream.piece, None
             if piece is not None or stream.error is not None:
-                ready.setdefault(stream.loop, []).append((stream.answers, stream.answer, piece, stream.error))
+                ready.setdefault(stream.loop, []).append(_Delivery(stream.answers, stream.answer, piece, stream.error))
         for loop, pieces in ready.items():
             try:
                 loop.call_soon_threadsafe(_deliver, pieces)
             except RuntimeError:  # The loop is closed.
-                for _, answer, _, _ in pieces:
-                    answer.ended = True
-
-
-_Delivery = tuple[Answers, Answer, Piece | None, Exception | None]
+                for delivery in pieces:
+                    delivery.answer.ended = True
 
 
 def _deliver(pieces: Sequence[_Delivery]) -> None:
-    for answers, *rest in pieces:
-        answers.deliver(*rest)
+    for answers, answer, piece, error in pieces:
+        answers.deliver(answer, piece, error)

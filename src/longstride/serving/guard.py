@@ -70,8 +70,8 @@ class Guard:
         except Exception:  # Our own mistakes: clients learn nothing of the machine.
             LOG.exception("a request failed")
             if not status:
-                error = RequestError("the server failed; its log says why", status=500)
-                await error.response()(scope, receive, guarded_send)
+                failure = RequestError("the server failed; its log says why", status=500)
+                await failure.response()(scope, receive, guarded_send)
         finally:
             self.counts.add(status, time.perf_counter() - begun)
 

@@ -34,11 +34,11 @@ class ServeSettings:
     queue: int = 256
     """Samples that may wait; a request beyond is answered with 429."""
     overflow: Overflow = "refuse"
-    """What happens to prompts and answers beyond the context, unless a request says it: refuse with 400, or slide the window,
-    so that earlier bytes are forgotten."""
+    """What happens to prompts and answers beyond the context, unless a request says it: refuse them with 400, or slide the
+    window, so that earlier bytes are forgotten."""
     exact: bool = False
-    """On a GPU, always use the kernels of a full batch: an answer then has the same bits whoever else is served, and a client
-    that is alone waits longer. A CPU always does so."""
+    """On a GPU, always use the kernels of a full batch: an answer is then the same whoever else is served, bit for bit, and
+    a client that is alone waits longer. On a CPU it always is."""
     grace: int | None = None
     """Seconds that answers under way get after SIGTERM; left out: as many as they take."""
     kind: KindName | None = None

@@ -16,7 +16,7 @@ def main(
     browser: bool = True,
     device: str = "auto",
 ) -> None:
-    """Open the page on a model: write with it, and see what it found likely and where it looked. Example: longstride play RUN
+    """Open the page on a model: write with it, see what it found likely and where it looked. Example: longstride play RUN
 
     Args:
         folder: A run, a saved model, or the name of a model that comes with longstride. Left out: the first of those that is
