@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -17,6 +17,7 @@ FLAGS = [
 ]  # fmt: skip
 PATIENCE = 60_000
 """Milliseconds that the page may take for anything."""
+expect.set_options(timeout=PATIENCE)
 ADDRESS = re.compile(r"http://(\[[\w:]+\]|[\w.]+):\d+")
 
 

@@ -14,11 +14,13 @@ from longstride.data.kind import DataKind
 from longstride.data.plan import Bytes
 from longstride.model import ModelConfig
 from longstride.model.card import Card
-from longstride.pictures.run import summarize
+from longstride.pictures.run import read_settings, summarize
 from longstride.training.metrics import NAME, Row, read_metrics
 
 MOST_POINTS = 1000
 """The most points of a curve."""
+SETTINGS = ("bytes", "steps", "optimizer", "warm-up", "decay, clip", "average", "seed")
+"""Of the run's settings, those that are shown. Others name files."""
 EXCERPTS = 4
 EXCERPT_BYTES = 1024
 """Of text, at most; at most half of the context too, so that there is room to go on."""
@@ -76,13 +78,13 @@ def describe_run(folder: Path) -> dict[str, Any] | None:
     if not (folder / NAME).is_file():
         return None
     try:
-        rows = read_metrics(folder)
+        rows, settings = read_metrics(folder), read_settings(folder)
     except (ValueError, OSError):  # The message names the path, which is nobody's business.
-        return {"training": [], "validation": [], "summary": [], "note": f"{NAME} is damaged"}
+        return {"training": [], "validation": [], "summary": [], "note": "The run's files are damaged."}
     return {
         "training": curve_points(rows, "bits_per_byte"),
         "validation": curve_points(rows, "valid_bits_per_byte"),
-        "summary": list(summarize(rows).items()),
+        "summary": [*summarize(rows).items(), *((name, settings[name]) for name in SETTINGS if name in settings)],
         "note": "",
     }
 

@@ -68,7 +68,8 @@ export async function* complete(body, signal) {
     if (chunk.error) throw new ApiError(chunk.error.message);
     for (const one of chunk.choices) {
       const logs = one.logprobs?.token_logprobs ?? [];
-      yield { index: one.index, bytes: one.byte_ids ?? [], bits: logs.map((log) => (log === null ? null : -log / Math.LN2)) };
+      const bits = logs.map((log) => (log === null ? null : -log / Math.LN2));
+      yield { index: one.index, bytes: one.byte_ids ?? [], bits };
     }
   }
 }

@@ -21,15 +21,19 @@ export class AudioView {
     this.select.addEventListener("change", () => this.pick(Uint8Array.from(samples[Number(this.select.value)].bytes)));
     this.file = element("input", { type: "file", accept: "audio/*" });
     this.file.addEventListener("change", () => this.upload());
-    this.controls = new Controls("Continue", [["ms", "Milliseconds", Math.max(1, Math.floor((1000 * half) / this.rate)), 1,
-      Math.floor((1000 * about.most_bytes) / this.rate), 1, null]], (signal) => this.continue(signal, this.bytes.subarray(0, this.given)), showError);
+    const milliseconds = (bytes) => Math.max(1, Math.floor((1000 * bytes) / this.rate));
+    this.controls = new Controls("Continue",
+      [["ms", "Milliseconds", milliseconds(half), 1, milliseconds(about.most_bytes), 1, null]],
+      (signal) => this.continue(signal, this.bytes.subarray(0, this.given)), showError);
     this.more = this.controls.addAction("Go on", (signal) => this.continue(signal, this.bytes));
     this.playButton = button("Play", () => this.togglePlay());
     this.playNew = button("Play what is new", () => this.player.play(this.bytes, this.given), { disabled: true });
-    this.wave = this.makeCanvas("The whole sound. Arrow keys move, with Shift further; Enter looks at a sample.", () => [0, this.bytes.length]);
-    this.close = this.makeCanvas("Around the chosen sample. Arrow keys move, Enter looks at a sample.", () => this.closeRange());
+    const keys = "Arrow keys move, with Shift further; Enter looks at a sample.";
+    this.wave = this.makeCanvas(`The whole sound. ${keys}`, () => [0, this.bytes.length]);
+    this.close = this.makeCanvas(`Around the chosen sample. ${keys}`, () => this.closeRange());
     this.summary = element("p", { class: "summary", "aria-live": "polite" });
-    this.status = element("p", { class: "summary", role: "status", id: "sample" }, "Choose a sample by a click, or by the arrow keys.");
+    this.status = element("p", { class: "summary", role: "status", id: "sample" },
+      "Choose a sample by a click, or by the arrow keys.");
     this.shades = new Choice("Shade by", "shade", ["nothing", "bits", "attention"], () => this.draw());
     this.legends = { bits: heatLegend("0 bits", "8 or more"), attention: heatLegend("weight 0", "largest") };
     stage.append(
@@ -38,17 +42,20 @@ export class AudioView {
         labelled("Or one of your own; it stays on this machine", this.file),
         this.controls.form),
       element("section", { class: "card", "aria-label": "Wave" },
-        element("div", { class: "row spread" }, this.summary, element("div", { class: "actions" }, this.playButton, this.playNew)),
+        element("div", { class: "row spread" }, this.summary,
+          element("div", { class: "actions" }, this.playButton, this.playNew)),
         element("div", { class: "row spread" }, this.shades.box, Object.values(this.legends)),
         this.wave, this.close, this.status));
-    this.panel = new LookPanel(look, about, this.names(), (weights) => this.shade(weights), (byte) => this.lookAt(byte), showError);
+    this.panel = new LookPanel(look, about, this.names(), (weights) => this.shade(weights),
+      (byte) => this.lookAt(byte), showError);
     new ResizeObserver(() => this.draw()).observe(this.wave);
     onTheme(() => this.draw());
     if (samples.length) this.pick(Uint8Array.from(samples[0].bytes));
   }
 
   makeCanvas(label, range) {
-    const canvas = element("canvas", { class: "wave", tabindex: 0, role: "application", "aria-label": label, "aria-describedby": "sample" });
+    const canvas = element("canvas",
+      { class: "wave", tabindex: 0, role: "application", "aria-label": label, "aria-describedby": "sample" });
     canvas.addEventListener("click", (event) => {
       const box = canvas.getBoundingClientRect();
       const [from, to] = range();
@@ -100,7 +107,8 @@ export class AudioView {
   async continue(signal, prompt) {
     this.set(prompt.slice(), prompt.length);
     const wanted = Math.max(1, Math.round((this.controls.get("ms") * this.rate) / 1000));
-    const body = { model: this.about.name, prompt: Array.from(prompt), overflow: "slide", max_tokens: Math.min(wanted, this.about.most_bytes - prompt.length), ...this.controls.sampling() };
+    const body = { model: this.about.name, prompt: Array.from(prompt), overflow: "slide",
+      max_tokens: Math.min(wanted, this.about.most_bytes - prompt.length), ...this.controls.sampling() };
     this.more.disabled = true;
     try {
       for await (const { bytes } of complete(body, signal)) {
@@ -182,7 +190,8 @@ export class AudioView {
     const wide = width / (to - from);
     const level = Math.max(0.05, this.bytes.reduce((most, code) => Math.max(most, Math.abs(soundOf(code))), 0));
     const dark = this.shadeBy !== "nothing" && (this.shadeBy === "bits" ? this.bits : this.weights);
-    for (const [begin, end, colour] of [[from, Math.min(to, this.given), "--wave"], [Math.max(from, this.given), to, "--wave-new"]]) {
+    const parts = [[from, Math.min(to, this.given), "--wave"], [Math.max(from, this.given), to, "--wave-new"]];
+    for (const [begin, end, colour] of parts) {
       paint.strokeStyle = dark ? "#ffffff" : themeColour(colour);
       paint.lineWidth = (wide > 3 ? 2 : 1) * scale;
       paint.beginPath();
@@ -217,7 +226,9 @@ export class AudioView {
       const begin = from + Math.floor((column / width) * (to - from));
       const end = Math.max(begin + 1, from + Math.floor(((column + 1) / width) * (to - from)));
       let largest = 0;
-      for (let byte = begin; byte < Math.min(end, this.bytes.length); byte += 1) largest = Math.max(largest, level(values[byte] ?? 0));
+      for (let byte = begin; byte < Math.min(end, this.bytes.length); byte += 1) {
+        largest = Math.max(largest, level(values[byte] ?? 0));
+      }
       const [red, green, blue] = heat(0.85 * largest);
       paint.fillStyle = `rgb(${red} ${green} ${blue})`;
       paint.fillRect(column, 0, 1, height);
@@ -227,8 +238,9 @@ export class AudioView {
   moveTo(byte) {
     this.cursor = byte;
     const bits = this.bits?.[byte];
+    const cost = bits === undefined || bits === null ? "" : `, ${number(bits, 2)} bits`;
     this.status.textContent = `${number((1000 * byte) / this.rate, 1)} ms, sample ${byte.toLocaleString("en")}: `
-      + `${number(soundOf(this.bytes[byte]), 3)} (byte ${this.bytes[byte]})${bits === undefined || bits === null ? "" : `, ${number(bits, 2)} bits`}`;
+      + `${number(soundOf(this.bytes[byte]), 3)} (byte ${this.bytes[byte]})${cost}`;
     this.draw();
   }
 
@@ -238,7 +250,7 @@ export class AudioView {
       return;
     }
     this.moveTo(byte);
-    this.panel.show(this.bytes, byte, this.bits);
+    this.panel.show(this.bytes, byte);
   }
 
   names() {

@@ -5,7 +5,8 @@ import { button, element, labelled } from "./dom.js";
 const SEEDS = 2 ** 31;
 
 function numberInput(name, value, least, most, step) {
-  return element("input", { type: "number", name, value, min: least, max: most, step, required: true, inputmode: "decimal" });
+  return element("input",
+    { type: "number", name, value, min: least, max: most, step, required: true, inputmode: "decimal" });
 }
 
 export class Controls {
@@ -30,7 +31,7 @@ export class Controls {
     this.fresh = element("input", { type: "checkbox", checked: true });
     this.actions = element("div", { class: "actions" }, this.startButton, this.stopButton);
     const seedChoice = element("label", { class: "check" }, this.fresh, element("span", {}, "another seed each time"));
-    this.form = element("form", { class: "controls", novalidate: false },
+    this.form = element("form", { class: "controls" },
       element("div", { class: "fields" }, fields),
       element("div", { class: "row" }, this.actions, seedChoice));
     this.form.addEventListener("submit", (event) => {

@@ -49,7 +49,8 @@ export class TextField {
       const names = ["cell"];
       if (cell.symbol) names.push("symbol");
       if (cell.start === this.given && this.given > 0) names.push("boundary");
-      cell.span = element("span", { class: names.join(" "), role: "option", id: `${this.prefix}${first + place}` }, cell.text);
+      const id = `${this.prefix}${first + place}`;
+      cell.span = element("span", { class: names.join(" "), role: "option", id }, cell.text);
       this.cells.push(cell);
       this.paint(cell);
     }
@@ -84,7 +85,9 @@ export class TextField {
   paint(cell) {
     let level = 0;
     if (this.weights) {
-      for (let place = cell.start; place < cell.start + cell.length; place += 1) level = Math.max(level, this.weights[place] ?? 0);
+      for (let place = cell.start; place < cell.start + cell.length; place += 1) {
+        level = Math.max(level, this.weights[place] ?? 0);
+      }
     } else {
       level = bitsLevel(this.bitsOf(cell) ?? 0);
     }
@@ -146,7 +149,8 @@ export class TextField {
     const cell = this.cells[index];
     const bits = this.bitsOf(cell);
     cell.span.classList.add("cursor");
-    cell.span.setAttribute("aria-label", `${cell.text.trim() || "space"}${bits === null ? "" : `, ${number(bits, 1)} bits`}`);
+    const cost = bits === null ? "" : `, ${number(bits, 1)} bits`;
+    cell.span.setAttribute("aria-label", `${cell.text.trim() || "space"}${cost}`);
     this.box.setAttribute("aria-activedescendant", cell.span.id);
     cell.span.scrollIntoView({ block: "nearest" });
   }

@@ -20,16 +20,21 @@ export class ImageView {
     this.weights = null;
     this.images = [];
     this.gallery = element("div", { class: "gallery", role: "radiogroup", "aria-label": "Bundled images" });
-    this.keep = element("input", { type: "range", min: 1, max: Math.max(1, this.format.height - 1), value: Math.max(1, this.format.height >> 1) });
+    const { height } = this.format;
+    this.keep = element("input",
+      { type: "range", min: 1, max: Math.max(1, height - 1), value: Math.max(1, height >> 1) });
     this.kept = element("output", {}, "");
     this.keep.addEventListener("input", () => this.showKept());
     this.file = element("input", { type: "file", accept: "image/*" });
     this.file.addEventListener("change", () => this.upload());
-    this.controls = new Controls("Complete it", [["n", "Samples", 4, 1, 8, 1, null]], (signal) => this.complete(signal), showError);
-    this.results = element("div", { class: "results", role: "radiogroup", "aria-label": "The original and its completions" });
+    this.controls = new Controls("Complete it", [["n", "Samples", 4, 1, 8, 1, null]],
+      (signal) => this.complete(signal), showError);
+    this.results = element("div",
+      { class: "results", role: "radiogroup", "aria-label": "The original and its completions" });
     this.canvas = this.format.canvas({ class: "big", tabindex: 0, role: "application",
       "aria-label": "Image. Arrow keys move over pixels, Enter looks at one.", "aria-describedby": "pixel" });
-    this.frame = element("div", { class: "frame" }, this.canvas, this.spot = element("span", { class: "spot", hidden: true }));
+    this.spot = element("span", { class: "spot", hidden: true });
+    this.frame = element("div", { class: "frame" }, this.canvas, this.spot);
     this.status = element("p", { id: "pixel", class: "summary", role: "status" }, "");
     this.shades = new Choice("Show", "shade", ["picture", "bits", "attention"], (value) => {
       this.shadeBy = value;
@@ -46,7 +51,8 @@ export class ImageView {
       element("section", { class: "card", "aria-label": "Completions" }, this.results),
       element("section", { class: "card", "aria-label": "Pixels" }, 
         element("div", { class: "row spread" }, this.shades.box, Object.values(this.legends)), this.frame, this.status));
-    this.panel = new LookPanel(look, about, this.names(), (weights) => this.shade(weights), (byte) => this.lookAt(byte), showError);
+    this.panel = new LookPanel(look, about, this.names(), (weights) => this.shade(weights),
+      (byte) => this.lookAt(byte), showError);
     this.fillGallery();
     this.pick(this.format.fromSample(samples[0]));
   }
@@ -93,7 +99,8 @@ export class ImageView {
 
   showKept() {
     this.kept.textContent = `${this.keep.value} of ${this.format.height}`;
-    for (const line of this.results.querySelectorAll(".cut")) line.style.setProperty("--kept", this.keep.value / this.format.height);
+    const share = this.keep.value / this.format.height;
+    for (const line of this.results.querySelectorAll(".cut")) line.style.setProperty("--kept", share);
   }
 
   showResults() {
@@ -109,6 +116,7 @@ export class ImageView {
     this.results.replaceChildren(...made);
     this.resultButtons = made;
     roving(this.results, made);
+    for (const image of this.images.filter(({ bits }) => bits)) this.tellBits(image);
     this.showKept();
   }
 
@@ -116,11 +124,12 @@ export class ImageView {
     const rows = Number(this.keep.value);
     const prompt = this.original.subarray(0, rows * this.format.row);
     const n = this.controls.get("n");
-    this.images = [this.images[0], ...Array.from({ length: n }, (_, index) => ({ name: `sample ${index + 1}`, bytes: prompt, bits: null }))];
+    const empty = (index) => ({ name: `sample ${index + 1}`, bytes: prompt, bits: null });
+    this.images = [this.images[0], ...Array.from({ length: n }, (_, index) => empty(index))];
     this.showResults();
-    this.markOriginal();
     this.chooseImage(1);
-    const body = { model: this.about.name, prompt: Array.from(prompt), max_tokens: this.format.size - prompt.length, n, ...this.controls.sampling() };
+    const body = { model: this.about.name, prompt: Array.from(prompt), n,
+      max_tokens: this.format.size - prompt.length, ...this.controls.sampling() };
     try {
       for await (const { index, bytes } of complete(body, signal)) {
         const image = this.images[index + 1];
@@ -132,11 +141,6 @@ export class ImageView {
       await Promise.all(this.images.slice(1).map((image) => this.fetchBits(image)));
       this.results.dataset.done = n;
     }
-  }
-
-  markOriginal() {
-    const [image] = this.images;
-    if (image.bits) this.tellBits(image);
   }
 
   async fetchBits(image) {
@@ -185,7 +189,9 @@ export class ImageView {
       colour = (pixel) => {
         const level = sums[pixel] / most;
         const glow = heat(level);
-        return format.pixel(image.bytes, pixel).map((value, channel) => Math.round(DIM * value * (1 - level) + glow[channel] * Math.min(1, 2 * level)));
+        const share = Math.min(1, 2 * level);
+        return format.pixel(image.bytes, pixel).map(
+          (value, channel) => Math.round(DIM * value * (1 - level) + glow[channel] * share));
       };
     }
     format.draw(this.canvas, image.bytes, colour);
@@ -199,7 +205,7 @@ export class ImageView {
       const box = this.canvas.getBoundingClientRect();
       const column = Math.floor(((event.clientX - box.left) / box.width) * this.format.width);
       const row = Math.floor(((event.clientY - box.top) / box.height) * this.format.height);
-      this.moveTo(Math.max(0, Math.min(this.format.height - 1, row)), Math.max(0, Math.min(this.format.width - 1, column)));
+      this.moveTo(row, column);
       this.enter();
     });
     this.canvas.addEventListener("keydown", (event) => {
@@ -208,7 +214,7 @@ export class ImageView {
         event.preventDefault();
         const [row, column] = this.cursor ?? [0, -1];
         const [down, right] = moves[event.key];
-        this.moveTo(Math.max(0, Math.min(this.format.height - 1, row + down)), Math.max(0, Math.min(this.format.width - 1, column + right)));
+        this.moveTo(row + down, column + right);
       } else if ((event.key === "Enter" || event.key === " ") && this.cursor) {
         event.preventDefault();
         this.enter();
@@ -216,7 +222,9 @@ export class ImageView {
     });
   }
 
-  moveTo(row, column) {
+  moveTo(askedRow, askedColumn) {
+    const row = Math.max(0, Math.min(this.format.height - 1, askedRow));
+    const column = Math.max(0, Math.min(this.format.width - 1, askedColumn));
     this.cursor = [row, column];
     this.spot.hidden = false;
     this.spot.style.left = `${(100 * column) / this.format.width}%`;
@@ -226,8 +234,9 @@ export class ImageView {
     const pixel = row * this.format.width + column;
     const start = pixel * this.format.channels;
     const values = Array.from(this.image.bytes.subarray(start, start + this.format.channels));
-    const bits = this.image.bits ? `, ${number(mean(this.image.bits, start, start + this.format.channels), 2)} bits/byte` : "";
-    this.status.textContent = values.length ? `row ${row}, column ${column}: ${values.join(", ")}${bits}` : "not there yet";
+    const cost = this.image.bits ? mean(this.image.bits, start, start + this.format.channels) : null;
+    const bits = cost === null ? "" : `, ${number(cost, 2)} bits/byte`;
+    this.status.textContent = `row ${row}, column ${column}: ${values.length ? values.join(", ") + bits : "not there yet"}`;
   }
 
   enter() {
@@ -242,13 +251,14 @@ export class ImageView {
     }
     const pixel = Math.floor(byte / this.format.channels);
     this.moveTo(Math.floor(pixel / this.format.width), pixel % this.format.width);
-    this.panel.show(this.image.bytes, byte, this.image.bits);
+    this.panel.show(this.image.bytes, byte);
   }
 
   names() {
     const where = (byte) => {
       const pixel = Math.floor(byte / this.format.channels);
-      return [Math.floor(pixel / this.format.width), pixel % this.format.width, this.channelNames[byte % this.format.channels]];
+      const channel = this.channelNames[byte % this.format.channels];
+      return [Math.floor(pixel / this.format.width), pixel % this.format.width, channel];
     };
     return {
       invitation: "Choose a pixel of the large image: by a click, or by the arrow keys and Enter.",
@@ -260,7 +270,8 @@ export class ImageView {
       place: (byte, position, bytes) => {
         const [row, column, channel] = where(byte);
         const [ownRow, ownColumn] = where(position);
-        return `${channel} ${bytes[byte]}: ${away(ownRow - row, "up", "down")}${away(ownColumn - column, "left", "right")}` || "here";
+        const there = away(ownRow - row, "up", "down") + away(ownColumn - column, "left", "right");
+        return `${channel} ${bytes[byte]}: ${there || "the same pixel"}`;
       },
       panel: (weights, first, bytes, heatColour) => {
         const canvas = this.format.canvas({ "aria-hidden": "true" });

@@ -40,7 +40,8 @@ class Seen {
 
 export class LookPanel {
   // kind: how the view names bytes and places, with label(byte), place(byte, position, bytes) and title(position, bytes).
-  // onshade(weights): of every byte, from 0 to 1, when a head is chosen; null when no byte is. onstep(position): another byte was asked for.
+  // onshade(weights): of every byte, from 0 to 1, when a head is chosen; null when no byte is.
+  // onstep(position): another byte was asked for; null if none.
   constructor(box, about, kind, onshade, onstep, showError) {
     Object.assign(this, { box, about, kind, onshade, onstep, showError });
     this.head = ALL;
@@ -57,14 +58,14 @@ export class LookPanel {
     this.onshade(null);
   }
 
-  async show(bytes, position, bits, layers) {
+  async show(bytes, position, layers) {
     this.request?.abort();
     this.request = new AbortController();
     this.box.setAttribute("aria-busy", "true");
     try {
       const body = { bytes: Array.from(bytes), position, ...(layers ? { layers } : {}) };
       const answer = await postJson("/page/look", body, this.request.signal);
-      Object.assign(this, { bytes, position, bits, seen: new Seen(answer, this.about.heads) });
+      Object.assign(this, { bytes, position, seen: new Seen(answer, this.about.heads) });
       if (this.head !== ALL && !this.seen.layers.includes(this.head[0])) this.head = ALL;
       this.draw();
     } catch (error) {
@@ -105,7 +106,8 @@ export class LookPanel {
   facts() {
     const { seen } = this;
     const bits = -Math.log2(seen.probability);
-    return `${number(bits, 2)} bits · ${percent(seen.probability)} · rank ${seen.rank} · entropy ${number(seen.entropy, 2)} bits`;
+    const entropy = number(seen.entropy, 2);
+    return `${number(bits, 2)} bits · ${percent(seen.probability)} · rank ${seen.rank} · entropy ${entropy} bits`;
   }
 
   bars() {
@@ -127,7 +129,7 @@ export class LookPanel {
     const select = element("select", { "data-focus": "layers" },
       element("option", { value: "" }, `${this.seen.layers.length} of ${this.about.layers}`),
       Array.from({ length: this.about.layers }, (_, layer) => element("option", { value: layer }, `layer ${layer}`)));
-    select.addEventListener("change", () => this.show(this.bytes, this.position, this.bits,
+    select.addEventListener("change", () => this.show(this.bytes, this.position,
       select.value === "" ? undefined : [Number(select.value)]));
     return [element("label", { class: "field" }, element("span", { class: "name" }, "Layers shown"), select)];
   }

@@ -7,7 +7,12 @@ import { count } from "./dom.js";
 import { ImageView } from "./image.js";
 import { TextView } from "./text.js";
 
-const VIEWS = { text: ["Write", TextView], bytes: ["Write", TextView], images: ["Complete", ImageView], audio: ["Listen", AudioView] };
+const VIEWS = {
+  text: ["Write", TextView],
+  bytes: ["Write", TextView],
+  images: ["Complete", ImageView],
+  audio: ["Listen", AudioView],
+};
 
 function showError(error) {
   const notice = document.getElementById("notice");
@@ -52,8 +57,8 @@ async function start() {
     const { samples } = await getJson("/page/samples");
     const [verb, View] = VIEWS[about.kind] ?? VIEWS.bytes;
     document.title = `${about.name} · Longstride`;
-    document.getElementById("model").textContent =
-      `${about.name} · a model of ${about.kind} · ${about.config[0][1]} parameters · context ${count(about.context, "byte")}`;
+    const size = `${about.config[0][1]} parameters · context ${count(about.context, "byte")}`;
+    document.getElementById("model").textContent = `${about.name} · a model of ${about.kind} · ${size}`;
     document.getElementById("tab-work").textContent = verb;
     showAbout(document.getElementById("about"), about);
     new View(document.getElementById("stage"), document.getElementById("look"), about, samples, showError);

@@ -24,7 +24,8 @@ export class TextView {
       { title: "The bits of the text as it is, without a continuation" });
     this.controls.actions.insertBefore(score, this.more);
     this.field = new TextField("Text, byte by byte. Arrow keys move, Enter looks at a byte.", (byte) => this.lookAt(byte));
-    this.summary = element("p", { class: "summary", "aria-live": "polite" }, "Nothing here yet: continue the text, or ask for its bits.");
+    this.summary = element("p", { class: "summary", "aria-live": "polite" },
+      "Nothing here yet: continue the text, or ask for its bits.");
     this.shades = new Choice("Shade by", "shade", ["bits", "attention"], () => this.repaint());
     this.legends = { bits: legend("bits", "0 bits", "8 or more"), attention: legend("attention", "weight 0", "largest") };
     this.scale = element("div", { class: "row spread", hidden: true }, this.shades.box, Object.values(this.legends));
@@ -87,7 +88,8 @@ export class TextView {
     if (!prompt.length) throw new Error("Give a text to continue.");
     if (room < 1) throw new Error(`Give less than ${count(this.about.most_bytes, "byte")} to continue.`);
     this.begin(prompt, prompt.length);
-    const body = { model: this.about.name, prompt: Array.from(prompt), overflow: "slide", logprobs: 0, max_tokens: Math.min(room, this.controls.get("length")), ...this.controls.sampling() };
+    const body = { model: this.about.name, prompt: Array.from(prompt), overflow: "slide", logprobs: 0,
+      max_tokens: Math.min(room, this.controls.get("length")), ...this.controls.sampling() };
     const begun = performance.now();
     let written = 0;
     try {
@@ -123,7 +125,7 @@ export class TextView {
   lookAt(byte) {
     this.field.choose(byte);
     if (byte === null) this.field.box.focus();
-    else this.panel.show(this.field.bytes, byte, this.field.bits);
+    else this.panel.show(this.field.bytes, byte);
   }
 }
 
