@@ -14,6 +14,7 @@ from longstride.common.device import memory_bytes
 from longstride.model import SparseTransformer
 from longstride.model.byte_cost import cache_bytes
 from longstride.sampling.params import SamplingParams
+from longstride.sampling.streams import choose_implementation
 from longstride.sampling.torch_places import TorchPlaces
 
 MOST_PLACES = 64
@@ -48,10 +49,11 @@ class Places(Protocol):
     """A number of places for streams of one model."""
 
     count: int
-    most_steps: int
-    """The most bytes of a turn."""
     is_async: bool
     """Whether `extend` returns long before a GPU has finished."""
+
+    def most_steps(self, streams: int) -> int:
+        """The most bytes of a turn of so many streams."""
 
     def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[None, None, Tensor | None]:
         """Starts a stream with a prompt of up to a context of bytes, which may be empty. Yields between parts of the work,
@@ -83,11 +85,19 @@ def score(logits: Tensor, data: bytes, likely: int) -> list[Score]:
 
 
 def open_places(model: SparseTransformer, count: int | None = None, exact: bool = False) -> Places:
-    """Returns places for streams of a model, by the best implementation for its device. count: None for MOST_PLACES, or as
-    many as there is memory for."""
+    """Returns places for streams of a model, by the best implementation for its device.
+
+    count: None for MOST_PLACES, or as many as there is memory for. exact: streams do not change each other's bits on a GPU,
+    either, where a stream that is alone is otherwise extended by another kernel.
+    """
     device = next(model.parameters()).device
     if count is None:
         memory = memory_bytes(device)
         room = MOST_PLACES if memory is None else int(memory * MEMORY_SHARE) // cache_bytes(model.config)
         count = max(1, min(MOST_PLACES, room))
-    return TorchPlaces(model, count)
+    if choose_implementation(model.config, count, device)[0] == "pytorch":
+        return TorchPlaces(model, count)
+    # Imported late, since Triton may be missing.
+    from longstride.sampling.kernel_places import KernelPlaces
+
+    return KernelPlaces(model, count, exact)

@@ -82,12 +82,11 @@ class _Stream:
 class TorchTurn:
     """One byte of each stream."""
 
-    def __init__(self, made: list[bytes], logits: Tensor) -> None:
+    def __init__(self, made: list[bytes | None], logits: Tensor) -> None:
         self._made, self._logits = made, logits
 
     def data(self) -> list[bytes | None]:
-        finite = self._logits.isfinite().all(1).tolist()
-        return [made if good else None for made, good in zip(self._made, finite)]
+        return self._made
 
     def logits(self) -> Tensor:
         return self._logits
@@ -96,7 +95,6 @@ class TorchTurn:
 class TorchPlaces:
     """`Places` in plain PyTorch, on any device."""
 
-    most_steps = 1
     is_async = False
 
     def __init__(self, model: SparseTransformer, count: int) -> None:
@@ -111,22 +109,35 @@ class TorchPlaces:
         self.tables = torch.cat([byte_tables(self.model), start, nothing])
         self.threads = 1 if self.config.width * self.config.ff_width < SINGLE_THREAD_PRODUCTS else None
         self.streams: dict[int, _Stream] = {}
+        self.suspects: set[int] = set()
+        """Places whose keys and values may not be finite. Others read slots of streams before them, with weight 0."""
         self.networks: dict[int, NetworkPosition] = {}
         self.windows: OrderedDict[int, _Window] = OrderedDict()
+
+    def most_steps(self, streams: int) -> int:
+        return 1
 
     @torch.inference_mode()
     def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[None, None, Tensor | None]:
         hidden = None
         if prompt:
+            self.suspects.add(place)
             tokens = torch.tensor([list(prompt)], dtype=torch.uint8, device=self.device)
             for output in prefill_parts(self.model, self.cache, tokens, slice(place, place + 1)):
                 hidden = output[0]
                 yield
+            if hidden is not None and hidden.isfinite().all():
+                self.suspects.discard(place)
         self.streams[place] = _Stream(prompt, state, params)
         return hidden
 
+    @torch.inference_mode()
     def leave(self, place: int) -> None:
         self.streams.pop(place, None)
+        if place in self.suspects:
+            self.suspects.remove(place)
+            for cached in (*self.cache.keys, *self.cache.values):
+                cached[place].zero_()
 
     def logits(self, hidden: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -141,9 +152,12 @@ class TorchPlaces:
         with self._suitable_threads():
             logits = self._step(places, streams, positions)
             made = self._draw(logits, streams, positions)
-        for stream, byte in zip(streams, made):
+        finite = logits.isfinite().all(1).tolist()
+        for place, stream, byte, is_finite in zip(places, streams, made, finite):
             stream.data.append(byte)
-        return TorchTurn([bytes([byte]) for byte in made], logits)
+            if not is_finite:
+                self.suspects.add(place)
+        return TorchTurn([bytes([byte]) if is_finite else None for byte, is_finite in zip(made, finite)], logits)
 
     def _step(self, places: Sequence[int], streams: Sequence[_Stream], positions: Sequence[int]) -> Tensor:
         windows = [self._window(position) for position in positions]

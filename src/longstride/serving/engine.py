@@ -103,8 +103,8 @@ class Engine:
         """Streams with a place."""
         self._turn: tuple[Turn, list[Stream]] | None = None
         """What a GPU works on."""
-        self._step_seconds = 0.0
-        """Of the last turn."""
+        self._turn_seconds = self._step_seconds = 0.0
+        """Of the last turn, and of each of its steps."""
         self._thread = threading.Thread(target=self._work, name="longstride engine", daemon=True)
 
     # In the event loop.
@@ -240,7 +240,7 @@ class Engine:
             self._finish(stream, "length")
 
     def _read_prompts(self) -> None:
-        """Reads prompts for as long as the last step took, so that neither these nor the running streams wait for long."""
+        """Reads prompts for as long as the last turn took, so that neither these nor the running streams wait for long."""
         begun = time.perf_counter()
         running = any(stream.joining is None and not stream.done for stream in self._held)
         for stream in self._held:
@@ -250,7 +250,7 @@ class Engine:
                 except StopIteration:
                     stream.joining = None
                     running = running or not stream.done
-                if running and time.perf_counter() - begun > self._step_seconds:
+                if running and time.perf_counter() - begun > self._turn_seconds:
                     return
 
     def _take_turn(self) -> None:
@@ -264,7 +264,8 @@ class Engine:
         before, self._turn = self._turn, None
         if ready:
             scores = any(stream.job.likely is not None for stream in ready)
-            steps = 1 if scores else min(self.places.most_steps, *(context - stream.launched for stream in ready))
+            room = min(context - stream.launched for stream in ready)
+            steps = 1 if scores else min(room, self.places.most_steps(len(ready)))
             self._turn = self.places.extend([stream.place for stream in ready], steps, scores), ready
             for stream in ready:
                 stream.launched += steps
@@ -276,7 +277,8 @@ class Engine:
         if before is not None:
             self._take(*before)
         if ready:
-            self._step_seconds = (time.perf_counter() - begun) / steps
+            self._turn_seconds = time.perf_counter() - begun
+            self._step_seconds = self._turn_seconds / steps
 
     def _take(self, turn: Turn, streams: Sequence[Stream]) -> None:
         """Gives the bytes of a turn to their streams."""

@@ -18,10 +18,11 @@ class Stops:
             return new
         assert not self.found
         text = self.held + new
-        ends = [at for sequence in self.sequences if (at := text.find(sequence)) >= 0]
+        # The sequence that is complete first, as if bytes came one by one; of two, the longer.
+        ends = [(at + len(sequence), at) for sequence in self.sequences if (at := text.find(sequence)) >= 0]
         if ends:
             self.found, self.held = True, b""
-            return text[: min(ends)]
+            return text[: min(ends)[1]]
         keep = max(_overlap(text, sequence) for sequence in self.sequences)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]
