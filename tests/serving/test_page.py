@@ -1,5 +1,6 @@
 """The page in Chromium, against a server with a small model of each kind: make test-page"""
 
+import json
 import re
 import struct
 import wave
@@ -182,7 +183,7 @@ def test_the_keyboard_alone(browser, text):
 def test_every_control_has_a_name_and_a_visible_focus(browser, text):
     with open_tab(browser, text) as tab:
         write(tab, "abc", 3)
-        tab.evaluate("document.activeElement.blur()")
+        tab.locator(".skip").focus()
         names = []
         tab.keyboard.press("Tab")
         while tab.evaluate("document.activeElement !== document.body"):
@@ -195,7 +196,7 @@ def test_every_control_has_a_name_and_a_visible_focus(browser, text):
             names.append(name)
             tab.keyboard.press("Tab")
         assert all(names)
-        assert names[:2] == ["Skip to the content", "Write"]
+        assert names[0] == "Write"
         assert names[-1].startswith("Text, byte by byte")
         assert len(names) > 10
 
@@ -240,6 +241,22 @@ def test_about(browser, text):
         expect(panel).to_contain_text("Best validation")
         assert len(panel.locator("polyline.training").get_attribute("points").split()) >= 3
         expect(panel.locator("circle.validation")).to_have_count(2)
+
+
+def test_the_card_of_a_saved_model(browser, folder, text):
+    main(["export", str(folder / "text"), str(folder / "saved")])
+    card = json.loads((folder / "saved" / "card.json").read_text())
+    figure = {"data": "a book", "bytes": 1234, "min_context": 256, "bits_per_byte": 2.3456}
+    card |= {"name": "carded", "licence": "CC BY 4.0", "limits": "It knows <b>nothing</b>.", "figures": [figure]}
+    (folder / "saved" / "card.json").write_text(json.dumps(card))
+    with open_server(folder / "saved") as address, open_tab(browser, address) as tab:
+        expect(tab.locator("#model")).to_contain_text("carded")
+        tab.get_by_role("tab", name="About").click()
+        panel = tab.get_by_role("tabpanel", name="About")
+        expect(panel.get_by_role("heading", name="Licence")).to_be_visible()
+        expect(panel).to_contain_text("CC BY 4.0.")
+        expect(panel).to_contain_text("It knows <b>nothing</b>.")
+        expect(panel.get_by_role("row").nth(1)).to_have_text("a book1,2342562.346")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -357,6 +374,19 @@ def test_mu_law_in_the_browser_is_ours(browser, audio):
         )
     assert np.allclose(decoded, decode(codes))
     assert encoded == encode(points).tolist()
+
+
+def test_the_scale_gets_darker_evenly_in_light_and_lighter_in_dark(browser, text):
+    """So that it is read without telling hues apart."""
+    for dark in (False, True):
+        with open_tab(browser, text, dark=dark) as tab:
+            write(tab, "abc", 3)
+            for kind in ("bits", "attention"):
+                script = "parts => parts.map(part => getComputedStyle(part).backgroundColor)"
+                colours = tab.eval_on_selector_all(f".ramp.{kind} span", script)
+                lightness = [float(re.match(r"oklch\(([\d.]+)", colour)[1]) for colour in colours]
+                assert lightness == sorted(lightness, reverse=not dark)
+                assert abs(lightness[-1] - lightness[0]) > 0.25
 
 
 def test_uploading_a_sound(browser, audio, tmp_path):

@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from longstride.data.images import Images
 from longstride.data.text import Text
 from longstride.serving import views
+from longstride.serving.engine import StoppingError
 from longstride.serving.scores import look_at, passes, score_pass
 from longstride.serving.served import Served
 from longstride.serving.views import FILES, MOST_BYTES, page_router
@@ -46,9 +47,9 @@ class Engine:
         return function()
 
 
-def serve(kind=None, **changes):
+def serve(kind=None, run=None, **changes):
     app, engine = FastAPI(), Engine()
-    served = Served("small", model(**changes).eval(), kind or Text())
+    served = Served("small", model(**changes).eval(), kind or Text(), run=run)
     app.include_router(page_router(served, engine))
     client = TestClient(app)
     client.served, client.engine = served, engine
@@ -107,6 +108,16 @@ def test_about(client):
     assert (about["name"], about["kind"], about["context"], about["heads"]) == ("small", "text", 24, 2)
     assert about["most_bytes"] == MOST_BYTES
     assert client.get("/page/samples").json()["samples"][0]["name"] == "Hoosier Hysteria"
+
+
+def test_the_curve_is_read_again_when_it_has_grown(tmp_path):
+    client = serve(run=tmp_path)
+    assert client.get("/page/about").json()["run"] is None
+    for step in (1, 2):
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, "bits_per_byte": 4.0}) + "\n")
+        assert client.get("/page/about").json()["run"]["training"][-1] == [step, 4.0]
+    assert str(tmp_path) not in client.get("/page/about").text
 
 
 def test_scores(client):
@@ -182,6 +193,16 @@ def test_requests_that_wait_are_limited(client, monkeypatch):
     response = client.post("/page/scores", json={"bytes": DATA})
     refused(response, 429)
     assert response.headers["retry-after"] == "1"
+
+
+def test_a_server_that_stops_says_so(monkeypatch):
+    async def stopping(function):
+        raise StoppingError("the server is stopping")
+
+    client = serve()
+    monkeypatch.setattr(client.engine, "run", stopping)
+    refused(client.post("/page/scores", json={"bytes": DATA}), 503)
+    refused(client.post("/page/look", json={"bytes": DATA, "position": 0}), 503)
 
 
 def test_weights_that_are_not_finite_are_told(client):

@@ -16,7 +16,7 @@ from longstride.evaluation.scoring import Window, windows_of
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.inspection import check_indices, evenly_spaced, inspect_attention
 
-BYTES_PER_PASS = 2**14
+BYTES_PER_PASS = 2**13
 """Bytes of the windows that are computed at a time; at least one window."""
 MOST_WEIGHTS = 2**22
 """The most attention weights of an answer, one byte each. A model with more gives those of some layers at a time."""

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from fastapi import APIRouter, Request, Response
 from longstride.common.checks import short_repr, whole_number
 from longstride.common.files import parse_object
 from longstride.serving.about import bundled_samples, describe_model
-from longstride.serving.engine import Engine
+from longstride.serving.engine import Engine, StoppingError
 from longstride.serving.errors import RequestError
 from longstride.serving.scores import look_at, passes, score_pass
 from longstride.serving.served import Served
+from longstride.training.metrics import NAME
 
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -72,11 +74,15 @@ class Desk:
         self.model, self.config = served.model, served.model.config
         self.waiting = 0
         self.samples: list[dict[str, Any]] | None = None
+        self.described: tuple[tuple[int, int], dict[str, Any]] | None = None
+        """When the run's metrics had changed, and what was said then."""
 
     def about(self) -> dict[str, Any]:
-        served = self.served
-        described = describe_model(served.name, self.config, served.kind, served.card, served.run)
-        return described | {"most_bytes": self.most_bytes}
+        served, stamp = self.served, metrics_stamp(self.served.run)
+        if self.described is None or self.described[0] != stamp:
+            described = describe_model(served.name, self.config, served.kind, served.card, served.run)
+            self.described = stamp, described | {"most_bytes": self.most_bytes}
+        return self.described[1]
 
     @property
     def most_bytes(self) -> int:
@@ -151,6 +157,8 @@ class Desk:
         self.waiting += 1
         try:
             yield
+        except StoppingError as error:
+            raise RequestError(str(error), code="stopping", status=503, headers={"Retry-After": "5"}) from None
         finally:
             self.waiting -= 1
 
@@ -190,6 +198,15 @@ def page_router(served: Served, engine: Engine) -> APIRouter:
             return error.response()
 
     return router
+
+
+def metrics_stamp(run: Path | None) -> tuple[int, int]:
+    """Changes whenever the metrics of a run do."""
+    try:
+        status = (run / NAME).stat() if run else None
+    except OSError:
+        status = None
+    return (status.st_mtime_ns, status.st_size) if status else (0, 0)
 
 
 def send(answer: dict[str, Any]) -> Response:
