@@ -1,5 +1,6 @@
 """The page in Chromium, against a server with a small model of each kind: make test-page"""
 
+import base64
 import json
 import re
 import struct
@@ -151,9 +152,12 @@ def test_looking_at_a_byte(browser, text):
         look.get_by_role("radio", name="layer 1, head 2").click()
         expect(look.locator(".places")).to_contain_text("layer 1, head 2: Block(32)")
         expect(look.locator(".places li").first).to_contain_text("%")
-        levels = levels_of(tab)
-        assert max(levels[:9]) == 1
-        assert not any(levels[9:])  # Nothing is read from the byte on.
+        body = {"bytes": list(b"The Canterbury Tales"), "position": 9}
+        answer = tab.request.post(f"{text}/page/look", data=body).json()
+        weights = np.frombuffer(base64.b64decode(answer["levels"]), np.uint8).reshape(2, 4, 10)[1, 2]
+        # Key j has read byte j - 1, and nothing is read from the byte on.
+        assert np.allclose(levels_of(tab)[:9], weights[1:] / weights[1:].max(), atol=0.001)
+        assert not any(levels_of(tab)[9:])
         tab.get_by_label("bits", exact=True).check()
         expect(tab.locator(".text")).not_to_have_class(re.compile("by-attention"))
         look.get_by_role("button", name="next byte").click()
