@@ -2,8 +2,8 @@
 
 python benchmarks/serve_load.py --clients 100 --seconds 120 --json benchmarks/results/serve-cpu.json
 
-Serves `text-small` with random weights by `longstride serve`, unless --model names a run or a saved model. First sends each of
---requests different requests alone, then all clients send them in random order. Fails if a status is not 200, an answer
+Serves `text-small` with random weights by `longstride serve`, unless --model names a run or a saved model. First sends each
+of --requests different requests alone, then all clients send them in random order. Fails if a status is not 200, an answer
 differs, or memory grows by more than a twentieth in the second half.
 """
 
