@@ -18,6 +18,7 @@ from longstride.sampling import generate
 from longstride.serving.answers import Job
 from longstride.serving.app import create_app
 from longstride.serving.served import Served
+from longstride.serving.server import server_config
 from longstride.serving.settings import ServeSettings
 from tests.model.small import model
 
@@ -42,8 +43,7 @@ def server(given=None, **settings):
     """A real server in a thread, on a free port: yields the server, with `port`, `url` and `app`."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     made = app(given, **settings)
-    config = uvicorn.Config(made, log_level="error", access_log=False, ws="none", lifespan="on")
-    running = uvicorn.Server(config)
+    running = uvicorn.Server(server_config(made))
     running.capture_signals = contextlib.nullcontext
     running.app, running.port = made, listener.getsockname()[1]
     running.url = f"http://127.0.0.1:{running.port}"

@@ -1,5 +1,6 @@
 """Choices: text is valid UTF-8 at every moment, and logprobs say where each byte is in it."""
 
+import itertools
 import json
 
 from hypothesis import given
@@ -13,7 +14,7 @@ from longstride.serving.choices import Choice, token
 def chunks(data, borders, prompt=b"", echo=False, scores=False):
     borders = sorted({0, len(data), *(min(border, len(data)) for border in borders)})
     choice = Choice(0, prompt, echo, scores)
-    pieces = [Piece(data[start:stop], [Score(-1.0, [])] * (stop - start)) for start, stop in zip(borders, borders[1:])]
+    pieces = [Piece(data[start:stop], [Score(-1.0, [])] * (stop - start)) for start, stop in itertools.pairwise(borders)]
     pieces.append(Piece(finish="length"))
     if echo and scores:
         pieces[0].prompt_scores = [Score(-2.0, [(65, -0.5)])] * len(prompt)

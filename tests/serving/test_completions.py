@@ -82,7 +82,7 @@ def test_values():
         ({"top_k": 0}, "top_k", "from 1 to 256"),
         ({"seed": 2**64}, "seed", "whole number"),
         ({"stop": ""}, "stop", "none of them empty"),
-        ({"stop": ["a"] * 5}, "stop", "up to 4"),
+        ({"stop": ["a"] * 17}, "stop", "up to 16"),
         ({"stop": [1]}, "stop", "must be text"),
         ({"stop": "a" * 1025}, "stop", "at most 1,024 bytes"),
         ({"logprobs": 21}, "logprobs", "from 0 to 20"),

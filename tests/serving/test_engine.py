@@ -58,7 +58,7 @@ class HeldPlaces(TorchPlaces):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 10**6))
 def test_samples_are_the_same_as_alone(name, seed):
     made, rng = model(**NETWORKS[name]), random.Random(seed)
@@ -66,10 +66,10 @@ def test_samples_are_the_same_as_alone(name, seed):
 
     def job(number):
         prompt = rng.randbytes(rng.choice([0, 1, rng.randrange(23)]))
-        most = 25 - len(prompt) if is_image else 60
+        most = 25 - len(prompt) if is_image else 40
         return Job(prompt, rng.randrange(1, most), rng.choice(PARAMS), rng.randrange(10), number)
 
-    jobs = [job(number) for number in range(12)]
+    jobs = [job(number) for number in range(8)]
 
     async def work(engine):
         async def one(number):

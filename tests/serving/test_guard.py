@@ -9,7 +9,16 @@ BODY = {"prompt": "a", "max_tokens": 1}
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "localhost:8000", "LOCALHOST.", "127.0.0.1:8000", "127.0.0.1", "[::1]:8000", "192.168.1.5:80", "my.server"],
+    [
+        "localhost",
+        "localhost:8000",
+        "LOCALHOST.",
+        "127.0.0.1:8000",
+        "127.0.0.1",
+        "[::1]:8000",
+        "192.168.1.5:80",
+        "my.server",
+    ],
 )
 def test_names_and_addresses_of_this_server(host):
     with client(allowed_hosts=("my.server",)) as made:

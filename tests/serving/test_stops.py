@@ -1,5 +1,7 @@
 """Stop sequences, whatever the borders between pieces."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ sequences = st.lists(st.text(alphabet="ab", min_size=1, max_size=4).map(str.enco
 def test_shows_all_before_the_first_sequence(text, given_sequences, borders):
     stops, shown = Stops(given_sequences), b""
     borders = sorted({0, len(text), *(min(border, len(text)) for border in borders)})
-    for start, stop in zip(borders, borders[1:]):
+    for start, stop in itertools.pairwise(borders):
         shown += stops.push(text[start:stop])
         if stops.found:
             break

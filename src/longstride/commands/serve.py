@@ -29,6 +29,7 @@ def serve(folder: Path, settings: ServeSettings, opened: Callable[[str], object]
     import_optional("prometheus_client", "longstride serve", "serve")
     from longstride.serving.app import create_app
     from longstride.serving.served import open_served
+    from longstride.serving.server import server_config
 
     listener = _listen(settings)
     served = open_served(
@@ -41,11 +42,7 @@ def serve(folder: Path, settings: ServeSettings, opened: Callable[[str], object]
     print_line(console, f"serving {served.name} on {address}: {places:,} samples at once, {settings.queue:,} may wait")
     if not settings.is_local and settings.api_key() is None:
         print_line(console, "every machine on the network may use it: no API key is set (--api-key-file)")
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, date_header=True, proxy_headers=False,
-        timeout_graceful_shutdown=settings.grace, ws="none", lifespan="on",
-    )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app, settings.grace))
     if opened is not None:
         threading.Thread(target=_call_when_started, args=(server, lambda: opened(address)), daemon=True).start()
     with _signals(server):

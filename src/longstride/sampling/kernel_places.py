@@ -30,17 +30,25 @@ UNFILTERED = 2.0
 class KernelTurn:
     """Bytes on their way from the GPU."""
 
-    def __init__(self, made: Tensor, rows: list[Tensor], broken: Tensor, logits: Tensor | None) -> None:
-        """made: bytes [streams, n]; rows: which of them are new, for each stream; broken: int32 [streams]."""
+    def __init__(
+        self, made: Tensor, broken: Tensor, streams: list[tuple[int, int]], steps: int, logits: Tensor | None
+    ) -> None:  # fmt: skip
+        """made: rings of the newest bytes, [rows, size]; broken: int32 [rows]; streams: the row and the first position of
+        each stream."""
         self._made, self._broken = (x.to("cpu", non_blocking=True) for x in (made, broken))
-        self._rows, self._logits = rows, logits
+        self._streams, self._steps, self._logits = streams, steps, logits
         self._ready = torch.cuda.current_stream(made.device).record_event() if made.is_cuda else None
 
     def data(self) -> list[bytes | None]:
         if self._ready is not None:
             self._ready.synchronize()
-        streams = zip(self._made, self._rows, self._broken.tolist())
-        return [None if broken else bytes(made[new].tolist()) for made, new, broken in streams]
+        broken, size = self._broken.tolist(), self._made.shape[1]
+        twice = self._made.numpy().repeat(2, 0).reshape(len(self._made), -1)  # So that the end of a ring goes on.
+        found: list[bytes | None] = []
+        for row, first in self._streams:
+            at = first % size
+            found.append(None if broken[row] else twice[row, at : at + self._steps].tobytes())
+        return found
 
     def logits(self) -> Tensor:
         assert self._logits is not None
@@ -84,9 +92,9 @@ class PlacedBatch(BatchedStreams):
     def run(self, places: tuple[int, ...], steps: int, has_filter: bool) -> None:
         """Makes bytes of the streams in these places."""
         if places != self._active:
-            active = torch.zeros(self.batch, dtype=torch.int32)
+            active = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self.device.type == "cuda")
             active[list(places)] = 1
-            self.placed.active.copy_(active)
+            self.placed.active.copy_(active, non_blocking=True)
             self._active = places
         for _ in range(steps):
             self._replay(has_filter)
@@ -112,6 +120,19 @@ class KernelPlaces:
         self._nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._positions = [0] * count
         self._params = [SamplingParams()] * count
+        if self.device.type == "cuda":
+            self._warm_up()
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """Compiles the kernels and captures the graphs, for which the first client would wait."""
+        with self.batch.device_context():
+            for has_filter in (True, False):
+                self.batch.run((), 1, has_filter)
+        if self.alone is not None:
+            self._extend_alone(self.alone, 0, 1, keeps_logits=False)
+            self._positions[0] = 0
+            self.batch.park(0, 0)
 
     def most_steps(self, streams: int) -> int:
         return ALONE if streams == 1 and self.alone is not None else TOGETHER
@@ -121,7 +142,9 @@ class KernelPlaces:
         self.batch.park(place, len(prompt))
         hidden = None
         if prompt:
-            tokens = torch.tensor([list(prompt)], dtype=torch.uint8, device=self.device)
+            # Pinned, as a copy from other memory would wait for the streams that are being extended.
+            tokens = torch.tensor([list(prompt)], dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            tokens = tokens.to(self.device, non_blocking=True)
             for output in prefill_parts(self.batch.model, self.batch.cache, tokens, slice(place, place + 1)):
                 hidden = output[0]
                 yield
@@ -146,13 +169,11 @@ class KernelPlaces:
         has_filter = self.exact or any(self._params[place].has_filter for place in places)
         with self.batch.device_context():
             self.batch.run(tuple(places), steps, has_filter)
-        chosen = torch.tensor(places, device=self.device)
-        new = []
+        streams = [(place, self._positions[place]) for place in places]
         for place in places:
-            new.append(torch.arange(self._positions[place], self._positions[place] + steps) % NEWEST)
             self._positions[place] += steps
-        logits = self.batch.logits[chosen] if keeps_logits else None
-        return KernelTurn(self.batch.placed.made[chosen], new, self.batch.placed.broken[chosen], logits)
+        logits = self.batch.logits[torch.tensor(places, device=self.device)] if keeps_logits else None
+        return KernelTurn(self.batch.placed.made, self.batch.placed.broken, streams, steps, logits)
 
     def _extend_alone(self, alone: ResidentStreams, place: int, steps: int, keeps_logits: bool) -> KernelTurn:
         """Extends one stream by the persistent kernel, in this place's part of the cache."""
@@ -165,4 +186,4 @@ class KernelPlaces:
         last.copy_(alone.last_bytes[0, 0])
         batch.park(place, self._positions[place])
         broken = (~alone.logits.isfinite().all(1)).int()
-        return KernelTurn(made, [torch.arange(steps)], broken, alone.logits.clone() if keeps_logits else None)
+        return KernelTurn(made, broken, [(0, 0)], steps, alone.logits.clone() if keeps_logits else None)

@@ -123,13 +123,18 @@ class TorchPlaces:
         if prompt:
             self.suspects.add(place)
             tokens = torch.tensor([list(prompt)], dtype=torch.uint8, device=self.device)
-            for output in prefill_parts(self.model, self.cache, tokens, slice(place, place + 1)):
+            parts = prefill_parts(self.model, self.cache, tokens, slice(place, place + 1))
+            while (output := self._next(parts)) is not None:
                 hidden = output[0]
                 yield
             if hidden is not None and hidden.isfinite().all():
                 self.suspects.discard(place)
         self.streams[place] = _Stream(prompt, state, params)
         return hidden
+
+    def _next(self, parts: Iterator[Tensor]) -> Tensor | None:
+        with self._suitable_threads():
+            return next(parts, None)
 
     @torch.inference_mode()
     def leave(self, place: int) -> None:

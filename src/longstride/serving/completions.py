@@ -21,7 +21,7 @@ MOST_CHOICES = 128
 """The most choices for each prompt."""
 MOST_LIKELY = 20
 """The most bytes listed for each position with logprobs."""
-MOST_STOPS, LONGEST_STOP = 4, 1024
+MOST_STOPS, LONGEST_STOP = 16, 1024
 """The most stop sequences, and the most bytes of each."""
 LONGEST_USER = 1024
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longstride.serving.errors import RequestError
@@ -67,6 +68,8 @@ class Guard:
         except RequestError as error:
             if not status:
                 await error.response()(scope, receive, guarded_send)
+        except ClientDisconnect:
+            pass
         except Exception:  # Our own mistakes: clients learn nothing of the machine.
             LOG.exception("a request failed")
             if not status:
