@@ -166,6 +166,23 @@ def test_looking_at_a_byte(browser, text):
         expect(look).to_contain_text("Choose a byte")
 
 
+def test_layers_that_do_not_fit_are_fetched_one_by_one(browser, text):
+    def thin(route):
+        """As a server whose model has too many weights for one answer."""
+        body = route.request.post_data_json
+        route.continue_(post_data={"layers": [0], **body})
+
+    with open_tab(browser, text) as tab:
+        tab.route("**/page/look", thin)
+        write(tab, "The Canterbury Tales")
+        tab.locator(".cell").nth(5).click()
+        look = tab.get_by_role("complementary", name="One byte")
+        expect(look.get_by_role("radio")).to_have_count(1 + 4)
+        look.get_by_label("Layers shown").select_option("layer 1")
+        look.get_by_role("radio", name="layer 1, head 3").click()
+        expect(look.locator(".places")).to_contain_text("layer 1, head 3")
+
+
 def test_the_keyboard_alone(browser, text):
     with open_tab(browser, text) as tab:
         write(tab, "ab\ncd", 5)

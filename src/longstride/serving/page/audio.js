@@ -25,6 +25,7 @@ export class AudioView {
     this.controls = new Controls("Continue",
       [["ms", "Milliseconds", milliseconds(half), 1, milliseconds(about.most_bytes), 1, null]],
       (signal) => this.continue(signal, this.bytes.subarray(0, this.given)), showError);
+    this.controls.locked = [this.select, this.file];
     this.more = this.controls.addAction("Go on", (signal) => this.continue(signal, this.bytes));
     this.playButton = button("Play", () => this.togglePlay());
     this.playNew = button("Play what is new", () => this.player.play(this.bytes, this.given), { disabled: true });
@@ -78,7 +79,7 @@ export class AudioView {
 
   async upload() {
     const [file] = this.file.files;
-    if (!file || this.controls.running) return;
+    if (!file) return;
     try {
       const bytes = await fromFile(file, this.rate, Math.max(1, this.about.context >> 1));
       if (!bytes.length) throw new Error(`${file.name} is empty.`);
@@ -90,7 +91,6 @@ export class AudioView {
   }
 
   pick(bytes) {
-    if (this.controls.running) return;
     this.set(bytes, bytes.length);
     this.fetchBits().catch((error) => this.showError(error));
   }

@@ -39,6 +39,7 @@ export class Controls {
       this.run(start);
     });
     this.used = false;
+    this.locked = []; // Elements that rest while it runs.
   }
 
   addAction(label, start) {
@@ -67,6 +68,7 @@ export class Controls {
     this.controller = new AbortController();
     this.startButton.disabled = true;
     this.stopButton.disabled = false;
+    for (const one of this.locked) one.disabled = true;
     this.form.setAttribute("aria-busy", "true");
     this.showError(null);
     try {
@@ -77,6 +79,7 @@ export class Controls {
       this.controller = null;
       this.startButton.disabled = false;
       this.stopButton.disabled = true;
+      for (const one of this.locked) one.disabled = false;
       this.form.removeAttribute("aria-busy");
     }
   }

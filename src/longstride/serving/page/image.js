@@ -65,7 +65,7 @@ export class ImageView {
       const made = button(canvas, () => {
         this.file.value = "";
         select(thumbs, index);
-        if (!this.controls.running) this.pick(bytes);
+        this.pick(bytes);
       }, { role: "radio", "aria-label": sample.name });
       return made;
     });
@@ -73,11 +73,12 @@ export class ImageView {
     roving(this.gallery, thumbs);
     select(thumbs, 0);
     this.thumbs = thumbs;
+    this.controls.locked = [...thumbs, this.file, this.keep];
   }
 
   async upload() {
     const [file] = this.file.files;
-    if (!file || this.controls.running) return;
+    if (!file) return;
     try {
       const bytes = await this.format.fromFile(file);
       select(this.thumbs, -1);
