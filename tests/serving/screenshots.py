@@ -29,15 +29,20 @@ def write(tab: Page) -> None:
 
 def look(tab: Page) -> None:
     write(tab)
-    tab.locator(".cell").nth(LINE.index("written") + 3).click()
+    tab.locator(".cell").nth(LINE.index("written")).click()
     tab.locator(".look[data-position]").wait_for()
-    tab.get_by_role("radio", name="layer 0, head 1").click()
+    tab.get_by_role("radio", name="layer 1, head 1").click()
 
 
 def complete(tab: Page) -> None:
     tab.get_by_role("radio", name="image 4", exact=True).click()
     tab.get_by_role("button", name="Complete it").click()
     expect(tab.locator(".caption", has_text="bits/byte")).to_have_count(5)
+
+
+def show_bits(tab: Page) -> None:
+    complete(tab)
+    tab.get_by_label("bits", exact=True).check()
 
 
 def look_at_a_pixel(tab: Page) -> None:
@@ -84,7 +89,7 @@ def main(text: Path, images: Path, audio: Path) -> None:
             take(browser, address, "about-dark-narrow", about, dark=True, width=NARROW)
         with open_server(images) as address:
             take(browser, address, "images", look_at_a_pixel, dark=False)
-            take(browser, address, "images-dark", complete, dark=True)
+            take(browser, address, "images-dark", show_bits, dark=True)
         with open_server(audio) as address:
             take(browser, address, "audio", listen, dark=False)
             take(browser, address, "audio-dark-narrow", listen, dark=True, width=NARROW)

@@ -40,7 +40,7 @@ export class AudioView {
     stage.append(
       element("section", { class: "card", "aria-label": "Sound" },
         labelled("Bundled sound", this.select),
-        labelled("Or one of your own; it stays on this machine", this.file),
+        labelled("Or one of your own, of which the beginning is used", this.file),
         this.controls.form),
       element("section", { class: "card", "aria-label": "Wave" },
         element("div", { class: "row spread" }, this.summary,

@@ -45,7 +45,7 @@ export class ImageView {
     stage.append(
       element("section", { class: "card", "aria-label": "Image" },
         element("div", { class: "field" }, element("span", { class: "name" }, "Bundled image"), this.gallery),
-        labelled("Or one of your own, scaled to the model's size; it stays on this machine", this.file),
+        labelled("Or one of your own, which the browser scales to the model's size", this.file),
         element("label", { class: "field" }, element("span", { class: "name" }, "Rows kept: ", this.kept), this.keep),
         this.controls.form),
       element("section", { class: "card", "aria-label": "Completions" }, this.results),
