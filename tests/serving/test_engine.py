@@ -262,3 +262,25 @@ def test_a_failure_is_that_of_its_samples_alone(caplog):
 
     assert serve(made, work, places=Breaking(made, 2)) == 2
     assert "secret path" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_cannot_go_on_keeps_nobody_waiting(caplog):
+    made = model()
+
+    class Lost(TorchPlaces):
+        def leave(self, place):
+            raise RuntimeError("the device is gone")
+
+    async def work(engine):
+        answers = [engine.submit([Job(b"a", 2)]), engine.submit([Job(b"b", 10**6)]), engine.submit([Job(b"c", 5)])]
+        found = await asyncio.gather(*map(collect, answers), return_exceptions=True)
+        assert found[0][0][3] == "length"
+        assert all(isinstance(one, ModelError) for one in found[1:])
+        with pytest.raises(StoppingError):
+            engine.submit([Job(b"d", 2)])
+        while engine.is_alive:
+            await asyncio.sleep(0.001)
+
+    serve(made, work, places=Lost(made, 2))
+    assert "the device is gone" in caplog.text

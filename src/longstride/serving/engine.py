@@ -168,26 +168,42 @@ class Engine:
     # In the thread.
 
     def _work(self) -> None:
-        while True:
-            self._wake.clear()
-            while self._calls:
-                self._calls.popleft()()
-            self._drop_left()
-            self._admit()
-            if not self._held and self._turn is None:
-                if self._stopping and not self._new and not self._calls:
-                    return
-                self._wake.wait()
-                continue
-            try:
-                self._read_prompts()
-                self._take_turn()
-            except Exception:
-                LOG.exception("the engine failed; it goes on with an empty batch")
-                self._turn = None
-                for stream in self._held:
-                    self._fail(stream, ModelError(FAILED))
-            self._hand_over()
+        try:
+            while self._go_on():
+                pass
+        except BaseException:
+            LOG.exception("the engine has ended")
+            self._stopping = True
+            with self._lock:
+                streams = [*self._held, *self._new]
+                self._new.clear()
+            for stream in streams:
+                self._fail(stream, ModelError(FAILED))
+            self._hand_over(streams)
+            raise
+
+    def _go_on(self) -> bool:
+        """Takes a turn, or waits if there is nothing to do. Returns whether there will be more."""
+        self._wake.clear()
+        while self._calls:
+            self._calls.popleft()()
+        self._drop_left()
+        self._admit()
+        if not self._held and self._turn is None:
+            if self._stopping and not self._new and not self._calls:
+                return False
+            self._wake.wait()
+            return True
+        try:
+            self._read_prompts()
+            self._take_turn()
+        except Exception:
+            LOG.exception("the engine failed; it goes on with an empty batch")
+            self._turn = None
+            for stream in self._held:
+                self._fail(stream, ModelError(FAILED))
+        self._hand_over(self._held)
+        return True
 
     def _drop_left(self) -> None:
         """Frees the places of samples that have ended or that nobody waits for."""
@@ -308,10 +324,10 @@ class Engine:
             stream.done, stream.error = True, error
             self.counts.samples["failed"] += 1
 
-    def _hand_over(self) -> None:
-        """Gives the new pieces to the event loops, each once."""
+    def _hand_over(self, streams: Sequence[Stream]) -> None:
+        """Gives new pieces and errors to the event loops."""
         ready: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
-        for stream in self._held:
+        for stream in streams:
             piece, stream.piece = stream.piece, None
             if piece is not None or stream.error is not None:
                 ready.setdefault(stream.loop, []).append(_Delivery(stream.answers, stream.answer, piece, stream.error))
