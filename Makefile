@@ -7,7 +7,7 @@ READY := .venv/.ready
 # Each begins with one half of the tests, so that it makes what the tests of a file share once; who is done takes over.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
-.PHONY: setup demo test test-all lint format bench clean
+.PHONY: setup demo test test-all test-page lint format bench clean
 
 setup: $(READY)
 
@@ -28,6 +28,12 @@ test: lint
 
 test-all: lint
 	$(TEST) -m ''
+
+# The page in Chromium: Debian's package, and Playwright to drive it.
+test-page: setup
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,page-tests]'
+	command -v chromium > /dev/null || { apt-get update && apt-get install --yes chromium; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m page tests/serving
 
 lint: setup
 	$(BIN)/ruff check .

@@ -74,7 +74,7 @@ def test_commands_parse(page, capsys, monkeypatch, tmp_path):
 def test_flags_in_the_text_exist(page):
     verbs = ["train text-small", "eval", "sample", "demo", "presets", "data prepare", "data fetch", "plot run"]
     verbs += ["plot attention", "plot patterns", "bench attention", "bench step", "bench memory"]
-    verbs += ["bench sampling", "bench tune", "export", "reproduce"]
+    verbs += ["bench sampling", "bench tune", "export", "reproduce", "serve"]
     every = "\n".join(help_text(*verb.split()) for verb in verbs)
     for flag in re.findall(r"`(--[a-z][\w.-]*)[^`]*`", page.read_text()):
         assert flag in TORCHRUN or has_flag(every, flag), f"there is no {flag}"

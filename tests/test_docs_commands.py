@@ -19,8 +19,8 @@ from longstride.data.images import to_png
 from tests.pages import GUIDES, name_of
 from tests.test_docs import SMALLER
 
-LARGE = {"enwik8", "cifar10", "text-modern", "images32", "bench", "demo", "reproduce"}
-"""Presets, models and verbs that take a GPU, or minutes."""
+LARGE = {"enwik8", "cifar10", "text-modern", "images32", "bench", "demo", "reproduce", "serve", "play"}
+"""Presets, models and verbs that take a GPU, or minutes, or that run until they are stopped."""
 SYNOPSIS = re.compile(r"\[|\.\.\.|\bRUN\b|\bFILE\b|\bSHELL\b|\bPRESET\b|\bSTORE\b")
 ITEM = 8, 8, 3
 """The images of these runs: height, width, channels."""

@@ -12,7 +12,7 @@ from longstride.data.kinds import KINDS
 ROOT = Path(longstride.__file__).parent
 ROOMS = [
     "common", "patterns", "attention", "model", "data", "evaluation", "training", "sampling", "transformers", "pictures",
-    "commands",
+    "serving", "commands",
 ]  # fmt: skip
 """A module imports only from its own room and from rooms to the left."""
 FREE = {"version"}

@@ -13,9 +13,9 @@ from PIL import Image
 from longstride.data.store import write_store
 from longstride.data.text import Text
 from longstride.model import SparseTransformer
-from longstride.model.inspection import inspect_attention
+from longstride.model.inspection import evenly_spaced, inspect_attention
 from longstride.pictures import attention
-from longstride.pictures.attention import evenly_spaced, plot_attention
+from longstride.pictures.attention import plot_attention
 from longstride.pictures.attention_example import open_example
 from longstride.pictures.attention_panels import (
     MATRIX_LEGEND,
@@ -133,9 +133,9 @@ def test_a_run_without_weights(tmp_path):
 
 
 def test_deep_models_are_thinned_evenly():
-    assert evenly_spaced(3) == [0, 1, 2]
-    assert evenly_spaced(8) == list(range(8))
-    assert evenly_spaced(128) == [0, 18, 36, 54, 73, 91, 109, 127]
+    assert evenly_spaced(3, 8) == [0, 1, 2]
+    assert evenly_spaced(8, 8) == list(range(8))
+    assert evenly_spaced(128, 8) == [0, 18, 36, 54, 73, 91, 109, 127]
 
 
 def test_default_positions(tmp_path):

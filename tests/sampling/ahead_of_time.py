@@ -12,6 +12,7 @@ from triton.runtime.jit import JITFunction
 
 from longstride.sampling import batched, resident
 from longstride.sampling.batched import BatchedStreams
+from longstride.sampling.kernel_places import PlacedBatch
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.resident import ResidentStreams
 from tests.model.small import model
@@ -50,6 +51,7 @@ def parameters():
     for streams in (ResidentStreams(made, 1, 14, programs=4), BatchedStreams(made, 2, 14)):
         numbers = torch.zeros(streams.batch, dtype=torch.int32), torch.zeros(streams.batch, dtype=torch.int64)
         streams.extend(2, *numbers, SamplingParams())
+    PlacedBatch(made, 2).run((0, 1), 2, has_filter=True)
     return compiled
 
 

@@ -10,6 +10,8 @@ longstride train text-small --data enwik8 --out run --steps 1000
 longstride runs
 longstride eval run --split test --min-context 0 256 384
 longstride sample run --prompt 'The ' --temperature 0.8
+longstride serve run --port 8000
+longstride play run
 longstride export run my-model
 longstride plot run run
 longstride plot attention run

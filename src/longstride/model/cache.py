@@ -24,6 +24,7 @@ class Cache:
         """`length`: the number of positions to make room for; the context if None."""
         self.config = config
         cycle = [block_slots(config, block, length) for block in range(min(config.layers, len(config.cycle)))]
+        self.cycle = len(cycle)
         slot_counts = [max(head.count for head in heads) for heads in cycle]
         self.heads = [cycle[block % len(cycle)] for block in range(config.layers)]
         self.slots = [slot_counts[block % len(cycle)] for block in range(config.layers)]
@@ -36,6 +37,7 @@ class Cache:
         self.values = [x.view(batch, config.heads, -1, d_v) for x in self.all_values.split(rows)]
         self.rows = [(keys.flatten(1, 2), values.flatten(1, 2)) for keys, values in zip(self.keys, self.values)]
         """Keys and values of each block, [batch, heads * slots, d]."""
+        self._indices: dict[int, tuple[int, Tensor, Tensor]] = {}
 
     @property
     def bytes(self) -> int:
@@ -43,11 +45,21 @@ class Cache:
 
     def fill(self, block: int, keys: Tensor, values: Tensor, rows: slice = slice(None)) -> None:
         """Stores those of the first n positions that later queries see. `rows`: the sequences of the batch to fill."""
-        for index, head in enumerate(self.heads[block]):
-            positions = head.kept(keys.shape[2])
-            at, positions = head.of(positions).to(keys.device), positions.to(keys.device)
-            for cached, source in ((self.keys, keys), (self.values, values)):
-                cached[block][rows, index, at] = source[:, index, positions].to(cached[block].dtype)
+        source, slot = self._kept(block % self.cycle, keys.shape[2])
+        for cached, new in zip(self.rows[block], (keys, values)):
+            kept = new.flatten(1, 2).index_select(1, source)
+            cached[rows].index_copy_(1, slot, kept.to(cached.dtype))
+
+    def _kept(self, entry: int, n: int) -> tuple[Tensor, Tensor]:
+        """Returns which of the first n positions are kept, as indices into heads * n, and their slots, into heads * slots.
+        The last of each entry of the cycle are kept, for its other blocks and the next prompt of that length."""
+        if entry not in self._indices or self._indices[entry][0] != n:
+            heads, slots, device = self.heads[entry], self.slots[entry], self.all_keys.device
+            positions = [head.kept(n) for head in heads]
+            source = torch.cat([kept + n * index for index, kept in enumerate(positions)])
+            slot = torch.cat([head.of(kept) + slots * index for index, (head, kept) in enumerate(zip(heads, positions))])
+            self._indices[entry] = n, source.to(device), slot.to(device)
+        return self._indices[entry][1:]
 
     def add(self, block: int, view: View, key: Tensor, value: Tensor) -> None:
         """Stores one position, [batch, heads, d]. `view`: says in which slots."""

@@ -90,3 +90,8 @@ def check_indices(name: str, given: Sequence[int] | None, count: int) -> list[in
     if not indices or len(set(indices)) < len(indices):
         raise ValueError(f"inspect_attention: {name} must be one or more different ones, got {indices}")
     return indices
+
+
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """Returns up to `most` evenly spaced integers from 0 to count - 1, both included."""
+    return [round(number) for number in torch.linspace(0, count - 1, min(most, count), dtype=torch.float64).tolist()]

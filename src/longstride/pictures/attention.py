@@ -13,7 +13,7 @@ from longstride.common.atomic import check_output
 from longstride.common.checks import whole_number
 from longstride.common.device import choose_device
 from longstride.common.figures import EDGE, GAP, MONO, QUIET, add_axes, add_text, new_figure, picture_path, write_figure
-from longstride.model.inspection import Inspection, check_indices, inspect_attention
+from longstride.model.inspection import Inspection, check_indices, evenly_spaced, inspect_attention
 from longstride.patterns import Pattern
 from longstride.pictures.attention_example import OWNER, Example, open_example
 from longstride.pictures.attention_panels import LINE_LENGTH, LINES, Weights, largest_weights
@@ -72,11 +72,6 @@ def plot_attention(
         inspection = inspect_attention(example.model, tokens, position, layers, heads)
         write_figure(draw(example, position, inspection, layers, heads), path)
     return paths
-
-
-def evenly_spaced(count: int, most: int = DEFAULT_COUNT) -> list[int]:
-    """Returns up to `most` evenly spaced integers from 0 to count - 1, both included."""
-    return [round(number) for number in np.linspace(0, count - 1, min(most, count)).tolist()]
 
 
 def draw(example: Example, position: int, inspection: Inspection, layers: Sequence[int], heads: Sequence[int]) -> "Figure":
@@ -174,7 +169,7 @@ def _draw_panel(
 
 def _select_indices(name: str, given: Sequence[int], count: int) -> list[int]:
     try:
-        return check_indices(name, given, count) if given else evenly_spaced(count)
+        return check_indices(name, given, count) if given else evenly_spaced(count, DEFAULT_COUNT)
     except ValueError as error:
         raise ValueError(f"{OWNER}: {str(error).removeprefix('inspect_attention: ')}") from None
 

@@ -104,8 +104,8 @@ class BatchedStreams(KernelStreams):
     def _step(self, has_filter: bool) -> None:
         """Launches the kernels of one step: embedding, blocks, logits, and the choice of a byte per stream."""
         weights, position, batch = self.weights, self.visible.position, self.batch
-        self.list_seen(self.visible, 1)
-        begin_step[(batch,)](self.last_bytes, position, weights.embedding, self.h, NETWORK=self.network)
+        self.list_seen(self.visible, len(position))
+        begin_step[(batch,)](self.last_bytes, position, weights.embedding, self.h, NETWORK=self.network, EACH=self.each)
         added, bias = self.h[None], weights.blocks.outer.bias[0]
         for layer in range(self.config.layers):
             block = _block_weights(weights.blocks, layer)
@@ -118,16 +118,22 @@ class BatchedStreams(KernelStreams):
         x = torch.empty_like(self.h)
         self._normalize(added, bias, weights.norm, x[None], True)
         torch.mm(x, weights.output.T, out=self.logits)
-        end_step[(batch,)](self.logits, self.streams, self.length, position, self.choice, FILTERED=has_filter)
+        self._choose(has_filter)
+
+    def _choose(self, has_filter: bool) -> None:
+        """Chooses a byte for each stream by its logits, and moves on."""
+        position = self.visible.position
+        end_step[(self.batch,)](self.logits, self.streams, self.length, position, self.choice, FILTERED=has_filter)
         position += 1
 
     def _attend(self, layer: int, qkv: Tensor, bias: Tensor) -> None:
         """Writes the attention of all heads of a block to self.x, and its new keys and values to the cache."""
         cache = BlockCache(self.cache.keys[layer], self.cache.values[layer], self.cache.slots[layer])
         lists = (self.visible.slots, self.visible.counts, self.visible.own)
-        slots, counts, own = (x.view(self.tables.cycle, -1)[layer % self.tables.cycle] for x in lists)
+        rows = len(self.visible.position) * self.tables.cycle
+        slots, counts, own = (x.view(rows, -1)[layer % self.tables.cycle :] for x in lists)
         visible = self.visible._replace(slots=slots, counts=counts, own=own)
-        sizes = AttentionSizes(len(qkv), TERMS, self.splits, TILE, STAGES)
+        sizes = AttentionSizes(len(qkv), TERMS, self.splits, TILE, STAGES, self.each)
         heads = self.batch * self.config.heads
         attend_cached[(heads * self.splits,)](
             qkv, bias, cache, visible, self.parts, self.x, self.batch, NETWORK=self.network, HEAD=self.head,

@@ -123,9 +123,17 @@ def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
     rows = max(1, PREFILL_POSITIONS // n)
     for first in range(0, batch, rows):
         streams = slice(first, first + rows)
-        h, rotation = model.embedding(tokens[streams]), model.embedding.rotation(torch.arange(n, device=tokens.device))
-        for layer, block in enumerate(model.blocks):
-            h = block(h, partial(_attend_and_cache, block, cache, layer, streams), rotation=rotation)
+        for _ in prefill_parts(model, cache, tokens[streams], streams):
+            pass
+
+
+def prefill_parts(model: SparseTransformer, cache: Cache, tokens: Tensor, streams: slice) -> Iterator[Tensor]:
+    """As `prefill` for some streams of the cache, one block at a time: yields the output of each. For inference mode."""
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    h, rotation = model.embedding(tokens), model.embedding.rotation(position)
+    for layer, block in enumerate(model.blocks):
+        h = block(h, partial(_attend_and_cache, block, cache, layer, streams), rotation=rotation)
+        yield h
 
 
 def _attend_and_cache(block: Any, cache: Cache, layer: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -30,19 +30,23 @@ LIST_BLOCK = 256
 
 
 class KernelStreams:
-    """Sequences that grow together, all at the same position, on one device."""
+    """Sequences that grow together on one device, all at the same position unless `each` has its own."""
+
+    each = False
 
     def __init__(
-        self, model: SparseTransformer, batch: int, length: int, convert: Callable[[Tensor], Tensor], readers: int = 1
-    ) -> None:
+        self, model: SparseTransformer, batch: int, length: int, convert: Callable[[Tensor], Tensor], readers: int = 1,
+        shared: "KernelStreams | None" = None,
+    ) -> None:  # fmt: skip
         """convert: makes stacked weight matrices [layers, out, in] what the kernels multiply by. readers: programs that read
-        the last byte, each from its own copy."""
+        the last byte, each from its own copy. shared: streams whose cache these use, too, the first of them or another
+        (`HeadTables.select`)."""
         config = model.config
         assert not config.beyond_the_paper
         self.config, self.batch, self.length = config, batch, length
         self.device = next(model.parameters()).device
-        self.model = in_float32(model)
-        self.cache = make_cache(model, batch, length)
+        self.model: SparseTransformer = in_float32(model) if shared is None else shared.model
+        self.cache: Cache = make_cache(model, batch, length) if shared is None else shared.cache
         self.weights = stack_weights(self.model, convert)
         self.tables = HeadTables(self.cache, self.device)
         self.d_qk, self.d_v = config.qk_width // config.heads, config.width // config.heads
@@ -71,11 +75,11 @@ class KernelStreams:
         return VisibleSlots(zeros(1), slots=zeros(rows * most), counts=zeros(rows), own=zeros(rows), capacity=most)
 
     def list_seen(self, visible: VisibleSlots, positions: int) -> None:
-        """Lists the visible slots of `positions` positions, from visible.position on."""
+        """Lists the visible slots of `positions` positions: from visible.position on, or with `each` those that it has."""
         tables = self.tables
         list_seen[(positions * len(tables.heads), -(-tables.most // LIST_BLOCK))](
             tables.table, visible.position, visible.slots, visible.counts, visible.own, visible.capacity,
-            HEADS=len(tables.heads), LEAVES=tables.leaves, BLOCK_SIZE=LIST_BLOCK,
+            HEADS=len(tables.heads), LEAVES=tables.leaves, BLOCK_SIZE=LIST_BLOCK, EACH=self.each,
         )  # fmt: skip
 
     def device_context(self) -> AbstractContextManager[object]:
@@ -138,8 +142,13 @@ class HeadTables:
         self.most = max(head.most for head in self.heads)
         self.table = table(self.heads, self.leaves).to(device)
         starts = torch.tensor([0, *cache.slots[:-1]]).cumsum(0) * (cache.keys[0].shape[0] * config.heads)
-        self.starts = starts.to(device)
+        self.first_starts = self.starts = starts.to(device)
         self.slots = torch.tensor(cache.slots, dtype=torch.int32, device=device)
+        self.stream_slots = self.slots.long() * config.heads
+
+    def select(self, stream: int) -> None:
+        """Makes this stream of the cache the first."""
+        self.starts = self.first_starts + stream * self.stream_slots
 
     def most_between(self, first: int, last: int) -> int:
         """Returns the most keys that a query from position `first` to `last` sees."""

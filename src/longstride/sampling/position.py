@@ -5,6 +5,7 @@ their number, and a sample should not depend on the number of streams.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 PACKED_NETWORK, PACKED_MATRIX = 2**21, 2**16
 """The fewest weights of a network, and of its matrix, that are packed. Smaller ones stay in a core's cache, and a call of
 oneDNN costs more than it saves."""
+Rotation = tuple[Tensor, Tensor]
+"""Cosines, and sines with their signs, of a head's numbers: [d], or [batch, 1, d] for streams at positions of their own."""
 
 
 class RootMeanSquareNorm:
@@ -94,23 +97,32 @@ def can_pack(device: torch.device) -> bool:
     return device.type == "cpu" and torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, x) for x in names)
 
 
-def product(layer: nn.Linear, packs: bool, factor: float = 1.0) -> Product:
-    """`packs`: whether large matrices are packed."""
-    return (PackedProduct if packs and layer.weight.numel() >= PACKED_MATRIX else Product)(layer, factor)
+class Products:
+    """The products of a network's layers. Their copies of the weights serve any number of streams."""
+
+    def __init__(self, model: SparseTransformer) -> None:
+        self.packs = model.config.parameters >= PACKED_NETWORK and can_pack(model.output.weight.device)
+        self.made: dict[nn.Linear, Product] = {}
+
+    def of(self, layer: nn.Linear, factor: float = 1.0) -> Product:
+        if layer not in self.made:
+            kind = PackedProduct if self.packs and layer.weight.numel() >= PACKED_MATRIX else Product
+            self.made[layer] = kind(layer, factor)
+        return self.made[layer]
 
 
 class BlockPosition:
     """A residual block at one position of all streams."""
 
-    def __init__(self, block: ResidualBlock, config: ModelConfig, batch: int, rows: int, packs: bool) -> None:
+    def __init__(self, block: ResidualBlock, config: ModelConfig, batch: int, rows: int, products: Products) -> None:
         self.batch, self.heads, self.qk_width = batch, config.heads, config.qk_width
         attention, device = block.attention, block.attention.project.weight.device
         self.norm_attention, self.norm_ff = (
             Norm(one, config.width, device) for one in (block.norm_attention, block.norm_ff)
         )
-        self.query_key_value, self.project = (product(one, packs) for one in (attention.query_key_value, attention.project))
+        self.query_key_value, self.project = products.of(attention.query_key_value), products.of(attention.project)
         # gelu(x) = x sigmoid(s x) = silu(s x) / s, and the products multiply by s and 1 / s at no cost.
-        self.inner, self.outer = product(block.ff.inner, packs, SLOPE), product(block.ff.outer, packs, 1 / SLOPE)
+        self.inner, self.outer = products.of(block.ff.inner, SLOPE), products.of(block.ff.outer, 1 / SLOPE)
         self.norm_qk: RootMeanSquareNorm | None = None
         if attention.query_scale is not None:
             scale = attention.query_scale.detach()
@@ -119,7 +131,7 @@ class BlockPosition:
         self.attended = torch.zeros(rows, config.width, device=device)
         self.out = self.attended[:batch].view(batch * config.heads, 1, -1)
 
-    def advance(self, h: Tensor, attend: Attend, rotation: tuple[Tensor, Tensor] | None) -> None:
+    def advance(self, h: Tensor, attend: Attend, rotation: Rotation | None) -> None:
         """Adds the block's output to h, [rows, width]."""
         batch, heads, sizes = self.batch, self.heads, 2 * self.qk_width
         packed = self.query_key_value(self.norm_attention(h))[:batch]
@@ -137,18 +149,15 @@ class BlockPosition:
 class NetworkPosition:
     """A network at one position of all streams."""
 
-    def __init__(self, model: SparseTransformer, batch: int, rows: int) -> None:
-        """`model`: with float32 activations. `rows`: at least `batch`."""
+    def __init__(self, model: SparseTransformer, batch: int, rows: int, products: Products | None = None) -> None:
+        """`model`: with float32 activations. `rows`: at least `batch`. `products`: of the model, to be shared."""
         embedding, config = model.embedding, model.config
         self.model, self.batch = model, batch
         self.device = embedding.start.device
-        packs = config.parameters >= PACKED_NETWORK and can_pack(self.device)
-        self.blocks = [BlockPosition(block, config, batch, rows, packs) for block in model.blocks]  # type: ignore[arg-type]
-        self.norm, self.output = Norm(model.norm, config.width, self.device), product(model.output, packs)
+        products = products or Products(model)
+        self.blocks = [BlockPosition(block, config, batch, rows, products) for block in model.blocks]  # type: ignore[arg-type]
+        self.norm, self.output = Norm(model.norm, config.width, self.device), products.of(model.output)
         self.norm_embedding = RootMeanSquareNorm(config.width, self.device) if embedding.normalized else None
-        earlier = (table.weight for table in embedding.earlier if isinstance(table, nn.Embedding))
-        self.tables = torch.cat([embedding.token.weight, *earlier]).detach()
-        """Embeddings of the last byte, then of those before it."""
         self.start = embedding.start.detach().expand(batch, -1)
         self.offsets = BYTES * torch.arange(config.last_bytes, device=self.device).flip(0)
         """The first row of each table, that of the last byte at the end."""
@@ -156,18 +165,14 @@ class NetworkPosition:
         self.streams, self.padding = self.h[:batch], self.h[batch:]
         self.ahead = range(0)
 
+    @cached_property
+    def tables(self) -> Tensor:
+        """Embeddings of the last byte, then of those before it."""
+        return byte_tables(self.model)
+
     def look_ahead(self, positions: range) -> None:
         """Makes the tables of what depends on the position alone, for these positions."""
-        embedding, position = self.model.embedding, torch.arange(positions.start, positions.stop, device=self.device)
-        learned = torch.zeros(len(positions), 1, device=self.device)
-        for name, index in zip(embedding.positions.names, embedding.positions.indices(position)):
-            learned = learned + embedding.position[name](index)
-        self.learned = learned.detach().unbind()
-        rotation = embedding.rotation(position)
-        self.rotations: list[tuple[Tensor, Tensor] | None] = [None] * len(positions)
-        if rotation is not None:
-            cos, sin = rotation
-            self.rotations = list(zip(cos.repeat(1, 2).unbind(), torch.cat([-sin, sin], 1).unbind()))
+        self.learned, self.rotations = position_tables(self.model, positions)
         self.ahead = positions
 
     def step(self, tokens: Tensor | None, position: int, attends: Sequence[Attend]) -> Tensor:
@@ -178,16 +183,41 @@ class NetworkPosition:
         """
         here = position - self.ahead.start
         before = self.start if tokens is None else self._embed(tokens)
+        return self.advance(before, self.learned[here], self.rotations[here], attends)
+
+    def advance(self, before: Tensor, learned: Tensor, rotation: Rotation | None, attends: Sequence[Attend]) -> Tensor:
+        """Returns the logits [batch, 256] after embedded bytes, [batch, width]. learned, rotation: as `position_tables` has
+        them, for all streams or for each."""
         h = self.h
-        torch.add(before, self.learned[here], out=self.streams)
+        torch.add(before, learned, out=self.streams)
         if self.norm_embedding is None:
             self.padding.zero_()  # Blocks add to it.
         else:
             h = self.norm_embedding(h)
         for block, attend in zip(self.blocks, attends):
-            block.advance(h, attend, self.rotations[here])
+            block.advance(h, attend, rotation)
         return self.output(self.norm(h))[: self.batch]
 
     def _embed(self, tokens: Tensor) -> Tensor:
         rows = F.embedding(self.offsets[-tokens.shape[1] :] + tokens, self.tables)  # [batch, m, width]
         return rows.sum(1) if rows.shape[1] > 1 else rows[:, 0]
+
+
+def byte_tables(model: SparseTransformer) -> Tensor:
+    """Returns the embeddings of the last byte, then of those before it: [256 * last_bytes, width]."""
+    earlier = (table.weight for table in model.embedding.earlier if isinstance(table, nn.Embedding))
+    return torch.cat([model.embedding.token.weight, *earlier]).detach()
+
+
+def position_tables(model: SparseTransformer, positions: range) -> tuple[Sequence[Tensor], list[Rotation | None]]:
+    """Returns what depends on the position alone: the embedding of each position, [width] or [1], and its rotation."""
+    embedding = model.embedding
+    position = torch.arange(positions.start, positions.stop, device=embedding.start.device)
+    learned = torch.zeros(len(positions), 1, device=position.device)
+    for name, index in zip(embedding.positions.names, embedding.positions.indices(position)):
+        learned = learned + embedding.position[name](index)
+    rotation = embedding.rotation(position)
+    if rotation is None:
+        return learned.detach().unbind(), [None] * len(positions)
+    cos, sin = rotation
+    return learned.detach().unbind(), list(zip(cos.repeat(1, 2).unbind(), torch.cat([-sin, sin], 1).unbind()))

@@ -39,13 +39,16 @@ class ResidentStreams(KernelStreams):
 
     is_async = True
 
-    def __init__(self, model: SparseTransformer, batch: int, length: int, programs: int | None = None) -> None:
+    def __init__(
+        self, model: SparseTransformer, batch: int, length: int, programs: int | None = None,
+        shared: KernelStreams | None = None,
+    ) -> None:  # fmt: skip
         config = model.config
         self.workers = programs or _program_count(config, next(model.parameters()).device)
         precision = getattr(torch, config.precision)
         dtype = precision if precision.itemsize < 4 else torch.float32
         # Exact: `in_float32` has rounded the weights to this precision.
-        super().__init__(model, batch, length, lambda weight: weight.to(dtype), self.workers)
+        super().__init__(model, batch, length, lambda weight: weight.to(dtype), self.workers, shared)
         partition, self.splits, held = _partition(config, batch, self.workers)
         self.partition = constants(partition)
         self.warps = 4 if held * value_bytes(config) <= FOUR_WARPS else 8

@@ -78,7 +78,7 @@ class VisibleSlots(NamedTuple):
     """The slots that queries attend to, as `list_seen` writes them: a row per position and head of the pattern cycle."""
 
     position: Any
-    """int32 [1]: the first position that is listed."""
+    """int32 [1]: the first position that is listed; or that of each stream, [batch]."""
     slots: Any
     """int32 [rows, capacity]: without the query's own slot; -1 for those to skip."""
     counts: Any
@@ -99,6 +99,21 @@ class Streams(NamedTuple):
     """int64 [batch]"""
     last_bytes: Any
     """int32 [readers, batch]: each reader's copy of the byte before the current position."""
+
+
+class PlacedStreams(NamedTuple):
+    """Streams at positions of their own, and what the choice of their next bytes needs."""
+
+    active: Any
+    """int32 [batch]: 1 if a stream goes on, 0 if it waits."""
+    random_states: Any
+    """int64 [batch]"""
+    last_bytes: Any
+    """int32 [batch]: the byte before the current position."""
+    made: Any
+    """uint8 [batch, size]: the newest bytes, that of position p at p % size."""
+    broken: Any
+    """int32 [batch]: 1 if logits were not finite."""
 
 
 class NetworkSizes(NamedTuple):
@@ -159,7 +174,7 @@ class Workspace(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How bytes are chosen, as tensors of one element, which a CUDA graph reads anew in each step."""
+    """How bytes are chosen, as tensors of one element, or one for each stream. A CUDA graph reads them anew in each step."""
 
     temperature: Any
     top_k: Any
@@ -195,3 +210,5 @@ class AttentionSizes(NamedTuple):
     """Keys per tile."""
     stages: Any
     """Tiles that are loaded at once."""
+    each: Any
+    """Whether each stream has a position of its own, and so a list of visible slots."""

@@ -73,13 +73,14 @@ def multiply(x, weight, bias, out, batch, SIZES: tl.constexpr, ACTIVATE: tl.cons
 
 
 @triton.jit
-def begin_step(last_bytes, position, embedding, h, NETWORK: tl.constexpr):
-    """Writes each stream's embedding to h."""
+def begin_step(last_bytes, position, embedding, h, NETWORK: tl.constexpr, EACH: tl.constexpr):
+    """Writes each stream's embedding to h. EACH: whether each has a position of its own."""
     W: tl.constexpr = NETWORK.width
     stream = tl.program_id(0)
     column = tl.arange(0, NETWORK.block_width)
     byte = tl.load(last_bytes + stream)
-    x = embedded(column, column < W, tl.load(position), byte, embedding, NETWORK)
+    at = tl.load(position + stream) if EACH else tl.load(position)
+    x = embedded(column, column < W, at, byte, embedding, NETWORK)
     tl.store(h + stream * W + column, x, column < W)
 
 
@@ -120,8 +121,9 @@ def attend_cached(
     split = item % SIZES.splits
     stream_head = item // SIZES.splits
     stream, head = stream_head // H, stream_head % H
-    slots, count = visible.slots + wide(head) * visible.capacity, tl.load(visible.counts + head)
-    own_slot = tl.where(split == 0, tl.load(visible.own + head), -1)
+    listed = stream * NETWORK.cycle * H + head if SIZES.each else head
+    slots, count = visible.slots + wide(listed) * visible.capacity, tl.load(visible.counts + listed)
+    own_slot = tl.where(split == 0, tl.load(visible.own + listed), -1)
     keys = cache.k + wide(stream_head) * cache.slots * D_QK
     values = cache.v + wide(stream_head) * cache.slots * D_V
     qk_column, v_column = tl.arange(0, HALF), tl.arange(0, HEAD.block_v)
@@ -188,3 +190,23 @@ def end_step(logits, streams, length, position, choice, FILTERED: tl.constexpr):
     byte = tl.where(at < tl.load(streams.prompt_lengths + stream), tl.load(token).to(tl.int32), byte)
     tl.store(streams.last_bytes + stream, byte)
     tl.store(token, byte.to(tl.uint8))
+
+
+@triton.jit
+def end_placed_step(logits, streams, position, choice, length, SIZE: tl.constexpr, FILTERED: tl.constexpr):
+    """Chooses the byte of each active stream, and moves its position on. streams: `PlacedStreams` with SIZE newest bytes.
+
+    A stream that waits computes as if it were active, at most at the last position: what it writes to its cache there is
+    never read, since it begins anew or writes it again.
+    """
+    stream = tl.program_id(0)
+    at, active = tl.load(position + stream), tl.load(streams.active + stream)
+    temperature, top_k = tl.load(choice.temperature + stream), tl.load(choice.top_k + stream)
+    logit = tl.load(logits + stream * BYTES + tl.arange(0, BYTES))
+    state = tl.load(streams.random_states + stream)
+    byte = choose(logit, state, at, temperature, top_k, tl.load(choice.top_p + stream), FILTERED)
+    finite = tl.min((logit - logit == 0.0).to(tl.int32), 0)
+    tl.store(streams.last_bytes + stream, byte, active > 0)
+    tl.store(streams.made + stream * SIZE + at % SIZE, byte.to(tl.uint8), active > 0)
+    tl.store(streams.broken + stream, 1, (active > 0) & (finite == 0))
+    tl.store(position + stream, tl.minimum(at + active, length - 1))

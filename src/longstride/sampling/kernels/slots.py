@@ -102,15 +102,16 @@ def slot_of(row, position, LEAVES: tl.constexpr):
 
 @triton.jit
 def list_seen(
-    table, position_first, seen, counts, own, most, HEADS: tl.constexpr, LEAVES: tl.constexpr, BLOCK_SIZE: tl.constexpr
+    table, position, seen, counts, own, most, HEADS: tl.constexpr, LEAVES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    EACH: tl.constexpr = False,
 ):  # fmt: skip
-    """For some positions from a first one on, what a query there sees: the slots, leaf by leaf, but its own, which is `own`.
+    """For some positions, what a query there sees: the slots, leaf by leaf, but its own, which is `own`.
 
-    seen [positions, HEADS, most], below 0 where an earlier leaf has the key, and past the end; counts and own [positions,
-    HEADS]. A program writes BLOCK_SIZE of each leaf.
+    position: the first of them, or with EACH all of them. seen [positions, HEADS, most], below 0 where an earlier leaf has
+    the key, and past the end; counts and own [positions, HEADS]. A program writes BLOCK_SIZE of each leaf.
     """
     job, block = tl.program_id(0), tl.program_id(1)
-    query = tl.load(position_first) + job // HEADS
+    query = tl.load(position + job // HEADS) if EACH else tl.load(position) + job // HEADS
     row = table + job % HEADS * (LEAVES * LEAF_FIELDS + HEAD_FIELDS)
     listed = seen + job.to(tl.int64) * most
     number = block * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)

@@ -1,0 +1,109 @@
+"""Answers: the samples that a request asks for, and their pieces as they come."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from longstride.sampling.params import SamplingParams
+from longstride.sampling.places import Score
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sample to make."""
+
+    prompt: bytes
+    length: int
+    """Bytes to make; 0 only scores the prompt."""
+    params: SamplingParams = SamplingParams()  # noqa: RUF009 (frozen)
+    seed: int = 0
+    index: int = 0
+    """Of the sample among those of the seed, as in `generate`."""
+    stop: tuple[bytes, ...] = ()
+    likely: int | None = None
+    """With a number, bytes are scored, and each score has so many of the likeliest bytes."""
+    scores_prompt: bool = False
+
+
+@dataclass
+class Piece:
+    """A part of an answer."""
+
+    data: bytes = b""
+    scores: list[Score] = field(default_factory=list)
+    """Of each byte of `data`, if the job asks for them."""
+    prompt_scores: list[Score] | None = None
+    finish: str | None = None
+    """Why the answer ends: "stop" or "length"; None if it goes on."""
+
+
+class Answer:
+    """One sample of a request, as it is made."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.pieces: deque[Piece] = deque()
+        """Not yet read."""
+        self.ended = False
+        """Whether nothing more comes, or nobody waits for it."""
+
+    def take(self) -> Piece | None:
+        """Returns all pieces that have come as one: a reader that is slow gets fewer and longer ones."""
+        if not self.pieces:
+            return None
+        whole = self.pieces.popleft()
+        while self.pieces:
+            piece = self.pieces.popleft()
+            whole.data += piece.data
+            whole.scores += piece.scores
+            whole.prompt_scores = whole.prompt_scores or piece.prompt_scores
+            whole.finish = piece.finish
+        return whole
+
+
+class Answers:
+    """The samples of a request: iterate over (index, piece), in the event loop that submitted it, until all have ended.
+
+    Leave them with `cancel`, after which the iteration ends, too."""
+
+    def __init__(self, jobs: Sequence[Job], wake: Callable[[], None]) -> None:
+        self.answers = [Answer(job) for job in jobs]
+        self._wake = wake
+        self._arrived = asyncio.Event()
+        self._error: Exception | None = None
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                if self._error is not None:
+                    raise self._error
+                for index, answer in enumerate(self.answers):
+                    if (piece := answer.take()) is not None:
+                        yield index, piece
+                if all(answer.ended and not answer.pieces for answer in self.answers):
+                    return
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Frees the places of these samples, also those in the queue. Nothing happens to one that has ended."""
+        if not all(answer.ended for answer in self.answers):
+            for answer in self.answers:
+                answer.ended = True
+                answer.pieces.clear()
+            self._arrived.set()
+            self._wake()
+
+    def deliver(self, answer: Answer, piece: Piece | None, error: Exception | None) -> None:
+        if answer.ended:
+            return
+        if piece is not None:
+            answer.pieces.append(piece)
+            answer.ended = piece.finish is not None
+        if error is not None:
+            self._error = error
+            answer.ended = True
+        self._arrived.set()

@@ -1,0 +1,344 @@
+"""The engine: one thread runs the model for all requests. A stream joins and leaves the running batch between bytes.
+
+    engine = Engine(model, streams=64, queue=256)
+    engine.start()
+    async for index, piece in engine.submit([Job(b"The ", 100, seed=1)]): ...
+    await engine.run(lambda: ...)                               # anything else that uses the model
+    await engine.stop()                                         # finishes what is under way
+
+The event loop never waits for the model: the thread hands pieces over once a turn.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from longstride.model import SparseTransformer
+from longstride.sampling.places import SCORED, Places, Turn, open_places, score
+from longstride.sampling.sampler import random_state
+from longstride.serving.answers import Answer, Answers, Job, Piece
+from longstride.serving.stream import Stream, window_step
+
+Result = TypeVar("Result")
+LOG = logging.getLogger("longstride")
+
+
+class BusyError(Exception):
+    """The queue is full."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class StoppingError(Exception):
+    """The engine finishes what is under way and takes nothing new."""
+
+
+class ModelError(Exception):
+    """The model gave nothing that can be used. The message is for clients."""
+
+
+FAILED = "the model failed; the server's log says why"
+NOT_FINITE = "the model's logits are not finite: its weights are not, or are too large for its precision"
+
+
+@dataclass
+class Counts:
+    """What the engine has done so far, and does now."""
+
+    waiting: int = 0
+    """Samples in the queue."""
+    running: int = 0
+    """Samples with a place."""
+    prompt_bytes: int = 0
+    bytes: int = 0
+    """Bytes that were made."""
+    turns: int = 0
+    steps: int = 0
+    """Steps of the model, each of which makes a byte of every running sample."""
+    samples: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "left", "failed"), 0))
+    """Samples by the way they ended."""
+    refused: int = 0
+    """Samples that found the queue full."""
+
+
+class _Delivery(NamedTuple):
+    """A piece on its way to the event loop, or an error."""
+
+    answers: Answers
+    answer: Answer
+    piece: Piece | None
+    error: Exception | None
+
+
+class Engine:
+    """Runs a model in a thread of its own."""
+
+    def __init__(
+        self, model: SparseTransformer, streams: int | None = None, queue: int = 256, exact: bool = False,
+        places: Places | None = None,
+    ) -> None:  # fmt: skip
+        """streams: samples made at once; None: 64, or as many as memory is for. queue: the most that wait. exact: see
+        `open_places`."""
+        self.model, self.config = model, model.config
+        self.places = places or open_places(model, streams, exact)
+        self.queue, self.counts = queue, Counts()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._new: deque[Stream] = deque()
+        """Samples that wait for a place."""
+        self._calls: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._free = list(range(self.places.count))[::-1]
+        self._held: list[Stream] = []
+        """Streams with a place."""
+        self._turn: tuple[Turn, list[Stream]] | None = None
+        """What a GPU works on."""
+        self._turn_seconds = self._step_seconds = 0.0
+        """Of the last turn, and of each of its steps."""
+        self._thread = threading.Thread(target=self._work, name="longstride engine", daemon=True)
+
+    # In the event loop.
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Finishes what is under way, and ends the thread."""
+        self._stopping = True
+        self.wake()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, jobs: Sequence[Job]) -> Answers:
+        """Queues samples. BusyError if the queue has no room for all of them."""
+        loop = asyncio.get_running_loop()
+        if self._stopping:
+            raise StoppingError("the server is stopping")
+        answers = Answers(jobs, self.wake)
+        streams = [Stream(answers, answer, loop, self.config.context) for answer in answers.answers]
+        with self._lock:
+            room = self.queue + max(0, len(self._free) - len(self._new)) - len(self._new)
+            if len(jobs) > room:
+                self.counts.refused += len(jobs)
+                raise BusyError(self._retry_after())
+            self._new.extend(streams)
+            self.counts.waiting = len(self._new)
+        self.wake()
+        return answers
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Calls a function in the engine's thread, between two bytes, and returns its result."""
+        if self._stopping:
+            raise StoppingError("the server is stopping")
+        future: Future[Result] = Future()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._calls.append(call)
+        self.wake()
+        return await asyncio.wrap_future(future)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def _retry_after(self) -> int:
+        """Seconds until a place is likely free."""
+        bytes_left = sum(stream.to_come for stream in self._held)
+        return int(min(60, max(1, bytes_left * self._step_seconds / max(1, len(self._held)))))
+
+    # In the thread.
+
+    def _work(self) -> None:
+        try:
+            while self._go_on():
+                pass
+        except BaseException:
+            LOG.exception("the engine has ended")
+            self._stopping = True
+            with self._lock:
+                streams = [*self._held, *self._new]
+                self._new.clear()
+            for stream in streams:
+                self._fail(stream, ModelError(FAILED))
+            self._hand_over(streams)
+            raise
+
+    def _go_on(self) -> bool:
+        """Takes a turn, or waits if there is nothing to do. Returns whether there will be more."""
+        self._wake.clear()
+        while self._calls:
+            self._calls.popleft()()
+        self._drop_left()
+        self._admit()
+        if not self._held and self._turn is None:
+            if self._stopping and not self._new and not self._calls:
+                return False
+            self._wake.wait()
+            return True
+        try:
+            self._read_prompts()
+            self._take_turn()
+        except Exception:
+            LOG.exception("the engine failed; it goes on with an empty batch")
+            self._turn = None
+            for stream in self._held:
+                self._fail(stream, ModelError(FAILED))
+        self._hand_over(self._held)
+        return True
+
+    def _drop_left(self) -> None:
+        """Frees the places of samples that have ended or that nobody waits for."""
+        with self._lock:
+            if any(stream.answer.ended for stream in self._new):
+                self.counts.samples["left"] += sum(stream.answer.ended for stream in self._new)
+                self._new = deque(stream for stream in self._new if not stream.answer.ended)
+                self.counts.waiting = len(self._new)
+        for stream in self._held:
+            if stream.answer.ended and not stream.done:
+                stream.done = True
+                self.counts.samples["left"] += 1
+            if stream.done:
+                stream.joining = None
+                self.places.leave(stream.place)
+                self._free.append(stream.place)
+        self._held = [stream for stream in self._held if not stream.done]
+        self._free.sort(reverse=True)  # Low places first: streams in adjacent places are computed together.
+
+    def _admit(self) -> None:
+        while self._free and self._new:
+            with self._lock:
+                stream = self._new.popleft()
+                stream.place = self._free.pop()
+                self.counts.waiting = len(self._new)
+            self._held.append(stream)
+            stream.joining = self._join(stream, is_new=True)
+            self.counts.prompt_bytes += len(stream.job.prompt)
+        self.counts.running = len(self._held)
+
+    def _join(self, stream: Stream, is_new: bool) -> Generator[None]:
+        """Reads the bytes of a stream's window, and scores the whole prompt if that is asked for."""
+        job, context = stream.job, self.config.context
+        state = int(random_state(job.seed, torch.tensor([job.index]))[0])
+        scores = is_new and job.scores_prompt
+        step = window_step(context)
+        for start in range(0 if scores else stream.start, stream.start + 1, step):
+            # The last window is the stream's own.
+            window = bytes(stream.window) if start == stream.start else job.prompt[start : start + context]
+            shifted = (state + start + 2**63) % 2**64 - 2**63
+            hidden = yield from self.places.join(stream.place, window, shifted, job.params)
+            if scores and hidden is not None:
+                found = stream.pending().prompt_scores or []
+                for first in range(context - step if start else 0, len(window), SCORED):
+                    part = slice(first, first + SCORED)
+                    found += score(self.places.logits(hidden[part]), window[part], job.likely or 0)
+                    yield
+                stream.pending().prompt_scores = found
+        if not job.length:
+            self._finish(stream, "length")
+
+    def _read_prompts(self) -> None:
+        """Reads prompts for as long as the last turn took, so that neither these nor the running streams wait for long."""
+        begun = time.perf_counter()
+        running = any(stream.joining is None and not stream.done for stream in self._held)
+        for stream in self._held:
+            while stream.joining is not None:
+                try:
+                    next(stream.joining)
+                except StopIteration:
+                    stream.joining = None
+                    running = running or not stream.done
+                if running and time.perf_counter() - begun > self._turn_seconds:
+                    return
+
+    def _take_turn(self) -> None:
+        """Launches the next bytes, and takes those that are there."""
+        begun, context = time.perf_counter(), self.config.context
+        ready = [
+            stream
+            for stream in sorted(self._held, key=lambda stream: stream.place)
+            if stream.joining is None and not stream.done and stream.to_launch > 0 and stream.launched < context
+        ]
+        before, self._turn = self._turn, None
+        if ready:
+            scores = any(stream.job.likely is not None for stream in ready)
+            room = min(context - stream.launched for stream in ready)
+            steps = 1 if scores else min(room, self.places.most_steps(len(ready)))
+            self._turn = self.places.extend([stream.place for stream in ready], steps, scores), ready
+            for stream in ready:
+                stream.launched += steps
+                stream.to_launch -= steps
+            self.counts.turns += 1
+            self.counts.steps += steps
+            if not self.places.is_async:
+                before, self._turn = self._turn, None
+        if before is not None:
+            self._take(*before)
+        if ready:
+            self._turn_seconds = time.perf_counter() - begun
+            self._step_seconds = self._turn_seconds / steps
+
+    def _take(self, turn: Turn, streams: Sequence[Stream]) -> None:
+        """Gives the bytes of a turn to their streams."""
+        for row, (stream, made) in enumerate(zip(streams, turn.data())):
+            if stream.done:  # Since the turn was launched.
+                continue
+            if made is None:
+                self._fail(stream, ModelError(NOT_FINITE))
+                continue
+            made = made[: stream.to_come]
+            scores = [] if stream.job.likely is None else score(turn.logits()[row : row + 1], made, stream.job.likely)
+            self.counts.bytes += len(made)
+            finish = stream.add(made, scores)
+            if finish is not None:
+                self._finish(stream, finish)
+            elif len(stream.window) == self.config.context:
+                stream.slide()
+                stream.joining = self._join(stream, is_new=False)
+
+    def _finish(self, stream: Stream, finish: str) -> None:
+        stream.pending().finish = finish
+        stream.done = True
+        self.counts.samples[finish] += 1
+
+    def _fail(self, stream: Stream, error: Exception) -> None:
+        if not stream.done:
+            stream.done, stream.error = True, error
+            self.counts.samples["failed"] += 1
+
+    def _hand_over(self, streams: Sequence[Stream]) -> None:
+        """Gives new pieces and errors to the event loops."""
+        ready: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
+        for stream in streams:
+            piece, stream.piece = stream.piece, None
+            if piece is not None or stream.error is not None:
+                ready.setdefault(stream.loop, []).append(_Delivery(stream.answers, stream.answer, piece, stream.error))
+        for loop, pieces in ready.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, pieces)
+            except RuntimeError:  # The loop is closed.
+                for delivery in pieces:
+                    delivery.answer.ended = True
+
+
+def _deliver(pieces: Sequence[_Delivery]) -> None:
+    for answers, answer, piece, error in pieces:
+        answers.deliver(answer, piece, error)

@@ -1,0 +1,68 @@
+"""A sample in the engine's thread: the window of bytes that the model sees, and what is not yet handed over."""
+
+import asyncio
+from collections.abc import Generator
+
+from longstride.sampling.generation import window_overlap
+from longstride.sampling.places import Score
+from longstride.serving.answers import Answer, Answers, Piece
+from longstride.serving.stops import Stops
+
+
+class Stream:
+    """A sample in the engine's thread."""
+
+    def __init__(self, answers: Answers, answer: Answer, loop: asyncio.AbstractEventLoop, context: int) -> None:
+        job = answer.job
+        self.answers, self.answer, self.loop, self.job, self.context = answers, answer, loop, job, context
+        self.window = bytearray(job.prompt)
+        """The bytes of the context so far."""
+        self.start = 0
+        """Bytes before the window."""
+        most = context - 1 if job.length else context
+        while len(self.window) - self.start > most:
+            self.start += window_step(context)
+        del self.window[: self.start]
+        self.launched = len(self.window)
+        """Bytes of the window that are there or being made."""
+        self.to_launch = self.to_come = job.length
+        self.place = -1
+        self.joining: Generator[None] | None = None
+        """Reads the window's bytes, part by part."""
+        self.stops = Stops(job.stop)
+        self.held_scores: list[Score] = []
+        self.piece: Piece | None = None
+        self.error: Exception | None = None
+        self.done = False
+
+    def slide(self) -> None:
+        """Makes the last half of a full window the beginning of the next."""
+        del self.window[: window_step(self.context)]
+        self.start += window_step(self.context)
+        self.launched = len(self.window)
+
+    def add(self, data: bytes, scores: list[Score]) -> str | None:
+        """Takes bytes that the model has made, at most as many as are to come. Returns why the sample ends, if it does."""
+        self.window += data
+        self.to_come -= len(data)
+        shown = self.stops.push(data)
+        finish = "stop" if self.stops.found else None if self.to_come else "length"
+        if finish == "length":
+            shown += self.stops.flush()
+        self.held_scores += scores
+        if shown:
+            piece = self.pending()
+            piece.data += shown
+            piece.scores += self.held_scores[: len(shown)]
+            del self.held_scores[: len(shown)]
+        return finish
+
+    def pending(self) -> Piece:
+        """The piece that is handed over next."""
+        self.piece = self.piece or Piece()
+        return self.piece
+
+
+def window_step(context: int) -> int:
+    """Returns how far a window slides."""
+    return context - window_overlap(context)

@@ -1,0 +1,286 @@
+"""The engine: each sample is the same as alone, whatever joins and leaves beside it."""
+
+import asyncio
+import random
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longstride.sampling.params import SamplingParams
+from longstride.sampling.torch_places import TorchPlaces
+from longstride.serving.answers import Job
+from longstride.serving.engine import BusyError, Engine, ModelError, StoppingError
+from tests.model.small import model
+from tests.sampling.test_places import NETWORKS, PARAMS
+from tests.serving.small import alone
+
+NAMES = ["strided", "fixed", "rotary", "image", "audio"]
+
+
+async def collect(answers):
+    """The whole of each sample, as (bytes, scores, prompt_scores, finish)."""
+    whole = [[b"", [], None, None] for _ in answers.answers]
+    async for index, piece in answers:
+        whole[index][0] += piece.data
+        whole[index][1] += piece.scores
+        whole[index][2] = whole[index][2] or piece.prompt_scores
+        whole[index][3] = piece.finish
+    return whole
+
+
+def serve(made, work, **options):
+    """Runs a coroutine function with an engine."""
+
+    async def run():
+        engine = Engine(made, **{"streams": 3, **options})
+        engine.start()
+        try:
+            return await asyncio.wait_for(work(engine), 60)
+        finally:
+            await engine.stop()
+
+    return asyncio.run(run())
+
+
+class HeldPlaces(TorchPlaces):
+    """Makes a byte only when it is let."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.let = threading.Semaphore(0)
+
+    def extend(self, *args):
+        assert self.let.acquire(timeout=60)
+        return super().extend(*args)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=3)
+@given(seed=st.integers(0, 10**6))
+def test_samples_are_the_same_as_alone(name, seed):
+    made, rng = model(**NETWORKS[name]), random.Random(seed)
+    is_image = name == "image"
+
+    def job(number):
+        prompt = rng.randbytes(rng.choice([0, 1, rng.randrange(23)]))
+        most = 25 - len(prompt) if is_image else 40
+        return Job(prompt, rng.randrange(1, most), rng.choice(PARAMS), rng.randrange(10), number)
+
+    jobs = [job(number) for number in range(8)]
+
+    async def work(engine):
+        async def one(number):
+            for _ in range(rng.randrange(5)):
+                await asyncio.sleep(0)
+            answers = engine.submit([jobs[number]])
+            if number % 4 == 3:  # Leaves after its first bytes.
+                async for _, piece in answers:
+                    if piece.finish is None:
+                        answers.cancel()
+                return None
+            return (await collect(answers))[0]
+
+        return await asyncio.gather(*map(one, range(len(jobs))))
+
+    for number, found in enumerate(serve(made, work)):
+        if found is not None:
+            assert (found[0], found[3]) == (alone(made, jobs[number]), "length")
+
+
+def test_prompts_beyond_the_context_slide_as_if_they_had_been_made():
+    made = model()
+    (whole,) = [b"abc" + alone(made, Job(b"abc", 90, seed=4))]
+
+    async def work(engine):
+        jobs = [Job(whole[:n], len(whole) - n, seed=4) for n in (3, 23, 24, 25, 40, 60, 71, 72)]
+        return [found[0] for found in await collect(engine.submit(jobs[:1]))] + [
+            (await collect(engine.submit([job])))[0][0] for job in jobs[1:]
+        ]
+
+    assert serve(made, work) == [whole[n:] for n in (3, 23, 24, 25, 40, 60, 71, 72)]
+
+
+def test_samples_of_a_request_have_random_numbers_of_their_own():
+    made = model()
+    jobs = [Job(b"ab", 9, seed=7, index=index) for index in range(5)]
+    found = serve(made, lambda engine: collect(engine.submit(jobs)))
+    assert [one[0] for one in found] == [alone(made, job) for job in jobs]
+    assert len({one[0] for one in found}) == 5
+
+
+def test_stop_sequences_end_a_sample():
+    made = model()
+    text = alone(made, Job(b"", 20, seed=2))
+    cases = {text[5:7]: text[:5], text[9:10] + text[3:4]: text, text[:1]: b"", text[19:]: text[: text.find(text[19:])]}
+
+    async def work(engine):
+        return [(await collect(engine.submit([Job(b"", 20, seed=2, stop=(stop,))])))[0] for stop in cases]
+
+    for (stop, expected), found in zip(cases.items(), serve(made, work)):
+        cut = text.find(stop)
+        assert (found[0], found[3]) == ((text[:cut], "stop") if cut >= 0 else (text, "length"))
+        assert found[0] == expected or cut >= 0
+
+
+def test_scores():
+    """Of the prompt and of what was made, as the network in one pass has them."""
+    made = model()
+
+    async def work(engine):
+        jobs = [Job(b"abcdef", 10, seed=1, likely=2, scores_prompt=True), Job(b"x" * 24, 0, likely=0, scores_prompt=True)]
+        return await collect(engine.submit(jobs))
+
+    first, second = serve(made, work)
+    for prompt, (data, scores, prompt_scores, finish) in ((b"abcdef", first), (b"x" * 24, second)):
+        with torch.no_grad():
+            nats = made.nats(torch.tensor([list(prompt + data)]))[0]
+        torch.testing.assert_close(torch.tensor([-one.logprob for one in prompt_scores + scores]), nats)
+        assert finish == "length"
+    assert [len(one.likely) for one in first[1]] == [2] * 10
+    assert second[0] == b""
+
+
+def test_scores_of_a_prompt_beyond_the_context_are_those_of_its_windows():
+    made = model()
+    prompt = bytes(range(50))
+    ((_, _, scores, _),) = serve(made, lambda engine: collect(engine.submit([Job(prompt, 0, likely=0, scores_prompt=True)])))
+    expected = []
+    with torch.no_grad():
+        for start, skipped in ((0, 0), (12, 12), (24, 12), (36, 12)):
+            nats = made.nats(torch.tensor([list(prompt[start : start + 24])]))[0]
+            expected += nats[skipped:].tolist()
+    torch.testing.assert_close([-one.logprob for one in scores], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_full_queue_refuses_and_a_sample_that_leaves_makes_room():
+    made = model()
+    places = HeldPlaces(made, 1)
+
+    async def work(engine):
+        first = engine.submit([Job(b"a", 3)])
+        while engine.counts.running < 1:
+            await asyncio.sleep(0.001)
+        second = engine.submit([Job(b"b", 3), Job(b"c", 3)])
+        with pytest.raises(BusyError) as refused:
+            engine.submit([Job(b"d", 3)])
+        assert 1 <= refused.value.retry_after <= 60
+        assert engine.counts.refused == 1
+        second.cancel()
+        while engine.counts.waiting:
+            places.let.release()
+            await asyncio.sleep(0.001)
+        third = engine.submit([Job(b"e", 3)])
+        first.cancel()
+        for _ in range(10):
+            places.let.release()
+        return (await collect(third))[0]
+
+    found = serve(made, work, places=places, queue=2)
+    assert found[0] == alone(made, Job(b"e", 3))
+
+
+def test_a_sample_that_leaves_frees_its_place():
+    made = model()
+    places = HeldPlaces(made, 1)
+
+    async def work(engine):
+        first, second = engine.submit([Job(b"a", 10**6)]), engine.submit([Job(b"b", 2)])
+        places.let.release()
+        async for _, _ in first:
+            break  # The reader goes away, and does not even cancel.
+        await asyncio.sleep(0)
+        first.cancel()
+        for _ in range(5):
+            places.let.release()
+        found = await collect(second)
+        return found[0][0], dict(engine.counts.samples)
+
+    found, counts = serve(made, work, places=places)
+    assert found == alone(made, Job(b"b", 2))
+    assert counts == {"stop": 0, "length": 1, "left": 1, "failed": 0}
+
+
+def test_stops_when_all_is_done():
+    made = model()
+
+    async def run():
+        engine = Engine(made, streams=1)
+        engine.start()
+        answers = [engine.submit([Job(b"", 30, seed=seed)]) for seed in range(3)]
+        stopping = asyncio.create_task(engine.stop())
+        await asyncio.sleep(0)
+        with pytest.raises(StoppingError):
+            engine.submit([Job(b"", 1)])
+        with pytest.raises(StoppingError):
+            await engine.run(lambda: 1)
+        found = [(await collect(answer))[0][0] for answer in answers]
+        await stopping
+        assert not engine.is_alive
+        return found
+
+    assert asyncio.run(run()) == [alone(made, Job(b"", 30, seed=seed)) for seed in range(3)]
+
+
+def test_calls_run_in_the_thread_of_the_model_between_bytes():
+    made = model()
+
+    async def work(engine):
+        answers = asyncio.create_task(collect(engine.submit([Job(b"", 20)])))
+        threads = [await engine.run(threading.current_thread) for _ in range(3)]
+        with pytest.raises(ZeroDivisionError):
+            await engine.run(lambda: 1 // 0)
+        found = await answers
+        assert {thread.name for thread in threads} == {"longstride engine"}
+        return found[0][0]
+
+    assert serve(made, work) == alone(made, Job(b"", 20))
+
+
+def test_a_failure_is_that_of_its_samples_alone(caplog):
+    made = model()
+    made.embedding.token.weight.data[7] = torch.inf
+
+    class Breaking(TorchPlaces):
+        def join(self, place, prompt, state, params):
+            if prompt == b"bang":
+                raise RuntimeError("secret path /home")
+            return super().join(place, prompt, state, params)
+
+    async def work(engine):
+        good = asyncio.create_task(collect(engine.submit([Job(b"a", 10, SamplingParams(top_k=1))])))
+        with pytest.raises(ModelError, match="not finite"):
+            await collect(engine.submit([Job(b"\x07", 5)]))
+        found = (await good)[0][0]
+        with pytest.raises(ModelError) as failed:
+            await collect(engine.submit([Job(b"bang", 5)]))
+        assert "secret" not in str(failed.value)
+        assert (await collect(engine.submit([Job(b"a", 10, SamplingParams(top_k=1))])))[0][0] == found
+        return engine.counts.samples["failed"]
+
+    assert serve(made, work, places=Breaking(made, 2)) == 2
+    assert "secret path" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_cannot_go_on_keeps_nobody_waiting(caplog):
+    made = model()
+
+    class Lost(TorchPlaces):
+        def leave(self, place):
+            raise RuntimeError("the device is gone")
+
+    async def work(engine):
+        answers = [engine.submit([Job(b"a", 2)]), engine.submit([Job(b"b", 10**6)]), engine.submit([Job(b"c", 5)])]
+        found = await asyncio.gather(*map(collect, answers), return_exceptions=True)
+        assert found[0][0][3] == "length"
+        assert all(isinstance(one, ModelError) for one in found[1:])
+        with pytest.raises(StoppingError):
+            engine.submit([Job(b"d", 2)])
+        while engine.is_alive:
+            await asyncio.sleep(0.001)
+
+    serve(made, work, places=Lost(made, 2))
+    assert "the device is gone" in caplog.text
