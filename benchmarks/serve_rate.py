@@ -2,11 +2,11 @@
 
 python benchmarks/serve_rate.py --preset enwik8 --streams 64 1 --json benchmarks/results/serve-h200.json
 
-For each number of streams: bytes per second of `generate` after a prompt, timed as `longstride bench sampling` does over
-the same positions; of the engine, from when all requests are under way until the first ends; of the engine with clients that ask
-again at once, prompts included; and with --http the same by `longstride serve`, whole and streamed. Then the answers of
-requests that were served together are compared with those of the same requests alone, without and with `exact`. Weights are
-random.
+For each number of streams: bytes per second of `generate` after a prompt, timed as `longstride bench sampling` does over the
+same positions; of the engine, from when all requests are under way until the first ends; of the engine with clients that
+ask again at once, prompts included; and with --http the same by `longstride serve`, whole and streamed. Then the answers of
+requests that were served together are compared with those of the same requests alone, without and with `exact`. Weights
+are random.
 """
 
 import asyncio
