@@ -2,10 +2,11 @@
 
 python benchmarks/serve_rate.py --preset enwik8 --streams 64 1 --json benchmarks/results/serve-h200.json
 
-For each number of streams: bytes per second of `generate` after a prompt, timed as `longstride bench sampling` does; of the
-engine, from when all requests are under way until the first ends; of the engine with clients that ask again at once, prompts
-included; and with --http the same by `longstride serve`, whole and streamed. Then the answers of requests that were served
-together are compared with those of the same requests alone, without and with `exact`. Weights are random.
+For each number of streams: bytes per second of `generate` after a prompt, timed as `longstride bench sampling` does over the
+same positions; of the engine, from when all requests are under way until the first ends; of the engine with clients that
+ask again at once, prompts included; and with --http the same by `longstride serve`, whole and streamed. Then the answers of
+requests that were served together are compared with those of the same requests alone, without and with `exact`. Weights
+are random.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ import torch
 from longstride.commands.bench.sampling import Ours, random_model
 from longstride.common.device import choose_device, describe_machine
 from longstride.model import SparseTransformer, preset
+from longstride.sampling.streams import GPU_PIECE
 from longstride.serving.answers import Job
 from longstride.serving.engine import Engine
 
@@ -34,7 +36,7 @@ def main() -> None:
     parser.add_argument("--preset", default="enwik8")
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 1])
     parser.add_argument("--position", type=int, default=200, help="bytes of each prompt")
-    parser.add_argument("--bytes", type=int, default=512, help="bytes of each answer")
+    parser.add_argument("--bytes", type=int, default=1536, help="bytes of each answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--http", action="store_true", help="measure longstride serve, too: needs longstride[serve]")
@@ -47,7 +49,9 @@ def main() -> None:
     result: dict[str, Any] = {"machine": describe_machine(device), "preset": options.preset, "rows": []}
     for streams in options.streams:
         row: dict[str, Any] = {"streams": streams, "position": options.position, "bytes": options.bytes}
-        bench = [time_generate(model, streams, options.position, options.bytes // 2) for _ in range(options.rounds + 1)]
+        bench = [
+            time_generate(model, streams, options.position, options.bytes - GPU_PIECE) for _ in range(options.rounds + 1)
+        ]
         row["bench_bytes_per_second"] = max(bench[1:])
         row |= asyncio.run(time_engine(model, streams, options.position, options.bytes, options.rounds))
         if options.http:

@@ -159,6 +159,7 @@ def test_who_serves():
 def test_kernels(name, exact):
     """On a GPU with many more steps than in the interpreter."""
     from longstride.sampling.kernel_places import KernelPlaces
+    from longstride.sampling.resident import ResidentStreams
 
     device = "cuda" if GPU else "cpu"
     made = model(**{"layers": 2, "width": 8, **NETWORKS[name], "context": 24}).to(device)
@@ -167,7 +168,10 @@ def test_kernels(name, exact):
     for number in range(12 if GPU else 4):
         prompt = rng.randbytes(rng.choice([0, 3, 10]))
         jobs.append((prompt, rng.randrange(1, 25 - len(prompt) if GPU else 6), number, rng.choice(PARAMS)))
-    places = KernelPlaces(made, 3 if GPU else 2, exact)
-    if not GPU:
-        places.alone = None if exact else places.alone
+    places, alone_turns = KernelPlaces(made, 3 if GPU else 2, exact), []
+    if not exact:
+        places.alone = ResidentStreams(made, 1, 24, shared=places.batch)
+        extend = places.alone.extend
+        places.alone.extend = lambda *args: alone_turns.append(1) or extend(*args)
     assert play(places, jobs, rng, 24, most_steps=3) == [alone(made.to("cpu"), *job) for job in jobs]
+    assert bool(alone_turns) != exact

@@ -107,7 +107,7 @@ def noise(rng: random.Random) -> bytes:
     return rng.choice(
         [
             rng.randbytes(rng.randrange(1, 200)) + b"\r\n\r\n",
-            b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+            b"GET /v1/nothing HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(100) + b"\r\n\r\n",
         ]
     )

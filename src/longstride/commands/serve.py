@@ -6,7 +6,6 @@ longstride play
 
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,26 +75,18 @@ def _call_when_started(server: Any, function: Callable[[], object]) -> None:
 
 @contextmanager
 def _signals(server: Any) -> Iterator[None]:
-    """Context in which SIGTERM and SIGINT end the server in order, and the process with 0. uvicorn alone would raise them
-    again at the end."""
-
-    @contextmanager
-    def leave_alone() -> Iterator[None]:
-        yield
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if server.should_exit and number == signal.SIGINT:
-            server.force_exit = True
-        server.should_exit = True
-
-    server.capture_signals = leave_alone
+    """Context in which SIGTERM and SIGINT end the server in order, and the process with 0: uvicorn raises them again when it
+    has stopped, for the handlers that were there before its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    sys.stdout.flush()

@@ -6,7 +6,7 @@
     await engine.run(lambda: ...)                               # anything else that uses the model
     await engine.stop()                                         # finishes what is under way
 
-The event loop never waits for the model: the thread hands pieces over once a turn.
+The event loop never waits for the model: the thread hands pieces over as they come.
 """
 
 import asyncio
@@ -29,6 +29,8 @@ from longstride.serving.stream import Stream, window_step
 
 Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
+HAND_OVER_SECONDS = 0.02
+"""Time between two pieces of a sample. For each byte, the event loop would take as long as a step of a small model."""
 
 
 class BusyError(Exception):
@@ -105,6 +107,7 @@ class Engine:
         """What a GPU works on."""
         self._turn_seconds = self._step_seconds = 0.0
         """Of the last turn, and of each of its steps."""
+        self._handed_over = 0.0
         self._thread = threading.Thread(target=self._work, name="longstride engine", daemon=True)
 
     # In the event loop.
@@ -325,12 +328,17 @@ class Engine:
             self.counts.samples["failed"] += 1
 
     def _hand_over(self, streams: Sequence[Stream]) -> None:
-        """Gives new pieces and errors to the event loops."""
+        """Gives pieces to the event loops: those that begin or end a sample at once, others from time to time."""
+        now = time.perf_counter()
+        is_due = now - self._handed_over >= HAND_OVER_SECONDS
+        if is_due:
+            self._handed_over = now
         ready: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
         for stream in streams:
-            piece, stream.piece = stream.piece, None
-            if piece is not None or stream.error is not None:
-                ready.setdefault(stream.loop, []).append(_Delivery(stream.answers, stream.answer, piece, stream.error))
+            if stream.error is not None or (stream.piece is not None and (is_due or stream.done or stream.is_silent)):
+                delivery = _Delivery(stream.answers, stream.answer, stream.piece, stream.error)
+                ready.setdefault(stream.loop, []).append(delivery)
+                stream.piece, stream.is_silent = None, False
         for loop, pieces in ready.items():
             try:
                 loop.call_soon_threadsafe(_deliver, pieces)

@@ -32,6 +32,8 @@ class Stream:
         self.stops = Stops(job.stop)
         self.held_scores: list[Score] = []
         self.piece: Piece | None = None
+        self.is_silent = True
+        """Whether nothing has been handed over yet."""
         self.error: Exception | None = None
         self.done = False
 
