@@ -75,11 +75,12 @@ def triton_packed_backward(
 
 
 def _flops(
-    d_output: Any, packed: Any, output: Any, lse: Any, sizes: Sequence[int], heads: int, patterns: str, *_: Any, **__: Any
-) -> int:
+    d_output: Any, packed: Any, output: Any, lse: Any, sizes: Sequence[int], heads: int, patterns: str, scale: float,
+    **_: Any,
+) -> int:  # fmt: skip
     batch, _, n, _ = d_output
     q = batch, heads, n, sizes[0] // heads
-    return backward_flops(d_output, q, q, d_output, patterns)
+    return backward_flops(q, q, d_output, patterns, scale)
 
 
 _backward = define(
