@@ -1,5 +1,6 @@
 """attend with grouped queries, offsets, documents and the lse, against an explicit mask."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -201,6 +202,18 @@ def test_transforms_of_documents_of_rows():
         vmap(lambda x: attend(q, k, v, HEADS, documents=x))(NUMBERS.expand(2, 2, 9))
     with pytest.raises(torch._dynamo.exc.Unsupported, match="documents = a tensor is read by the host"):
         torch.compile(attend, fullgraph=True, backend="eager")(q, k, v, HEADS, documents=NUMBERS)
+
+
+def test_whole_numbers_of_numpy():
+    q, k, v = torch.randn(3, 1, 2, 9, 4, device=DEVICE).unbind()
+    lengths, some = np.array([4, 5]), q[:, :, 3:6]
+    ours = attend(some, k, v, HEADS, offset=np.int64(3), documents=list(lengths))
+    assert torch.equal(ours, attend(some, k, v, HEADS, offset=3, documents=lengths.tolist()))
+    for wrong in (np.float64(3), np.bool_(True), torch.tensor(3)):
+        with pytest.raises(ValueError, match=r"offset = .* must be a whole number"):
+            attend(some, k, v, HEADS, offset=wrong)
+        with pytest.raises(ValueError, match=r"documents\[1\] must be a length"):
+            attend(q, k, v, HEADS, documents=[6, wrong])
 
 
 def test_inputs_as_the_projections_leave_them():

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from longstride.attention.blocked import attend_blocked, attend_blocked_layout
+from longstride.attention.blocked import attend_blocked
 from longstride.attention.layout import lay_out, validate_shapes
 from longstride.attention.precision import DTYPES, autocast_is_enabled, cast_as_autocast_would, without_autocast
 from longstride.attention.reference import attend_reference, attend_reference_layout
@@ -28,15 +28,7 @@ def _attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sc
     return attend_triton(q, k, v, heads, scale)
 
 
-def _attend_triton_layout(*arguments: Any) -> tuple[Tensor, Tensor]:
-    from longstride.attention.kernels.layout_ops import attend_triton_layout
-
-    return attend_triton_layout(*arguments)
-
-
 IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked, "triton": _attend_triton}
-LAYOUTS = {"reference": attend_reference_layout, "blocked": attend_blocked_layout, "triton": _attend_triton_layout}
-"""The implementations for the shapes of `layout.py`, and for a result with the lse."""
 SCALE_LIMIT = 1e38  # About the largest float32.
 CHOICES = ("auto", "reference", "blocked", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -122,7 +114,7 @@ def attend(
     name, scale = _implementation_name(impl, q.device.type), _validate_scale(scale, q.shape[3])
     if not alike or offset is not None or documents is not None or return_lse:
         k, v, lengths = lay_out(q, k, v, offset, documents)
-        output, lse = LAYOUTS[name](q, k, v, heads, scale, lengths)
+        output, lse = _attend_layout(name, q, k, v, heads, scale, lengths)
         return (output, lse) if return_lse else output
     return IMPLEMENTATIONS[name](q, k, v, heads, scale)
 
@@ -163,7 +155,8 @@ def attend_forward(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern]) ->
 
     Returns the output [batch, heads, n, d_v], and the tensors by query that `attend_backward` needs.
     """
-    results: tuple[Tensor, ...] = _operator("forward", q)(q, k, v, notation.write(heads), 1 / sqrt(q.shape[3]))
+    forward = _operator(choose("auto", q.device).impl, "forward")
+    results: tuple[Tensor, ...] = forward(q, k, v, notation.write(heads), 1 / sqrt(q.shape[3]))
     return results
 
 
@@ -171,16 +164,26 @@ def attend_backward(
     d_output: Tensor, q: Tensor, k: Tensor, v: Tensor, results: Sequence[Tensor], heads: Sequence[Pattern]
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k and v. `results`: of `attend_forward`."""
-    gradients: tuple[Tensor, Tensor, Tensor] = _operator("backward", q)(
+    backward = _operator(choose("auto", q.device).impl, "backward")
+    gradients: tuple[Tensor, Tensor, Tensor] = backward(
         d_output, q, k, v, *results, notation.write(heads), 1 / sqrt(q.shape[3]), [True] * 3
     )
     return gradients
 
 
-def _operator(direction: str, q: Tensor) -> Any:
-    impl = choose("auto", q.device).impl
+def _attend_layout(
+    impl: str, q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the output and the lse, for the shapes of `layout.py`."""
+    if impl == "reference":
+        return attend_reference_layout(q, k, v, heads, scale, documents)
+    output, lse, *_ = _operator(impl, "layout_forward")(q, k, v, notation.write(heads), scale, documents)
+    return output, lse
+
+
+def _operator(impl: str, direction: str) -> Any:
     if impl == "triton":
-        import longstride.attention.kernels.ops  # noqa: F401  # Defines the operators.
+        import longstride.attention.kernels.layout_ops  # noqa: F401  # Defines the operators, with those of `ops.py`.
     return getattr(torch.ops.longstride, f"{impl}_{direction}").default
 
 

@@ -39,14 +39,6 @@ def attend_blocked(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], sc
     return torch.ops.longstride.blocked_forward.default(q, k, v, notation.write(heads), scale)[0]  # type: ignore[no-any-return]
 
 
-def attend_blocked_layout(
-    q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int]
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same for the shapes of `layout.py`; also returns the lse."""
-    results = torch.ops.longstride.blocked_layout_forward.default(q, k, v, notation.write(heads), scale, documents)
-    return results[0], results[1]
-
-
 def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the output and, for every query, the maximum of its scores and the sum of exp(score - maximum).
 

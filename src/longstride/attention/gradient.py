@@ -57,6 +57,9 @@ def define_ops(
         )
         return gradients
 
+    def flops(*arguments: Any, **_: Any) -> int:
+        return backward_flops(*arguments[first:first_saved], *arguments[first_setting:-1])
+
     inputs, settings = "Tensor q, Tensor k, Tensor v", "str patterns, float scale"
     slopes, name = "Tensor d_output", impl
     if layout:
@@ -65,7 +68,7 @@ def define_ops(
     results = f"(Tensor{', Tensor' * (len(by_query) + layout)})"
     forward_op = define(f"{name}_forward", f"({inputs}, {settings}) -> {results}", forward, forward_like, forward_flops)
     schema = f"({slopes}, {inputs}{saved}, {settings}, bool[] needed) -> (Tensor, Tensor, Tensor)"
-    backward_op = define(f"{name}_backward", schema, backward, backward_like, layout_flops if layout else backward_flops)
+    backward_op = define(f"{name}_backward", schema, backward, backward_like, flops)
     _register_gradient(forward_op, backward_op, impl, first)
     return backward
 
@@ -85,15 +88,9 @@ def forward_flops(q: Any, k: Any, v: Any, patterns: str, scale: float, documents
     return int(2 * (q[3] + v[3]) * _pairs(patterns, q, k, documents))
 
 
-def backward_flops(d_output: Any, q: Any, k: Any, v: Any, *others: Any, **_: Any) -> int:
+def backward_flops(q: Any, k: Any, v: Any, patterns: str, scale: float, documents: Sequence[int] = ()) -> int:
     """Five products per pair: the recomputed score, and the gradients of weight, value, query and key."""
-    settings = others[next(index for index, argument in enumerate(others) if isinstance(argument, str)) :]
-    documents = settings[2] if len(settings) == 4 else ()
-    return int(2 * (3 * q[3] + 2 * v[3]) * _pairs(settings[0], q, k, documents))
-
-
-def layout_flops(d_output: Any, d_lse: Any, *others: Any, **_: Any) -> int:
-    return backward_flops(d_output, *others)
+    return int(2 * (3 * q[3] + 2 * v[3]) * _pairs(patterns, q, k, documents))
 
 
 def _pairs(patterns: str, q: Sequence[int], k: Sequence[int], documents: Sequence[int]) -> int:

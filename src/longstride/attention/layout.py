@@ -9,6 +9,7 @@ one document.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -73,12 +74,13 @@ def lay_out(
     n_q, n_k = q.shape[2], k.shape[2]
     end = n_k
     if offset is not None:
-        if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= n_k - n_q:
+        first = _as_int(offset)
+        if first is None or not 0 <= first <= n_k - n_q:
             raise ValueError(
                 f"attend: offset = {short_repr(offset)} must be a whole number from 0 to {n_k - n_q}, so that {n_q} queries "
                 f"from there on are among {n_k} keys"
             )
-        end = offset + n_q
+        end = first + n_q
     if documents is None:
         lengths: list[int] = []
     elif isinstance(documents, Tensor):
@@ -88,6 +90,13 @@ def lay_out(
     return (k, v, lengths) if end == n_k else (k[:, :, :end], v[:, :, :end], lengths)
 
 
+def _as_int(value: object) -> int | None:
+    """Returns a whole number, also one of NumPy, as int; None for other values."""
+    if isinstance(value, int):  # Not converted: under torch.compile it may be symbolic.
+        return None if isinstance(value, bool) else value
+    return int(value) if isinstance(value, Integral) else None
+
+
 def _first_lengths(documents: Sequence[int], n: int, end: int) -> list[int]:
     """Returns the lengths of documents, cut at `end`."""
     if isinstance(documents, str) or not isinstance(documents, Sequence):
@@ -95,10 +104,11 @@ def _first_lengths(documents: Sequence[int], n: int, end: int) -> list[int]:
             f"attend: documents must be a sequence of lengths or an integer tensor [batch, n], got {short_repr(documents)}"
         )
     total, lengths = 0, []
-    for index, length in enumerate(documents):
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+    for index, given in enumerate(documents):
+        length = _as_int(given)
+        if length is None or length < 1:
             raise ValueError(
-                f"attend: documents[{index}] must be a length, a whole number of at least 1, got {short_repr(length)}"
+                f"attend: documents[{index}] must be a length, a whole number of at least 1, got {short_repr(given)}"
             )
         if total < end:
             lengths.append(min(length, end - total))

@@ -23,7 +23,7 @@ ALIGNED = [["tt.divisibility", 16]]
 def shared_memory(arch, kernel, summary, width, dtype, rows, columns, warps, stages):
     row = compiled(RowShape, d=width, width=width, wide=False)
     tiling = compiled(
-        Tiling, rows=rows, columns=columns, summary=summary, even=True, grouped=False, short=not summary, exclude=0
+        Tiling, rows=rows, columns=columns, summary=summary, even=True, by_block=False, short=not summary, exclude=0
     )  # fmt: skip
     precision = "ieee" if dtype == "float32" else "tf32"
     dims = Dims(tl.constexpr(row), tl.constexpr(row), tl.constexpr(precision))

@@ -48,6 +48,12 @@ def test_a_callers_crossing_is_its_own():
     ]
 
 
+def test_one_length_alone_has_no_crossing():
+    rows = [timed("SDPA dense", 256, 2, 2), timed("a", 256, 1, 1), timed("SDPA dense", 512, 2, 2)]
+    assert crossings(rows) == []
+    assert crossings([*rows, timed("a", 512, 3, 1)]) == [Crossing("a", "kernels", forward=None, both=256, longest=512)]
+
+
 def test_crossings_in_words():
     crossing = Crossing("local(4)", "caller", forward=1024, both=None, longest=2048)
     says = "local(4): faster than SDPA dense from n = 1,024 forward, not up to n = 2,048 with backward"

@@ -77,7 +77,7 @@ class Tiling(NamedTuple):
     """Whether summary cells of earlier lanes are keys, too."""
     even: Any
     """Whether every job's number of cells divides `columns`."""
-    grouped: Any
+    by_block: Any
     """Whether in some job a query does not see its lane's whole past."""
     short: Any
     """Whether windows have so few tiles that all are masked, in one loop."""

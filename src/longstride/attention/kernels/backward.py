@@ -194,7 +194,7 @@ def add_dkv(
             if CELLS:
                 seen = row[None, :] >= own.seen_from[:, None]
             else:
-                seen = window_sees(row[None, :], own.key[:, None], job, TILES.grouped)
+                seen = window_sees(row[None, :], own.key[:, None], job, TILES.by_block)
             seen = seen & valid[None, :]
             if TILES.exclude > 0:
                 seen &= ~excluded(position[None, :], own.position[:, None], own.exclusions, tile.index, TILES.exclude)

@@ -105,7 +105,7 @@ def _launch(
         columns=columns,
         summary=pass_.summary,
         even=all(job.cells and columns % job.cells == 0 for job in pass_.jobs),
-        grouped=pass_.grouped,
+        by_block=pass_.by_block,
         short=pass_.most_exclusions > 0 or (not flags.get("CELLS") and window <= FEW * min(rows, columns)),
         exclude=pass_.most_exclusions,
         group=heads // call.k.shape[1],

@@ -52,7 +52,7 @@ class Pass:
         return any(job.cells and job.lanes > 1 for job in self.jobs)
 
     @property
-    def grouped(self) -> bool:
+    def by_block(self) -> bool:
         """Whether in some job a query does not see its lane's whole past."""
         return any(not job.own or job.block < job.limit for job in self.jobs)
 

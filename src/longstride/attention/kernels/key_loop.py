@@ -61,7 +61,7 @@ def sees(every, key, rows, TILES: tl.constexpr, CELLS: tl.constexpr):
         seen = rows.valid[None, :]
         position = rows.start + rows.offset
     else:
-        seen = window_sees(row[:, None], key[None, :], job, TILES.grouped) & rows.valid[None, :]
+        seen = window_sees(row[:, None], key[None, :], job, TILES.by_block) & rows.valid[None, :]
         position = tile.start + key * job.index_stride
     if TILES.exclude > 0:
         query = tile.start + row * job.index_stride

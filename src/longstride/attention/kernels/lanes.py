@@ -17,8 +17,8 @@ from longstride.attention.kernels.arguments import Matrix
 from longstride.attention.kernels.primitives import Rows, excluded, head_of, load, read_job, store, window_sees, without_keys
 
 
-class Lanes(NamedTuple):
-    """The lanes of an item: the job's index, and their head."""
+class LaneItem(NamedTuple):
+    """An item, which is one tile of lanes: the job's index, and the head."""
 
     index: Any
     batch: Any
@@ -42,7 +42,7 @@ def read_lanes(item, shared_job, tables, sizes, TILES: tl.constexpr):
     start = first * job.lane_stride
     offset = lane * job.lane_stride + row // TILES.together * job.index_stride
     valid = (first + lane < job.lanes) & (row // TILES.together < job.limit) & (start + offset < sizes.n)
-    return job, Lanes(index, batch, head), Rows(start, offset, valid)
+    return job, LaneItem(index, batch, head), Rows(start, offset, valid)
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def rows_as(matrix, other, SAME: tl.constexpr):
 @triton.jit
 def lanes_see(row, key, job, lanes, query_position, key_position, exclusions, TILES: tl.constexpr):
     """Which pairs of a tile count; all broadcast."""
-    seen = window_sees(row // TILES.together, key // TILES.together, job, TILES.grouped)
+    seen = window_sees(row // TILES.together, key // TILES.together, job, TILES.by_block)
     if TILES.together > 1:
         seen = seen & (row % TILES.together == key % TILES.together)
     if TILES.exclude > 0:

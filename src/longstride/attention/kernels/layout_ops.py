@@ -15,27 +15,18 @@ from longstride.attention.gradient import define_ops
 from longstride.attention.kernels.call import Layout
 from longstride.attention.kernels.ops import check, fill_gradients, forward_like, result_like, triton_forward
 from longstride.attention.kernels.views import (
+    empty_in_order,
     equal_documents,
     fold,
     folded_rows,
-    parts_of_turns,
     turn_heads,
     turn_patterns,
     turn_rows,
     turns,
 )
 from longstride.attention.layout import fill_in_float32
-from longstride.patterns import Pattern, notation
 
 LN_2 = log(2)
-
-
-def attend_triton_layout(
-    q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int]
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """softmax(q k^T * scale) v over the pairs of each head's pattern, in Triton, and the lse."""
-    results = torch.ops.longstride.triton_layout_forward.default(q, k, v, notation.write(heads), scale, documents)
-    return results[0], results[1]
 
 
 def triton_layout_forward(
@@ -102,7 +93,7 @@ def _fill_in_turns(
     layouts: Sequence[Layout | None] = [None] * group
     if d_lse is not None:
         layouts = [Layout((), own) for own in turn_rows(d_lse.contiguous(), group).contiguous().unbind()]
-    parts = [parts_of_turns(x, group) if wanted else x.expand(group, 0) for x, wanted in zip(shared, needed[1:])]
+    parts = [empty_in_order(x, group, *x.shape) if wanted else x.expand(group, 0) for x, wanted in zip(shared, needed[1:])]
     own_gradients = turn_heads(dq, group) if needed[0] else [dq] * group, *(part.unbind() for part in parts)
     own_heads = (turn_heads(x, group) for x in (d_output, q, output))
     for own, d_own, own_q, own_output, own_rows, chosen, layout in zip(
@@ -136,12 +127,8 @@ def _layout_like(
         output, bits = forward_like(q, k, v, patterns, scale)
         return output, torch.empty_like(bits), bits
     check(q, k, v)
-    batch, heads, n, _ = q.shape
-    if q.stride(1) < q.stride(2):  # The dimensions of the output have q's order in memory.
-        output = v.new_empty(batch, n, heads, v.shape[3]).transpose(1, 2)
-    else:
-        output = v.new_empty(batch, heads, n, v.shape[3])
-    bits = v.new_empty((batch, heads, n), dtype=torch.float32)
+    output = empty_in_order(q, *q.shape[:3], v.shape[3])
+    bits = q.new_empty(q.shape[:3], dtype=torch.float32)
     return output, torch.empty_like(bits), bits
 
 

@@ -17,7 +17,7 @@ from longstride.attention.gradient import backward_flops, define, register_last
 from longstride.attention.kernels.ops import attend_triton, fill_gradients, needs_dispatcher, triton_forward
 from longstride.patterns import Pattern, notation
 
-Sizes = tuple[int, int, int]
+Widths = tuple[int, int, int]
 """Widths of the queries, keys and values of all heads."""
 
 
@@ -41,7 +41,7 @@ class _AttendPacked(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(packed: Tensor, sizes: Sizes, heads: int, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(packed: Tensor, sizes: Widths, heads: int, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
         dispatch = torch.compiler.is_compiling() or needs_dispatcher(packed)
         compute: Any = torch.ops.longstride.triton_forward.default if dispatch else triton_forward
         output, lse = compute(*_unpack(packed, sizes, heads), patterns, scale)
@@ -75,11 +75,12 @@ def triton_packed_backward(
 
 
 def _flops(
-    d_output: Any, packed: Any, output: Any, lse: Any, sizes: Sequence[int], heads: int, patterns: str, *_: Any, **__: Any
-) -> int:
+    d_output: Any, packed: Any, output: Any, lse: Any, sizes: Sequence[int], heads: int, patterns: str, scale: float,
+    **_: Any,
+) -> int:  # fmt: skip
     batch, _, n, _ = d_output
     q = batch, heads, n, sizes[0] // heads
-    return backward_flops(d_output, q, q, d_output, patterns)
+    return backward_flops(q, q, d_output, patterns, scale)
 
 
 _backward = define(

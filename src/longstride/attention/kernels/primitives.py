@@ -164,11 +164,11 @@ def cell_tile(start, offset, job, EVEN: tl.constexpr):
 
 
 @triton.jit
-def window_sees(row, key, job, GROUPED: tl.constexpr):
+def window_sees(row, key, job, BY_BLOCK: tl.constexpr):
     """Which pairs of a lane count; row and key are indices in the lane that broadcast."""
     distance = row - key
     seen = (distance >= job.near) & (distance <= job.far)
-    if GROUPED:
+    if BY_BLOCK:
         inside = key % job.block
         in_own_block = (row // job.block == key // job.block) & (job.own != 0)
         is_cell = (inside >= job.first_cell) & (inside < job.first_cell + job.cells)

@@ -67,9 +67,9 @@ def turn_patterns(patterns: str, group: int) -> tuple[str, ...]:
     return tuple(notation.write(heads[number::group]) for number in range(group))
 
 
-def parts_of_turns(x: Tensor, group: int) -> Tensor:
-    """Returns an empty tensor [group, *x.shape] in x's order of dimensions in memory."""
-    batch, heads, n, d = x.shape
+def empty_in_order(x: Tensor, *shape: int) -> Tensor:
+    """Returns an empty tensor [..., heads, n, d], of which heads and n have x's order in memory."""
+    *first, heads, n, d = shape
     if x.stride(1) < x.stride(2):
-        return x.new_empty(group, batch, n, heads, d).transpose(2, 3)
-    return x.new_empty(group, batch, heads, n, d)
+        return x.new_empty(*first, n, heads, d).transpose(-3, -2)
+    return x.new_empty(shape)

@@ -120,14 +120,14 @@ def growth(rows: Sequence[Row]) -> list[Growth]:
 
 
 def crossings(rows: Sequence[Row]) -> list[Crossing]:
-    """Of each of ours, by each clock, against the fastest SDPA dense of each n."""
+    """Of each of ours, by each clock, against the fastest SDPA dense of each n; none where both have one n alone."""
     crossings = []
     for name in dict.fromkeys(row.name for row in rows if row.is_ours):
         for clock in CLOCKS:
             forward, both = (_faster(rows, name, clock, direction) for direction in ("forward_ms", "both_ms"))
-            if forward or both:
-                longest = max(n for faster in (forward, both) for n in faster)
-                crossings.append(Crossing(name, clock, _from(forward), _from(both), longest))
+            lengths = forward.keys() | both.keys()
+            if len(lengths) > 1:
+                crossings.append(Crossing(name, clock, _from(forward), _from(both), max(lengths)))
     return crossings
 
 

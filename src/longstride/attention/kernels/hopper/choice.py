@@ -21,6 +21,8 @@ from longstride.attention.kernels.jobs import Job, Pass
 Kind = Literal["walk", "lanes", "chunks", "tiles"]
 TILE = 128
 """Keys of a tile, and how far a walk looks back at most."""
+ROWS = 64
+"""Queries of a warpgroup. Walks, lanes and chunks pass over keys by so many, too."""
 WIDEST = 64
 """The widest head whose accumulators fit into the registers of a warpgroup."""
 WIDTHS = (32, 64)
@@ -28,9 +30,10 @@ WIDTHS = (32, 64)
 WIDE = (64, 128)
 """d_qk and d_v of walks and lanes with wider values, which lie in panels of d_qk columns."""
 LONGEST_LANE = 256
+"""The most rows of a lane, forward: what a TMA copy can have."""
 LONGEST_WIDE_LANE = 128
 LARGEST_LANE = 64 * 128
-"""The most rows of a lane, forward; and rows times d_qk, backward."""
+"""The most rows times d_qk of a lane, backward: five such tiles share the memory of a program."""
 LONGEST_CHUNKS = 2048
 """The most rows of a lane in chunks. One lane of 4,096 takes 7 % less time in tiles, whose items share keys."""
 
@@ -58,7 +61,7 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
         if not (backward or accumulate) and d_qk == d_v and d_qk in WIDTHS and _in_chunks(job):
             return "chunks"
     own_apart = pass_.summary and bool(job.own) and whole_lanes(job, True, d_qk, d_v)
-    if max(d_qk, d_v) <= WIDEST and _in_tiles(job, pass_.summary, n) and (not backward or own_apart or _aligned(job)):
+    if max(d_qk, d_v) <= WIDEST and _in_tiles(job, pass_.summary, n) and (not backward or own_apart or _stats_fit_tma(job)):
         return "tiles"
     return None
 
@@ -85,7 +88,7 @@ def _in_tiles(job: Job, summary: bool, n: int) -> bool:
     return not summary or TILE % job.cells == 0 or job.cells % TILE == 0
 
 
-def _aligned(job: Job) -> bool:
+def _stats_fit_tma(job: Job) -> bool:
     """Whether the row stats of a lane, float32, begin at a multiple of 16 bytes."""
     return job.lanes == 1 or job.index_stride > 1 or job.lane_stride % 4 == 0
 

@@ -23,7 +23,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from longstride.attention.kernels.call import Forward
 from longstride.attention.kernels.hopper.lane_descriptors import (
-    TILE,
     LaneWork,
     copy_all,
     copy_in,
@@ -196,8 +195,8 @@ def launch_chunk_forward(call: Forward, lanes: Lanes) -> Launch:
     batch, heads, n, d = call.q.shape
     assert lse.is_contiguous()
     setting = chunk_settings(d)
-    work = LaneWork(*lanes, batch * heads * lanes.lanes * -(-lanes.length // TILE), heads, n)
-    descriptors = [lane_descriptor(x, lanes, TILE, d) for x in matrices]
+    work = LaneWork(*lanes, batch * heads * lanes.lanes * -(-lanes.length // ROWS.value), heads, n)
+    descriptors = [lane_descriptor(x, lanes, ROWS.value, d) for x in matrices]
     constants = {
         "STAGES": setting.stages, "HEADS_FIRST": heads_side_by_side(call.q), "num_warps": 4, "maxnreg": setting.registers,
     }  # fmt: skip

@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from longstride.attention.kernels.call import Backward
+from longstride.attention.kernels.hopper.choice import LARGEST_LANE
 from longstride.attention.kernels.hopper.lane_descriptors import (
     copy_all,
     copy_in,
@@ -35,9 +36,6 @@ from longstride.attention.kernels.hopper.ring import make_barriers, make_panels,
 from longstride.attention.kernels.hopper.tiles import RowStats, mma_layout, row_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.patterns.geometry import Lanes
-
-LARGEST = 64 * 128
-"""The most rows times dimensions of a lane: five such tiles share the memory of a program."""
 
 
 @gluon.jit
@@ -251,7 +249,7 @@ def launch_lane_backward(
 ) -> Launch:  # fmt: skip
     """For the positions of these lanes. row_stats [batch * heads, 2, at least n]: filled for other kernels."""
     *matrices, lse, dq, dk, dv = call.tensors
-    assert lanes.length * call.q.shape[3] <= LARGEST
+    assert lanes.length * call.q.shape[3] <= LARGEST_LANE
     assert lse.is_contiguous()
     stats = RowStats(lse, 0) if row_stats is None else RowStats(row_stats, row_stats.shape[2])
     return lane_launch(

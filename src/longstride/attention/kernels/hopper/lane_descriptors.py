@@ -20,13 +20,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from longstride.attention.kernels.arguments import compiled
+from longstride.attention.kernels.hopper.choice import ROWS
 from longstride.attention.kernels.hopper.lane_settings import LaneBackward, LaneForward, Walk
 from longstride.attention.kernels.launch import Descriptor, Launch
 from longstride.attention.kernels.settings import processors
 from longstride.patterns.geometry import Lanes
 
-TILE = 64
-"""Queries, or keys, that a warpgroup computes at a time."""
 APART = 16
 """Stride of a dimension with one entry, in elements. TMA wants a multiple of 16 bytes there, too."""
 
@@ -113,12 +112,12 @@ def walk_launch(
     batch, heads, n, d = matrices[0].shape
     panels = value_panels(matrices)
     setting = settings(d, panels)
-    assert reach <= 2 * TILE
+    assert reach <= 2 * ROWS
     assert lse.is_contiguous()
     whole = Lanes(0, 1, n, n, 1)
-    tiles, back = -(-n // TILE), 1 if reach <= TILE else 2
+    tiles, back = -(-n // ROWS), 1 if reach <= ROWS else 2
     work = WalkWork(batch * heads * (tiles + back), heads, n, tiles)
-    described = [lane_descriptor(x, whole, TILE, d) if isinstance(x, Tensor) else x for x in matrices]
+    described = [lane_descriptor(x, whole, ROWS, d) if isinstance(x, Tensor) else x for x in matrices]
     arguments = *described, lse, work, *scales
     walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.ahead, part=setting.part, panels=panels)
     programs = processors(lse.device) * setting.per_processor
@@ -134,11 +133,11 @@ def lane_launch(
 ) -> Launch:  # fmt: skip
     """The launch for these lanes. TMA copies whole lanes of `matrices` in, and tiles of `results` out."""
     batch, heads, n, d = matrices[0].shape
-    rows = max(TILE, 1 << (lanes.length - 1).bit_length())
+    rows = max(ROWS, 1 << (lanes.length - 1).bit_length())
     panels = value_panels(matrices)
     setting = settings(d, panels, rows, accumulate)
     work = LaneWork(*lanes, batch * heads * lanes.lanes, heads, n)
-    boxes = [(x, rows) for x in matrices] + [(x, TILE) for x in results]
+    boxes = [(x, rows) for x in matrices] + [(x, ROWS) for x in results]
     descriptors = [lane_descriptor(x, lanes, height, d) for x, height in boxes]
     tiles = compiled(
         LaneTiles, near=near, stages=getattr(setting, "stages", 1), staged=setting.staged, part=setting.part,

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from longstride.attention.kernels.call import Forward
+from longstride.attention.kernels.hopper.choice import LONGEST_LANE
 from longstride.attention.kernels.hopper.lane_descriptors import (
     add_products,
     copy_all,
@@ -37,9 +38,6 @@ from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
 from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.patterns.geometry import Lanes
-
-LONGEST = 256
-"""The most positions of a lane: what a TMA copy can have."""
 
 
 @gluon.jit
@@ -214,7 +212,7 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
 def launch_lane_forward(call: Forward, lanes: Lanes, near: int, accumulate: bool) -> Launch:
     """For the positions of these lanes."""
     *matrices, output, lse = call.tensors
-    assert lanes.length <= LONGEST
+    assert lanes.length <= LONGEST_LANE
     assert lse.is_contiguous()
     return lane_launch(
         lane_forward, lane_forward_settings, matrices, [output], lanes, near, [lse], [call.scale], accumulate

@@ -14,7 +14,7 @@ from longstride.attention.kernels.backward import backward_row_stats, backward_s
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
-from longstride.attention.kernels.hopper.choice import TILE, choose, fits_tma, whole_lanes
+from longstride.attention.kernels.hopper.choice import ROWS, TILE, choose, fits_tma, whole_lanes
 from longstride.attention.kernels.hopper.chunk_forward import launch_chunk_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
 from longstride.attention.kernels.hopper.lane_descriptors import tma_stride
@@ -29,8 +29,6 @@ from longstride.attention.kernels.launch import Descriptor, Launch, constant
 from longstride.attention.kernels.settings import padded, processors
 from longstride.patterns.geometry import Lanes, block_lanes, column_lanes
 
-ROWS = 64
-"""Queries of a warpgroup."""
 STATS_ROWS = 64
 """Queries of a program of `backward_row_stats`."""
 PART_ROWS = 16
@@ -53,7 +51,7 @@ def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None
         return [launch_lane_forward(call, lanes, job.near, accumulate) for lanes in _lane_sets(job, n)]
     if kind == "chunks":
         return [launch_chunk_forward(call, lanes) for lanes in _lane_sets(job, n)]
-    return [(_window if job.far < job.limit - 1 else _past)(call, pass_, accumulate)]
+    return [_tiles(call, pass_, accumulate)]
 
 
 def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | None:
@@ -90,30 +88,17 @@ def _lane_sets(job: Job, n: int) -> list[Lanes]:
     return column_lanes(n, job.index_stride) if job.lane_stride == 1 else block_lanes(n, job.block)
 
 
-def _window(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
+def _tiles(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
+    """One tile of keys after the other: of a window, or of the lane's whole past and of summary cells."""
     job, (q, k, v, output, lse) = pass_.jobs[0], call.tensors
-    tiles = -(-job.limit // TILE)
-    work = _work(call, pass_, tiles * job.lanes, tiles)
-    arguments = (
-        _lanes(q, job.index_stride, ROWS),
-        *_key_descriptors(k, v, pass_)[:2],
-        matrix(output),
-        lse,
-        job,
-        work,
-        call.scale,
-    )
-    constants = {"D_V": v.shape[3], "KEYS": _keys(job, False), "ACCUMULATE": accumulate, "num_warps": 4}
-    return Launch(window_forward, min(work.items, processors(q.device)), arguments, constants)
-
-
-def _past(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
-    job, (q, k, v, output, lse) = pass_.jobs[0], call.tensors
-    tiles = -(-job.limit // ROWS)
-    work = _work(call, pass_, -(-tiles * job.lanes // GROUPS.value), tiles)
-    arguments = _lanes(q, job.index_stride, ROWS), *_key_descriptors(k, v, pass_), matrix(output), lse, job, work, call.scale
+    past = job.far >= job.limit - 1
+    kernel, rows, groups = (past_forward, ROWS, GROUPS.value) if past else (window_forward, TILE, 1)
+    tiles = -(-job.limit // rows)
+    work = _work(call, pass_, -(-tiles * job.lanes // groups), tiles)
+    keys = _key_descriptors(k, v, pass_)[: 4 if past else 2]
+    arguments = _lanes(q, job.index_stride, ROWS), *keys, matrix(output), lse, job, work, call.scale
     constants = {"D_V": v.shape[3], "KEYS": _keys(job, pass_.summary), "ACCUMULATE": accumulate, "num_warps": 4}
-    return Launch(past_forward, min(work.items, processors(q.device)), arguments, constants)
+    return Launch(kernel, min(work.items, processors(q.device)), arguments, constants)
 
 
 def _dq(call: Backward, row_stats: Tensor, pass_: Pass, window: bool, accumulate: bool) -> Launch:
@@ -180,11 +165,11 @@ def _new_row_stats(call: Backward, step: int) -> Tensor:
     TMA reads zeros past n, and a query whose stats are zeros adds nothing.
     """
     size, heads, n = call.lse.shape
-    return call.workspace.new(size * heads, 2, step * _aligned(-(-n // step)), zero=step > 1)
+    return call.workspace.new(size * heads, 2, step * _padded_stats(-(-n // step)), zero=step > 1)
 
 
-def _aligned(count: int) -> int:
-    """The next multiple of 16 bytes."""
+def _padded_stats(count: int) -> int:
+    """So many float32, or a few more: a multiple of 16 bytes."""
     return -(-count // 4) * 4
 
 
@@ -193,7 +178,7 @@ def _fill_row_stats(call: Backward, row_stats: Tensor, step: int) -> Launch:
     sizes = row_sizes(call.output, STATS_ROWS)
     arguments = (
         matrix(call.d_output), matrix(call.output), call.lse, row_stats, sizes, row_stats.shape[2], step,
-        _aligned(-(-call.output.shape[2] // step)),
+        _padded_stats(-(-call.output.shape[2] // step)),
     )  # fmt: skip
     constants = {"ROW": row_shape(call.output, True), "ROWS": STATS_ROWS}
     return Launch(backward_row_stats, sizes.total, arguments, constants)
@@ -216,7 +201,7 @@ def _keys(job: Job, cells: bool, window: bool = True) -> Keys:
 
 def _stats_shift(job: Job, n: int) -> int:
     """The distance between the row stats of two lanes."""
-    return _aligned(n // job.index_stride) if job.index_stride > 1 else job.lane_stride
+    return _padded_stats(n // job.index_stride) if job.index_stride > 1 else job.lane_stride
 
 
 @lru_cache(maxsize=256)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from longstride.attention.kernels.hopper import choice
 from longstride.attention.kernels.primitives import LOWEST
 
-TILE = gl.constexpr(128)
-ROWS = gl.constexpr(64)
-"""Keys and queries of a tile, and queries of a warpgroup."""
+TILE = gl.constexpr(choice.TILE)
+ROWS = gl.constexpr(choice.ROWS)
 
 
 class Work(NamedTuple):
