@@ -23,7 +23,7 @@ from longstride.model.cache import Cache
 from longstride.model.decode import View, decode, views
 from longstride.model.layers import FEW, Linear
 from longstride.sampling.params import SamplingParams
-from longstride.sampling.position import NetworkPosition
+from longstride.sampling.position import PACKED_ROWS, NetworkPosition, Products
 from longstride.sampling.sampler import pick_bytes, probabilities, uniform
 
 AHEAD = 64
@@ -49,17 +49,20 @@ class Decoder:
         self.device = next(model.parameters()).device
         self.cache = make_cache(model, batch, self.length)
         self.scale = 1 / sqrt(model.config.qk_width // model.config.heads)
-        self.network = NetworkPosition(self.model, batch, max(batch, self._least_rows()))
+        products = Products(self.model)
+        self.network = NetworkPosition(self.model, batch, max(batch, self._least_rows(products)), products)
         self.position = 0
         self._earlier: Tensor | None = None
         """The bytes before the next step's input that the embedding reads, too: [batch, m], m <= last_bytes - 1."""
         self._views: list[list[View]] = []
         """For each entry of the cycle of blocks, its views at the positions `network.ahead`."""
 
-    def _least_rows(self) -> int:
+    def _least_rows(self, products: Products) -> int:
         """Rows of a product, such that a stream does not depend on their number. The caller sets `thread_count` threads."""
         if self.device.type != "cpu":
             return 1
+        if products.all_packed:
+            return PACKED_ROWS
         return FEW_FOR_ONE_THREAD if thread_count(self.model.config, self.batch, self.device) == 1 else FEW
 
     def prefill(self, tokens: Tensor) -> None:

@@ -22,6 +22,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 PACKED_NETWORK, PACKED_MATRIX = 2**21, 2**16
 """The fewest weights of a network, and of its matrix, that are packed. Smaller ones stay in a core's cache, and a call of
 oneDNN costs more than it saves."""
+PACKED_ROWS = 2
+"""Rows from which on a row of a packed product does not depend on their number."""
 Rotation = tuple[Tensor, Tensor]
 """Cosines, and sines with their signs, of a head's numbers: [d], or [batch, 1, d] for streams at positions of their own."""
 
@@ -101,13 +103,15 @@ class Products:
     """The products of a network's layers. Their copies of the weights serve any number of streams."""
 
     def __init__(self, model: SparseTransformer) -> None:
-        self.packs = model.config.parameters >= PACKED_NETWORK and can_pack(model.output.weight.device)
+        packs = model.config.parameters >= PACKED_NETWORK and can_pack(model.output.weight.device)
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        self.packed = {layer for layer in layers if packs and layer.weight.numel() >= PACKED_MATRIX}
+        self.all_packed = len(self.packed) == len(layers)
         self.made: dict[nn.Linear, Product] = {}
 
     def of(self, layer: nn.Linear, factor: float = 1.0) -> Product:
         if layer not in self.made:
-            kind = PackedProduct if self.packs and layer.weight.numel() >= PACKED_MATRIX else Product
-            self.made[layer] = kind(layer, factor)
+            self.made[layer] = (PackedProduct if layer in self.packed else Product)(layer, factor)
         return self.made[layer]
 
 
