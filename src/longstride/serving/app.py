@@ -4,8 +4,8 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,20 +14,17 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive
 
-from longstride.common.files import parse_object
 from longstride.serving.answers import Answers
 from longstride.serving.choices import Choice
 from longstride.serving.completions import Completion, read_completion
-from longstride.serving.engine import BusyError, Engine, ModelError, StoppingError
+from longstride.serving.engine import Engine
 from longstride.serving.errors import RequestError
 from longstride.serving.guard import Guard
 from longstride.serving.metrics import HttpCounts, make_registry, metrics_page
+from longstride.serving.requests import errors_of_engine, read_body
 from longstride.serving.served import Served
 from longstride.serving.settings import ServeSettings
 from longstride.serving.views import page_router
-
-BODY_SECONDS = 30
-"""Seconds that a client has to send its request."""
 
 
 def create_app(served: Served, settings: ServeSettings) -> FastAPI:
@@ -108,37 +105,6 @@ def _describe(served: Served) -> dict[str, Any]:
         "kind": served.kind.name, "context": config.context, "max_model_len": config.context,
         "item": list(served.kind.item), "rate": served.kind.rate,
     }  # fmt: skip
-
-
-async def read_body(request: Request) -> dict[str, Any]:
-    """Returns the JSON object of a request's body."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RequestError("the header Content-Type must be application/json", status=415)
-    try:
-        content = await asyncio.wait_for(request.body(), BODY_SECONDS)
-    except TimeoutError:
-        raise RequestError(f"the body did not come within {BODY_SECONDS} s", status=408) from None
-    try:
-        return parse_object(content.decode(), "the body")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is no UTF-8: {error.reason} at byte {error.start}") from None
-    except ValueError as error:
-        raise RequestError(str(error)[:500]) from None
-
-
-@contextmanager
-def errors_of_engine() -> Iterator[None]:
-    """Turns errors of the engine into those of a request."""
-    try:
-        yield
-    except BusyError as error:
-        headers = {"Retry-After": str(error.retry_after)}
-        raise RequestError(str(error), code="queue_full", status=429, headers=headers) from None
-    except StoppingError as error:
-        raise RequestError(str(error), code="stopping", status=503, headers={"Retry-After": "5"}) from None
-    except ModelError as error:
-        raise RequestError(str(error), code="model_error", status=500) from None
 
 
 @asynccontextmanager

@@ -4,7 +4,6 @@ The page's files are read when the module is imported; nothing else is served fr
 model's folder says about it.
 """
 
-import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -19,10 +18,10 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from longstride.common.checks import short_repr, whole_number
-from longstride.common.files import parse_object
 from longstride.serving.about import bundled_samples, describe_model
-from longstride.serving.engine import Engine, StoppingError
+from longstride.serving.engine import Engine
 from longstride.serving.errors import RequestError
+from longstride.serving.requests import errors_of_engine, read_body
 from longstride.serving.scores import look_at, passes, score_pass
 from longstride.serving.served import Served
 from longstride.training.metrics import NAME
@@ -46,9 +45,6 @@ HEADERS = {
 }
 MOST_BYTES = 2**16
 """The most bytes that are scored or looked at."""
-BODY_SECONDS = 30
-"""Seconds that a client has to send its request."""
-LONGEST_MESSAGE = 500
 MOST_REQUESTS = 16
 """Requests that may wait for the model at a time."""
 LIKELY = 16
@@ -156,9 +152,8 @@ class Desk:
             raise RequestError(message, status=429, headers={"Retry-After": "1"})
         self.waiting += 1
         try:
-            yield
-        except StoppingError as error:
-            raise RequestError(str(error), code="stopping", status=503, headers={"Retry-After": "5"}) from None
+            with errors_of_engine():
+                yield
         finally:
             self.waiting -= 1
 
@@ -186,14 +181,14 @@ def page_router(served: Served, engine: Engine) -> APIRouter:
     @router.post("/page/scores")
     async def scores(request: Request) -> Response:
         try:
-            return send(await desk.scores(await read_object(request), request))
+            return send(await desk.scores(await read_body(request), request))
         except RequestError as error:
             return error.response()
 
     @router.post("/page/look")
     async def look(request: Request) -> Response:
         try:
-            return send(await desk.look(await read_object(request), request))
+            return send(await desk.look(await read_body(request), request))
         except RequestError as error:
             return error.response()
 
@@ -218,19 +213,6 @@ def send_file(name: str) -> Response:
         return RequestError("there is no such file", status=404).response()
     content, media_type = FILES[name]
     return Response(content, 200, HEADERS, media_type)
-
-
-async def read_object(request: Request) -> dict[str, Any]:
-    """Returns the JSON object of a request's body. The guard limits its size."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise RequestError("the header Content-Type must be application/json", status=415)
-    try:
-        content = await asyncio.wait_for(request.body(), BODY_SECONDS)
-        return parse_object(content.decode(), "the body")
-    except TimeoutError:
-        raise RequestError(f"the body did not come within {BODY_SECONDS} s", status=408) from None
-    except ValueError as error:  # Also of bytes that are no UTF-8.
-        raise RequestError(str(error)[:LONGEST_MESSAGE]) from None
 
 
 def check_names(given: dict[str, Any], *names: str) -> None:

@@ -66,12 +66,22 @@ class FakeGpu:
         self.now = max(self.now, self.free)
 
 
-@pytest.mark.parametrize(("busy", "calls"), [(0, 21), (10e-6, 21), (20e-3, 5), (1.0, 4)])
+@pytest.mark.parametrize(("busy", "calls"), [(0, 101), (10e-6, 101), (20e-3, 21), (1.0, 4)])
 def test_host_time_is_that_until_a_call_returns_whatever_the_gpu_takes(monkeypatch, busy, calls):
     gpu = FakeGpu(monkeypatch, busy)
     assert host_seconds(gpu.call, torch.device("cuda")) == pytest.approx(40e-6)
     assert gpu.calls == calls  # One to see how long it takes.
     assert gpu.now == pytest.approx(gpu.free if busy else gpu.now)  # Nothing is left in the queue for the next one.
+
+
+def test_host_time_is_that_of_the_round_that_nobody_disturbs(monkeypatch):
+    gpu = FakeGpu(monkeypatch, 0)
+
+    def call():
+        gpu.call()
+        gpu.now += 0 if 42 <= gpu.calls <= 61 else 100e-6  # The third round.
+
+    assert host_seconds(call, torch.device("cuda")) == pytest.approx(40e-6)
 
 
 def test_elapsed_time_is_the_median_of_do_bench(monkeypatch):
