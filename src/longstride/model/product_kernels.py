@@ -43,7 +43,7 @@ SHALLOW = 256
 """Up to this depth the weights leave room for a longer ring."""
 
 
-class Place(NamedTuple):
+class ProgramTiles(NamedTuple):
     """The tiles of a program: those of `first`, `first + apart` and so on, at `column`."""
 
     first: Any
@@ -279,7 +279,9 @@ def gelu_product(x, weight, bias, output, slope, rows, panels, TILES: gl.constex
 @gluon.jit
 def locate(rows, panels):
     program = gl.program_id(0)
-    return Place(program // panels, (rows + 127) // 128, gl.num_programs(0) // panels, program % panels * 128, panels * 128)
+    return ProgramTiles(
+        program // panels, (rows + 127) // 128, gl.num_programs(0) // panels, program % panels * 128, panels * 128
+    )
 
 
 @gluon.jit

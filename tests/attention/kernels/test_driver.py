@@ -10,9 +10,9 @@ import torch
 
 from longstride.attention.kernels import driver
 from longstride.attention.kernels.driver import DriverLaunch, UnsupportedError
-from longstride.attention.kernels.launch import Descriptor, Launch, Place
+from longstride.attention.kernels.launch import Descriptor, Launch, TensorIndex
 
-VIEW = Descriptor(Place(1), 5, (2, 40, 16), (640, 16, 1), (1, 8, 16))
+VIEW = Descriptor(TensorIndex(1), 5, (2, 40, 16), (640, 16, 1), (1, 8, 16))
 SIGNATURE = {
     "q": "*bf16", "box": "tensordesc<bf16[1,8,16]>", "table": "*i32", "heads": "i32", "one": "constexpr",
     "pair": ("i64", ("fp32", "*fp32")), "ROWS": "constexpr",
@@ -90,7 +90,7 @@ def use(monkeypatch):
 def make(table=None, **changes):
     tensors = [torch.zeros(4).bfloat16(), torch.zeros(2, 40, 16).bfloat16(), torch.zeros(4)]
     table = torch.zeros(3, dtype=torch.int32) if table is None else table
-    arguments = Place(0), VIEW, table, 12, 1, (2**40, (0.5, Place(2)))
+    arguments = TensorIndex(0), VIEW, table, 12, 1, (2**40, (0.5, TensorIndex(2)))
     return DriverLaunch(kernel(**changes), 33, arguments, tensors), tensors, table
 
 
@@ -154,7 +154,7 @@ def test_a_failed_launch_raises(use):
 def test_a_launch_knows_its_tensors_by_identity():
     q, k, table = torch.zeros(3, 4).unbind()
     bound = Launch(None, 1, (q, Descriptor(k, 0, (4,), (1,), (4,)), table, 7), {}).bound([q, k])
-    assert bound.arguments == (Place(0), Descriptor(Place(1), 0, (4,), (1,), (4,)), table, 7)
+    assert bound.arguments == (TensorIndex(0), Descriptor(TensorIndex(1), 0, (4,), (1,), (4,)), table, 7)
 
 
 def test_captures_are_relaxed_and_then_as_before(use):
@@ -191,7 +191,7 @@ def test_a_launch_finds_tensors_in_named_tuples():
     kernel = {(1,): lambda *arguments, **constants: given.extend([*arguments, constants])}
     constants = {"DIMS": Matrix(8, 16)}
     bound = Launch(kernel, 1, (Matrix(k, 7), Matrix(Matrix(q, 1), 2), Matrix(table, 3)), constants).bound([q, k])
-    assert bound.arguments == (Matrix(Place(1), 7), Matrix(Matrix(Place(0), 1), 2), Matrix(table, 3))
+    assert bound.arguments == (Matrix(TensorIndex(1), 7), Matrix(Matrix(TensorIndex(0), 1), 2), Matrix(table, 3))
     other = torch.ones(2, 4)
     bound.through_triton(list(other))
     assert [type(x) for x in given] == [Matrix, Matrix, Matrix, dict]

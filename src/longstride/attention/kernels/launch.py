@@ -31,7 +31,7 @@ class Descriptor(NamedTuple):
     block: tuple[int, ...]
 
 
-class Place(NamedTuple):
+class TensorIndex(NamedTuple):
     """Placeholder for a tensor: its index in the list that `Plan.run` is given."""
 
     number: int
@@ -48,7 +48,7 @@ class Launch:
 
     def bound(self, tensors: Sequence[Tensor]) -> "Launch":
         """Returns the launch with placeholders for these tensors. Other tensors (tables) stay: they belong to the plan."""
-        places = {id(x): Place(index) for index, x in enumerate(tensors)}
+        places = {id(x): TensorIndex(index) for index, x in enumerate(tensors)}
 
         def place(argument: Any) -> Any:
             if isinstance(argument, Descriptor):
@@ -67,7 +67,7 @@ class Launch:
 def _fill(argument: Any, tensors: Sequence[Tensor]) -> Any:
     """Returns the argument with tensors in place of placeholders. Not a closure: one that calls itself is a reference cycle,
     and would keep the tensors until the next garbage collection."""
-    if isinstance(argument, Place):
+    if isinstance(argument, TensorIndex):
         return tensors[argument.number]
     if isinstance(argument, Descriptor):
         return _tensor_descriptor(argument, tensors[argument.tensor.number])

@@ -22,7 +22,7 @@ HALF = gl.constexpr(64)
 STAGES = gl.constexpr(3)
 
 
-class Queries(NamedTuple):
+class WarpgroupQueries(NamedTuple):
     """What a warpgroup keeps of its 64 queries; lane and head say which cells they see."""
 
     q: Any
@@ -42,7 +42,7 @@ def copy_tiles(
     """The producer warp."""
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work, KEYS)
+        batch, head, lane, first_row = tiles.locate_tile(item_of_round(turn), job, work, KEYS)
         cell_tiles, first_tile, window = tiles.key_tiles(lane, first_row, job, KEYS)
         fill_both(queries, d_outputs, turn, q, d_output, tiles.lane_coordinates(batch, head, lane, first_row, work))
         if KEYS.cells > 0:
@@ -112,7 +112,7 @@ def compute_tiles(
     sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_QK)
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work, KEYS)
+        batch, head, lane, first_row = tiles.locate_tile(item_of_round(turn), job, work, KEYS)
         cell_tiles, first_tile, window = tiles.key_tiles(lane, first_row, job, KEYS)
         first_row += half * ROWS
         first_cell = 0
@@ -128,7 +128,7 @@ def compute_tiles(
         query = queries.wait_full(turn).slice(half * ROWS, ROWS).load(query_layout)
         d_output = d_outputs.tile(turn).slice(half * ROWS, ROWS).load(query_layout)
         queries.release(turn)
-        own = Queries(query, d_output, lse, delta, first_row, lane * job.cells, first_cell)
+        own = WarpgroupQueries(query, d_output, lse, delta, first_row, lane * job.cells, first_cell)
         pairs = begin_pairs(own, keys.wait_full(count), values.tile(count), 0)
         scores, d_weights = warpgroup_mma_wait(0, deps=pairs)
         total = cell_tiles + window

@@ -29,7 +29,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
     copy_out,
     heads_side_by_side,
     lane_descriptor,
-    locate,
+    locate_lane,
 )
 from longstride.attention.kernels.hopper.lane_settings import chunk_settings
 from longstride.attention.kernels.hopper.ring import item_of_round, make_barriers, make_tiles, rounds
@@ -43,7 +43,7 @@ ONES = gl.constexpr(8)
 """Columns of ones: the fewest of a product."""
 
 
-class Place(NamedTuple):
+class ChunkStep(NamedTuple):
     """A step of a program: an item, and 64 of its keys."""
 
     turn: Any  # The item is the program's turn-th.
@@ -59,8 +59,8 @@ def begin_item(turn, work, HEADS_FIRST: gl.constexpr):
     """An item's first step. The tiles of a lane are neighbours, those with most keys first."""
     item = item_of_round(turn)
     tiles = (work.length + ROWS - 1) // ROWS
-    batch, head, lane = locate(item // tiles, work, HEADS_FIRST)
-    return Place(turn, 0, batch, head, lane, tiles - 1 - item % tiles)
+    batch, head, lane = locate_lane(item // tiles, work, HEADS_FIRST)
+    return ChunkStep(turn, 0, batch, head, lane, tiles - 1 - item % tiles)
 
 
 @gluon.jit
@@ -70,7 +70,7 @@ def following(place, work, HEADS_FIRST: gl.constexpr):
     step += 1
     if step > tile:
         turn, step, batch, head, lane, tile = begin_item(turn + 1, work, HEADS_FIRST)
-    return Place(turn, step, batch, head, lane, tile)
+    return ChunkStep(turn, step, batch, head, lane, tile)
 
 
 @gluon.jit

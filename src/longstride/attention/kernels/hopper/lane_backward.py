@@ -25,7 +25,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
     empty_sums,
     lane_launch,
     load_panels,
-    locate,
+    locate_lane,
     row_products,
     rows_of,
     tiles_at,
@@ -42,7 +42,7 @@ from longstride.patterns.geometry import Lanes
 def fetch(descriptors, tiles, item, work, full, HEADS_FIRST: gl.constexpr):
     """Starts to copy an item in, if there is such an item: d_output, q, k and v. `fetch_output` completes it."""
     present = item < work.items
-    batch, head, lane = locate(item, work, HEADS_FIRST)
+    batch, head, lane = locate_lane(item, work, HEADS_FIRST)
     panels: gl.constexpr = 2 + 3 * len(tiles[0])
     mbarrier.expect(full, panels * tiles[0][0].shape[0] * tiles[0][0].shape[1] * 2, pred=present)
     copy_all(descriptors, batch, head, lane, 0, full, tiles, present)
@@ -50,7 +50,7 @@ def fetch(descriptors, tiles, item, work, full, HEADS_FIRST: gl.constexpr):
 
 @gluon.jit
 def fetch_output(output, output_tile, item, work, full, HEADS_FIRST: gl.constexpr):
-    batch, head, lane = locate(item, work, HEADS_FIRST)
+    batch, head, lane = locate_lane(item, work, HEADS_FIRST)
     copy_in(output, batch, head, lane, 0, full, output_tile, item < work.items)
 
 
@@ -173,7 +173,7 @@ def lane_backward(
     count = 0
     index = gl.arange(0, ROWS, lane_layout)
     for item in range(gl.program_id(0), work.items, programs):
-        batch, head, lane = locate(item, work, TILES.heads_first)
+        batch, head, lane = locate_lane(item, work, TILES.heads_first)
         pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_stride
         valid = index < work.length
         own_lse = without_keys(gl.load(pointers + index * work.index_stride, mask=valid, other=float("inf")))

@@ -149,7 +149,7 @@ def lane_launch(
 
 
 @gluon.jit
-def locate(item, work, HEADS_FIRST: gl.constexpr):
+def locate_lane(item, work, HEADS_FIRST: gl.constexpr):
     """Batch, head and lane of an item. Neighbouring programs take what is neighbouring in memory."""
     heads, lanes = work.heads, work.lanes
     if HEADS_FIRST:

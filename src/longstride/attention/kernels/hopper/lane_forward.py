@@ -27,7 +27,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
     copy_out,
     empty_sums,
     lane_launch,
-    locate,
+    locate_lane,
     panels_at,
     rows_of,
     tiles_at,
@@ -47,7 +47,7 @@ def fetch(
 ):  # fmt: skip
     """Starts to copy an item in, if there is such an item; ACCUMULATE: with the output of an earlier pass."""
     present = item < work.items
-    batch, head, lane = locate(item, work, HEADS_FIRST)
+    batch, head, lane = locate_lane(item, work, HEADS_FIRST)
     rows: gl.constexpr = tiles[0][0].shape[0]
     panels: gl.constexpr = 2 + (2 if ACCUMULATE else 1) * len(tiles[2])
     mbarrier.expect(full, panels * rows * tiles[0][0].shape[1] * 2, pred=present)
@@ -150,7 +150,7 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
 
     count = 0
     for item in range(gl.program_id(0), work.items, programs):
-        batch, head, lane = locate(item, work, TILES.heads_first)
+        batch, head, lane = locate_lane(item, work, TILES.heads_first)
         lse_lane = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_stride
         stage = count % STAGES
         if ACCUMULATE or COUNT > 2:

@@ -20,7 +20,7 @@ from longstride.attention.kernels.hopper.lane_backward import launch_lane_backwa
 from longstride.attention.kernels.hopper.lane_descriptors import tma_stride
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
 from longstride.attention.kernels.hopper.past_forward import GROUPS, past_forward
-from longstride.attention.kernels.hopper.tiles import Keys, RowStats, Work
+from longstride.attention.kernels.hopper.tiles import KeyKinds, RowStats, Work
 from longstride.attention.kernels.hopper.walk_backward import launch_walk_backward
 from longstride.attention.kernels.hopper.walk_forward import launch_walk_forward
 from longstride.attention.kernels.hopper.window_forward import window_forward
@@ -195,8 +195,8 @@ def _work(call: Forward | Backward, pass_: Pass, items: int, tiles: int, splits:
     )  # fmt: skip
 
 
-def _keys(job: Job, cells: bool, window: bool = True) -> Keys:
-    return compiled(Keys, cells=job.cells if cells else 0, own=bool(job.own), window=window)
+def _keys(job: Job, cells: bool, window: bool = True) -> KeyKinds:
+    return compiled(KeyKinds, cells=job.cells if cells else 0, own=bool(job.own), window=window)
 
 
 def _stats_shift(job: Job, n: int) -> int:

@@ -24,7 +24,7 @@ STAGES = gl.constexpr(4)
 
 
 @gluon.jit
-def locate(item, work):
+def locate_unit(item, work):
     """batch, head and the first of the item's units. Items with most work come first."""
     head = item % work.all_heads
     place = (work.all_tiles + GROUPS - 1) // GROUPS - 1 - item // work.all_heads
@@ -55,7 +55,7 @@ def copy_tiles(q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS
     """The producer warp."""
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, unit = locate(item_of_round(turn), work)
+        batch, head, unit = locate_unit(item_of_round(turn), work)
         for group in gl.static_range(GROUPS):
             mine = gl.minimum(unit + group, work.all_tiles - 1)
             place = tiles.lane_coordinates(batch, head, mine // work.tiles, mine % work.tiles * HALF, work)
@@ -169,7 +169,7 @@ def compute_tiles(
     sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_V)
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, unit = locate(item_of_round(turn), work)
+        batch, head, unit = locate_unit(item_of_round(turn), work)
         mine = gl.minimum(unit + group, work.all_tiles - 1)
         lane = mine // work.tiles
         first_row = mine % work.tiles * HALF

@@ -38,7 +38,7 @@ class RowStats(NamedTuple):
     row: Any
 
 
-class Keys(NamedTuple):
+class KeyKinds(NamedTuple):
     """Which keys a launch has. Compiled in, as one constexpr."""
 
     cells: Any  # summary cells of a block that later lanes see; 0: none
@@ -46,7 +46,7 @@ class Keys(NamedTuple):
     window: Any  # whether keys of the own lane count, and not only cells of earlier ones
 
 
-class Rows(NamedTuple):
+class WarpgroupRows(NamedTuple):
     """The queries of a warpgroup: ROWS rows of a lane, from `first` on. Rows from `length` on are not there."""
 
     output: Any  # pointer to the head's first row
@@ -76,7 +76,7 @@ def row_layout(width):
 
 
 @gluon.jit
-def locate(item, job, work, KEYS: gl.constexpr):
+def locate_tile(item, job, work, KEYS: gl.constexpr):
     """batch, head, lane and first row of an item; neighbours are heads at one place.
 
     Those with most work come first: with cells the last lanes, else the last rows of each lane, one lane after the other.
@@ -205,7 +205,7 @@ def place_rows(output, lse, batch, head, lane, first, length, job, work, layout:
     start = lane * job.lane_stride
     lse += (batch * work.heads + head).to(gl.int64) * work.n + start
     index = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    return Rows(head_pointer(output, batch, head), lse, start, first, index, length)
+    return WarpgroupRows(head_pointer(output, batch, head), lse, start, first, index, length)
 
 
 @gluon.jit

@@ -24,7 +24,7 @@ def copy_tiles(q, k, v, queries, keys, values, job, work, KEYS: gl.constexpr):
     """The producer warp."""
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work, KEYS)
+        batch, head, lane, first_row = tiles.locate_tile(item_of_round(turn), job, work, KEYS)
         _, first_tile, total = tiles.key_tiles(lane, first_row, job, KEYS)
         for group in gl.static_range(2):
             queries.fill(2 * turn + group, q, tiles.lane_coordinates(batch, head, lane, first_row + group * ROWS, work))
@@ -75,7 +75,7 @@ def compute_tiles(
     zeros = gl.zeros([ROWS, TILE], gl.float32, layout)
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, lane, first_row = tiles.locate(item_of_round(turn), job, work, KEYS)
+        batch, head, lane, first_row = tiles.locate_tile(item_of_round(turn), job, work, KEYS)
         _, first_tile, total = tiles.key_tiles(lane, first_row, job, KEYS)
         first_row += group * ROWS
         length = tiles.lane_length(lane, job, work.n)
