@@ -169,7 +169,7 @@ class TorchStreams:
 
     def extend(self, steps: int, prompt_lengths: Tensor, state: Tensor, params: SamplingParams) -> Tensor:
         first = self.position
-        with self._suitable_threads():
+        with cpu_threads(self.threads):
             self._extend(first, steps, prompt_lengths, state, params)
         return self.tokens[:, first : first + steps]
 
@@ -187,18 +187,20 @@ class TorchStreams:
             self._numbers = uniform(state[:, None], positions).unbind(1)
         return self._numbers[position - self._drawn.start]
 
-    @contextmanager
-    def _suitable_threads(self) -> Iterator[None]:
-        """Context with one CPU thread if the model is small: several would mostly wait for each other."""
-        before = torch.get_num_threads()
-        if self.threads == before:
-            yield
-            return
-        torch.set_num_threads(self.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+
+@contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Context with this many CPU threads; None: as many as there are. In a step of a small model several would mostly wait
+    for each other."""
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def thread_count(config: ModelConfig, batch: int, device: torch.device) -> int:

@@ -6,7 +6,6 @@ query reads, and in which order, follows from its position alone (`_Window`).
 
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -20,6 +19,7 @@ from longstride.model.config import BYTES
 from longstride.model.decode import View, views
 from longstride.sampling.decoder import (
     SINGLE_THREAD_PRODUCTS,
+    cpu_threads,
     in_float32,
     make_cache,
     prefill_parts,
@@ -133,7 +133,7 @@ class TorchPlaces:
         return hidden
 
     def _next(self, parts: Iterator[Tensor]) -> Tensor | None:
-        with self._suitable_threads():
+        with cpu_threads(self.threads):
             return next(parts, None)
 
     @torch.inference_mode()
@@ -154,7 +154,7 @@ class TorchPlaces:
         assert list(places) == sorted(set(places))
         streams = [self.streams[place] for place in places]
         positions = [len(stream.data) for stream in streams]
-        with self._suitable_threads():
+        with cpu_threads(self.threads):
             logits = self._step(places, streams, positions)
             made = self._draw(logits, streams, positions)
         finite = logits.isfinite().all(1).tolist()
@@ -274,19 +274,6 @@ class TorchPlaces:
             for row, byte in zip(same, pick_bytes(probabilities(logits[chosen], params), numbers[chosen]).tolist()):
                 made[row] = byte
         return made
-
-    @contextmanager
-    def _suitable_threads(self) -> Iterator[None]:
-        """Context with one CPU thread if the model is small, whatever the number of streams."""
-        before = torch.get_num_threads()
-        if self.threads is None or self.threads == before:
-            yield
-            return
-        torch.set_num_threads(self.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
 
 def _joins(seen: Sequence[View], places: Sequence[int]) -> bool:
