@@ -58,7 +58,8 @@ def test_models_and_data_in_it_are_free(wheel):
         assert not re.search(r"by-nc|non-commercial|not for commercial|research use", text), name
 
 
-def test_runs_in_an_environment_of_its_own(wheel, tmp_path):
+def test_runs_in_an_environment_of_its_own(wheel, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # It would come before the wheel.
     home = tmp_path / "environment"
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"

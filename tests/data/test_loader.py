@@ -48,7 +48,7 @@ def test_what_is_validated_is_spread_evenly():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="text has 1,000 bytes, less than one sequence of the context = 2,000"):
+    with pytest.raises(ValueError, match="text has 1,000 bytes, less than one sequence of the context = 2,000; give more"):
         Sequences(STREAM, 2000, name="text")
     with pytest.raises(ValueError, match="items of 12 bytes, and the model's context is 10"):
         Sequences(STREAM, 10, 12)

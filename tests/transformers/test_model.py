@@ -186,6 +186,7 @@ def test_the_trainer_learns_saves_and_resumes(tmp_path):
         ({"input_ids": torch.full((1, 3), 256)}, "bytes must be 0 to 255, got 0 to 256"),
         ({"attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}, "padding before tokens.*pad on the right"),
         ({"attention_mask": torch.tensor([[1, 0, 1], [1, 1, 1]])}, "padding before tokens"),
+        ({"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]), "use_cache": True}, "padding, and a cache keeps every"),
         ({"attention_mask": torch.ones(2, 1, 3, 3)}, r"attention_mask must be \[batch, n\], got \[2, 1, 3, 3\]"),
         ({"labels": torch.zeros(2, 2, dtype=torch.long)}, r"labels must be \[2, 3\], as input_ids, got \[2, 2\]"),
         ({"labels": torch.zeros(2, 3, dtype=torch.long), "use_cache": True}, "labels and a cache do not go together"),
@@ -203,3 +204,10 @@ def test_padding_on_the_right_is_not_seen():
     mask[1, 6:] = 0
     found = model(tokens(), attention_mask=mask).logits
     torch.testing.assert_close(found[1:, :6], model(tokens()[1:, :6]).logits)
+
+
+def test_generation_does_not_go_on_from_padding():
+    mask = torch.ones(2, 11, dtype=torch.long)
+    mask[1, 6:] = 0
+    with pytest.raises(ValueError, match="padding, and a cache keeps every token; give rows of one length to generate"):
+        wrapped().generate(tokens(), attention_mask=mask, max_new_tokens=1)

@@ -33,7 +33,10 @@ class Sequences:
                 f"{name} has items of {item_bytes:,} bytes, and the model's context is {context:,}; they must agree"
             )
         if len(data) < context:
-            raise ValueError(f"{name} has {len(data):,} bytes, less than one sequence of the context = {context:,}")
+            raise ValueError(
+                f"{name} has {len(data):,} bytes, less than one sequence of the context = {context:,}; give more data or a "
+                "smaller context"
+            )
         self.data = data
         self.context = context
         self.items = None if item_bytes is None else len(data) // item_bytes

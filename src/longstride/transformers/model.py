@@ -95,7 +95,8 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: Bytes [batch, n], n < context. With labels n may be context: the logits after the last token, which
                 the loss does not need, are then NaN.
-            attention_mask: [batch, n]; padding on the right alone, since a position says which byte of the data it is.
+            attention_mask: [batch, n]; padding on the right alone, since a position says which byte of the data it is, and
+                none with a cache.
             labels: [batch, n], -100 for tokens without a score. As everywhere in transformers they are shifted here: the
                 loss is the mean of -log p, in nats, of labels 1 to n - 1, each given the tokens before it.
             past_key_values: A LongstrideCache of the tokens before these.
@@ -110,8 +111,8 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         if input_ids is None or input_ids.dim() != 2:
             got = None if input_ids is None else list(input_ids.shape)
             raise ValueError(f"{OWNER}: input_ids must be bytes [batch, n], got {got}")
-        _check_mask(attention_mask)
         cached = bool(use_cache) or past_key_values is not None
+        _check_mask(attention_mask, cached)
         if cached and labels is not None:
             raise ValueError(f"{OWNER}: labels and a cache do not go together; leave out use_cache and past_key_values")
         loss = cache = None
@@ -239,18 +240,25 @@ def _precision(dtype: Any) -> str:
     return name
 
 
-def _check_mask(mask: Tensor | None) -> None:
-    """Raises ValueError unless there is padding on the right alone. Not read under torch.compile: asserted on the device."""
+def _check_mask(mask: Tensor | None, cached: bool) -> None:
+    """Raises ValueError unless there is padding on the right alone, and none with a cache, which keeps every token.
+
+    Not read under torch.compile: asserted on the device.
+    """
     if mask is None:
         return
     if mask.dim() != 2:
         raise ValueError(f"{OWNER}: attention_mask must be [batch, n], got {list(mask.shape)}")
     text = mask.bool()
-    fits = text[:, :1].all() & (text[:, 1:] <= text[:, :-1]).all()
-    message = (
-        f"{OWNER}: attention_mask has padding before tokens, and a position says which byte of the data it is; give rows of "
-        "one length, or pad on the right"
-    )
+    if cached:
+        fits = text.all()
+        message = f"{OWNER}: attention_mask has padding, and a cache keeps every token; give rows of one length to generate"
+    else:
+        fits = text[:, :1].all() & (text[:, 1:] <= text[:, :-1]).all()
+        message = (
+            f"{OWNER}: attention_mask has padding before tokens, and a position says which byte of the data it is; give "
+            "rows of one length, or pad on the right"
+        )
     if torch.compiler.is_compiling():
         torch._assert_async(fits, message)
     elif not bool(fits):
