@@ -86,7 +86,10 @@ class Guard:
                 status=403,
             )
         origin = headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1").lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+        if origin is not None and origin.decode("latin-1").lower() not in (
+            f"http://{host.lower()}",
+            f"https://{host.lower()}",
+        ):
             raise RequestError("requests from other sites are refused", code="origin_not_allowed", status=403)
         if headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and path not in OPEN:
             raise RequestError("requests from other sites are refused", code="origin_not_allowed", status=403)
