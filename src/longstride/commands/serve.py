@@ -54,7 +54,7 @@ def _listen(settings: ServeSettings) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"{OWNER}: cannot listen on host = {settings.host!r}, port = {settings.port}: {reason}; give another --port"
+            f"{OWNER}: cannot listen on host = {settings.host!r}, port = {settings.port}: {reason}; give others"
         ) from None
 
 

@@ -156,16 +156,13 @@ def _check_size(prompts: Sequence[bytes], choices: int, length: int, echo: bool,
     """Refuses what would keep the model from others, or fill the memory."""
     made = len(prompts) * choices * length
     if made > MOST_BYTES:
-        message = (
-            f"{len(prompts) * choices:,} choices of {length:,} bytes are {made:,}; ask for at most {MOST_BYTES:,} in all"
-        )
+        count = len(prompts) * choices
+        message = f"{count:,} choices of {length:,} bytes are {made:,}; ask for at most {MOST_BYTES:,} in all"
         raise RequestError(message, "max_tokens")
     repeated = choices * sum(map(len, prompts)) if echo else 0
     numbers = (made + repeated) * (1 if likely is None else 2 + likely)
     if numbers > MOST_NUMBERS:
-        message = (
-            f"the answer would have {numbers:,} bytes and logprobs, and may have {MOST_NUMBERS:,}; ask for fewer choices"
-        )
+        message = f"the answer would have {numbers:,} bytes and logprobs; ask for at most {MOST_NUMBERS:,}"
         raise RequestError(message, "n" if likely is None else "logprobs")
 
 

@@ -235,8 +235,8 @@ class Engine:
         self.counts.running = len(self._held)
 
     def _join(self, stream: Stream, is_new: bool) -> Generator[bool | None]:
-        """Reads the bytes of a stream's window, and scores the whole prompt if that is asked for. Yields between parts of the
-        work, True after each window but the last."""
+        """Reads the bytes of a stream's window, and scores the whole prompt if that is asked for. Yields between parts of
+        the work, True after each window but the last."""
         job, context = stream.job, self.config.context
         state = int(random_state(job.seed, torch.tensor([job.index]))[0])
         scores = is_new and job.scores_prompt
@@ -251,7 +251,7 @@ class Engine:
                 for first in range(context - step if start else 0, len(window), SCORED):
                     part = slice(first, first + SCORED)
                     found += score(self.places.logits(hidden[part]), window[part], job.likely or 0)
-                    yield
+                    yield None
                 stream.pending().prompt_scores = found
             if start < stream.start:
                 yield True

@@ -17,7 +17,7 @@ BACKLOG = 2048
 ACCEPTED = 16
 """Connections that are accepted at a time."""
 OTHER_FILES = 128
-"""Files that the process may open for something else than connections, and for those that it has accepted and not yet seen."""
+"""Files that are left for something else, and for connections that are accepted and not yet counted."""
 
 
 class Listener(socket.socket):
