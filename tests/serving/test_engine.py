@@ -143,10 +143,22 @@ def test_scores():
     assert second[0] == b""
 
 
-def test_scores_of_a_prompt_beyond_the_context_are_those_of_its_windows():
+@pytest.mark.parametrize("others", [0, 2])
+def test_scores_of_a_prompt_beyond_the_context_are_those_of_its_windows(others, monkeypatch):
+    """In one piece, whatever is handed over to others between the windows."""
+    monkeypatch.setattr("longstride.serving.engine.HAND_OVER_SECONDS", 0)
+    monkeypatch.setattr("longstride.serving.engine.READING_SECONDS", 0)
     made = model()
     prompt = bytes(range(50))
-    ((_, _, scores, _),) = serve(made, lambda engine: collect(engine.submit([Job(prompt, 0, likely=0, scores_prompt=True)])))
+
+    async def work(engine):
+        beside = [asyncio.create_task(collect(engine.submit([Job(b"", 60)]))) for _ in range(others)]
+        pieces = [piece async for _, piece in engine.submit([Job(prompt, 0, likely=0, scores_prompt=True)])]
+        await asyncio.gather(*beside)
+        return pieces
+
+    (piece,) = serve(made, work)
+    scores = piece.prompt_scores
     expected = []
     with torch.no_grad():
         for start, skipped in ((0, 0), (12, 12), (24, 12), (36, 12)):

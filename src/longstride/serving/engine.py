@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from longstride.model import SparseTransformer
-from longstride.sampling.places import SCORED, Places, Turn, open_places, score
+from longstride.sampling.places import SCORED, Places, Score, Turn, open_places, score
 from longstride.sampling.sampler import random_state
 from longstride.serving.answers import Answer, Answers, Job, Piece
 from longstride.serving.stream import Stream, window_step
@@ -240,21 +240,21 @@ class Engine:
         job, context = stream.job, self.config.context
         state = int(random_state(job.seed, torch.tensor([job.index]))[0])
         scores = is_new and job.scores_prompt
-        step = window_step(context)
+        step, found = window_step(context), list[Score]()
         for start in range(0 if scores else stream.start, stream.start + 1, step):
             # The last window is the stream's own.
             window = bytes(stream.window) if start == stream.start else job.prompt[start : start + context]
             shifted = (state + start + 2**63) % 2**64 - 2**63
             hidden = yield from self.places.join(stream.place, window, shifted, job.params)
             if scores and hidden is not None:
-                found = stream.pending().prompt_scores or []
                 for first in range(context - step if start else 0, len(window), SCORED):
                     part = slice(first, first + SCORED)
                     found += score(self.places.logits(hidden[part]), window[part], job.likely or 0)
                     yield None
-                stream.pending().prompt_scores = found
             if start < stream.start:
                 yield True
+        if found:
+            stream.pending().prompt_scores = found
         if not job.length:
             self._finish(stream, "length")
 
