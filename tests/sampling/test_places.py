@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from longstride.sampling import generate
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.places import open_places, score
+from longstride.sampling.position import can_pack
 from longstride.sampling.sampler import random_state
-from longstride.sampling.torch_places import TorchPlaces
+from longstride.sampling.torch_places import MOST_NETWORKS, TorchPlaces
 from tests.model.small import model
 
 GPU = torch.cuda.is_available()
@@ -98,18 +99,35 @@ def test_windows_of_tables_are_shared_and_limited(monkeypatch):
     assert len(places.windows) == 1
 
 
-def test_bits_do_not_depend_on_the_others():
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_bits_do_not_depend_on_the_others(is_packed, monkeypatch):
     """Not only the bytes: the logits."""
+    if is_packed:  # As oneDNN does it for larger networks.
+        monkeypatch.setattr("longstride.sampling.position.PACKED_NETWORK", 0)
+        monkeypatch.setattr("longstride.sampling.position.PACKED_MATRIX", 0)
     made = model(width=48, heads=4, **{**NETWORKS["rotary"], "context": 24})
     prompt, found = b"abcdefgh", []
     for others in (0, 1, 6, 30):
         places = TorchPlaces(made, 32)
+        assert places.products.all_packed == (is_packed and can_pack(torch.device("cpu")))
         for place in range(others):
             finish(begin(places, place, bytes(range(place % 20)), place, SamplingParams()))
         finish(begin(places, others, prompt, 3, SamplingParams()))
         rows = [places.extend(range(others + 1), 1).logits()[others] for _ in range(3)]
         found.append(torch.stack(rows))
     assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_any_number_of_streams_shares_the_weights_and_few_buffers():
+    made = model()
+    places = TorchPlaces(made, 20)
+    for place in range(20):
+        finish(begin(places, place, b"ab", place, SamplingParams()))
+    for count in (20, 1, 20, *range(1, 20)):
+        places.extend(range(count), 1)
+    assert len(places.networks) == MOST_NETWORKS
+    outputs = {id(network.output) for network in places.networks.values()}
+    assert len(outputs) == 1
 
 
 def test_logits_that_are_not_finite_break_their_stream_alone():

@@ -1,7 +1,6 @@
 """A small model behind a server, for tests."""
 
 import contextlib
-import socket
 import threading
 
 import pytest
@@ -18,7 +17,7 @@ from longstride.sampling import generate
 from longstride.serving.answers import Job
 from longstride.serving.app import create_app
 from longstride.serving.served import Served
-from longstride.serving.server import server_config
+from longstride.serving.server import open_listener, server_config
 from longstride.serving.settings import ServeSettings
 from tests.model.small import model
 
@@ -41,7 +40,7 @@ def client(given=None, **settings):
 @contextlib.contextmanager
 def server(given=None, **settings):
     """A real server in a thread, on a free port: yields the server, with `port`, `url` and `app`."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    listener = open_listener("127.0.0.1", 0)
     made = app(given, **settings)
     running = uvicorn.Server(server_config(made))
     running.capture_signals = contextlib.nullcontext

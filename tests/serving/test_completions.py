@@ -130,6 +130,23 @@ def test_the_context():
         read("slide", prompt=[0] * (MOST_BYTES + 1))
 
 
+def test_the_size_of_an_answer():
+    """All choices together."""
+    assert read("slide", n=8, max_tokens=MOST_BYTES // 8).length == MOST_BYTES // 8
+    text = "a" * (MOST_BYTES // 128)
+    assert read("slide", prompt=[text] * 128, max_tokens=0, echo=True, logprobs=1).echo  # As lm-eval asks.
+    for body, param in [
+        ({"n": 8, "max_tokens": MOST_BYTES // 8 + 1}, "max_tokens"),
+        ({"prompt": ["a", "b"], "n": 64, "max_tokens": MOST_BYTES}, "max_tokens"),
+        ({"prompt": text, "max_tokens": MOST_BYTES, "logprobs": 5}, "logprobs"),
+        ({"prompt": [text] * 128, "max_tokens": 0, "echo": True, "logprobs": 20}, "logprobs"),
+        ({"prompt": [text] * 128, "n": 5, "max_tokens": 0, "echo": True}, "n"),
+    ]:
+        with pytest.raises(RequestError, match="ask for") as refused:
+            read("slide", **body)
+        assert (refused.value.param, refused.value.status) == (param, 400)
+
+
 def test_an_image_is_made_whole_and_no_more():
     assert read(network=IMAGE).length == 24
     assert read(network=IMAGE, prompt=[0] * 10).length == 14

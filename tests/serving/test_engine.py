@@ -143,10 +143,22 @@ def test_scores():
     assert second[0] == b""
 
 
-def test_scores_of_a_prompt_beyond_the_context_are_those_of_its_windows():
+@pytest.mark.parametrize("others", [0, 2])
+def test_scores_of_a_prompt_beyond_the_context_are_those_of_its_windows(others, monkeypatch):
+    """In one piece, whatever is handed over to others between the windows."""
+    monkeypatch.setattr("longstride.serving.engine.HAND_OVER_SECONDS", 0)
+    monkeypatch.setattr("longstride.serving.engine.READING_SECONDS", 0)
     made = model()
     prompt = bytes(range(50))
-    ((_, _, scores, _),) = serve(made, lambda engine: collect(engine.submit([Job(prompt, 0, likely=0, scores_prompt=True)])))
+
+    async def work(engine):
+        beside = [asyncio.create_task(collect(engine.submit([Job(b"", 60)]))) for _ in range(others)]
+        pieces = [piece async for _, piece in engine.submit([Job(prompt, 0, likely=0, scores_prompt=True)])]
+        await asyncio.gather(*beside)
+        return pieces
+
+    (piece,) = serve(made, work)
+    scores = piece.prompt_scores
     expected = []
     with torch.no_grad():
         for start, skipped in ((0, 0), (12, 12), (24, 12), (36, 12)):
@@ -224,6 +236,42 @@ def test_stops_when_all_is_done():
     assert asyncio.run(run()) == [alone(made, Job(b"", 30, seed=seed)) for seed in range(3)]
 
 
+def test_a_short_request_does_not_wait_for_a_long_prompt():
+    """Of which each window is a part of its own, whether or not it makes bytes."""
+    made = model()
+
+    async def work(engine):
+        long = [Job(bytes(range(250)) * 200, 0, likely=0, scores_prompt=True) for _ in range(2)]
+        waiting = asyncio.create_task(collect(engine.submit(long)))
+        while engine.counts.running < 2:
+            await asyncio.sleep(0)
+        found = (await collect(engine.submit([Job(b"a", 5)])))[0][0]
+        called = await engine.run(lambda: 1)
+        assert not waiting.done()
+        waiting.cancel()
+        while engine.counts.running:
+            await asyncio.sleep(0)
+        return found, called, engine.counts.samples["left"]
+
+    assert serve(made, work) == (alone(made, Job(b"a", 5)), 1, 2)
+
+
+def test_samples_go_on_between_two_calls():
+    made = model()
+
+    async def work(engine):
+        all_are_here, counts = threading.Event(), list[int]()
+        works = [all_are_here.wait, *[lambda: counts.append(engine.counts.bytes)] * 5]
+        calls = [asyncio.create_task(engine.run(work)) for work in works]
+        await asyncio.sleep(0)
+        answers = engine.submit([Job(b"", 10)])
+        all_are_here.set()
+        await asyncio.gather(collect(answers), *calls)
+        return counts
+
+    assert serve(made, work) == [1, 2, 3, 4, 5]
+
+
 def test_calls_run_in_the_thread_of_the_model_between_bytes():
     made = model()
 
@@ -268,15 +316,26 @@ def test_a_failure_is_that_of_its_samples_alone(caplog):
 def test_an_engine_that_cannot_go_on_keeps_nobody_waiting(caplog):
     made = model()
 
+    leaving, let = threading.Event(), threading.Event()
+
     class Lost(TorchPlaces):
         def leave(self, place):
+            leaving.set()
+            assert let.wait(60)
             raise RuntimeError("the device is gone")
 
     async def work(engine):
         answers = [engine.submit([Job(b"a", 2)]), engine.submit([Job(b"b", 10**6)]), engine.submit([Job(b"c", 5)])]
+        while not leaving.is_set():
+            await asyncio.sleep(0)
+        call = asyncio.create_task(engine.run(lambda: 1))
+        await asyncio.sleep(0)
+        let.set()
         found = await asyncio.gather(*map(collect, answers), return_exceptions=True)
         assert found[0][0][3] == "length"
         assert all(isinstance(one, ModelError) for one in found[1:])
+        with pytest.raises(ModelError):
+            await call
         with pytest.raises(StoppingError):
             engine.submit([Job(b"d", 2)])
         while engine.is_alive:

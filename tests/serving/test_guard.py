@@ -28,7 +28,8 @@ def test_names_and_addresses_of_this_server(host):
 @pytest.mark.parametrize(
     "host",
     ["evil.com", "localhost.evil.com", "evil.com:8000", "", "127.0.0.1.evil.com", "user@localhost", "localhost@evil.com",
-     "[::1", "localhost:port", "0x7f.1", "é"],
+     "[::1", "localhost:port", "0x7f.1", "é", "localhost/evil.com", "localhost#evil.com", "localhost?", "localhost:99999",
+     "localhost, evil.com", "[fe80::1%evil.com]"],
 )  # fmt: skip
 def test_other_names_are_refused(host):
     with client() as made:
@@ -38,7 +39,11 @@ def test_other_names_are_refused(host):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/metrics", "/health", "/"])
-@pytest.mark.parametrize("origin", ["https://evil.com", "http://localhost:9000", "null", "http://localhost:8000.evil.com"])
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.com", "http://localhost:9000", "null", "http://localhost:8000.evil.com", "", "http://[", "http://[::1]x",
+     "http://localhost:8000/evil.com", "file://localhost:8000", "http://evil.com@localhost:8000"],
+)  # fmt: skip
 def test_other_origins_are_refused(path, origin):
     with client() as made:
         for method in ("GET", "POST", "OPTIONS"):

@@ -1,5 +1,6 @@
 """A real server: the official client, curl, clients that leave, malformed requests, and its end."""
 
+import contextlib
 import functools
 import json
 import operator
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from longstride.serving import server as connections
 from longstride.serving.answers import Job
 from tests.serving import malformed
 from tests.serving.small import alone, served, server
@@ -155,6 +157,70 @@ def test_half_requests_and_connections_that_just_close(running):
         with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
             connection.sendall(whole[:size])
     assert malformed.send(running.port, whole, False) == 200
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("begin", [b"", HEALTH[:20], HEALTH + b"G"])
+def test_silent_connections_are_closed(tiny, monkeypatch, begin):
+    monkeypatch.setattr(connections, "WATCH_SECONDS", 0.05)
+    with server(tiny) as made, socket.create_connection(("127.0.0.1", made.port), timeout=60) as connection:
+        connection.sendall(begin)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                answer += part
+        assert (b" 200 OK" in answer) == begin.endswith(b"G")
+
+
+def test_a_client_that_reads_nothing_is_left(tiny, monkeypatch):
+    monkeypatch.setattr(connections, "WATCH_SECONDS", 0.2)
+    with server(tiny) as made, socket.socket() as connection:
+        wait_until(lambda: made.started)
+        # What the machine itself keeps for a reader is small.
+        made.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", made.port))
+        body = {"prompt": "a", "max_tokens": 10**5, "overflow": "slide", "stream": True, "logprobs": 20}
+        connection.sendall(malformed.http(json.dumps(body).encode()))
+        counts = made.app.state.engine.counts
+        wait_until(lambda: counts.samples["left"] == 1)
+        assert counts.bytes < 10**5
+
+
+def test_answers_that_take_long_are_waited_for(tiny, monkeypatch):
+    monkeypatch.setattr(connections, "WATCH_SECONDS", 0.01)
+    with server(tiny) as made, ask(made.port, prompt="a", max_tokens=500, overflow="slide") as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_few_connections_are_accepted_at_a_time_and_many_wait(tiny):
+    with server(tiny) as made:
+        wait_until(lambda: made.started)
+        assert made.config.backlog == connections.ACCEPTED
+        assert 4 * connections.ACCEPTED < connections.OTHER_FILES
+        listener = made.servers[0].sockets[0]._sock
+        calls = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(socket.socket, "listen", lambda self, backlog: calls.append(backlog))
+            listener.listen(connections.ACCEPTED)
+        assert calls == [connections.BACKLOG]
+
+
+def test_more_connections_than_files_are_closed(tiny, monkeypatch):
+    monkeypatch.setattr(connections, "most_connections", lambda: 3)
+    with server(tiny) as made, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            connection = stack.enter_context(ask(made.port, prompt="a", max_tokens=2))
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        refused = stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=60))
+        with contextlib.suppress(ConnectionResetError):
+            assert refused.recv(1) == b""
+        connection.close()
+        wait_until(lambda: len(made.server_state.connections) == 2)
+        with ask(made.port, prompt="a", max_tokens=2) as last:
+            assert last.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_sigterm_finishes_what_is_under_way(tiny, tmp_path):

@@ -17,9 +17,6 @@ from longstride.common.console import StandardError, print_line
 from longstride.common.lazy import import_optional
 from longstride.serving.settings import OWNER, ServeSettings
 
-BACKLOG = 2048
-"""Connections that wait to be accepted."""
-
 
 def serve(folder: Path, settings: ServeSettings, opened: Callable[[str], object] | None = None) -> None:
     """Serves until SIGTERM or Ctrl-C. opened: called with the address once the server listens."""
@@ -50,13 +47,14 @@ def serve(folder: Path, settings: ServeSettings, opened: Callable[[str], object]
 
 def _listen(settings: ServeSettings) -> socket.socket:
     """Opens the port before the model is loaded, which takes longer."""
+    from longstride.serving.server import open_listener
+
     try:
-        family, _, _, _, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(place[:2], family=family, backlog=BACKLOG)
+        return open_listener(settings.host, settings.port)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"{OWNER}: cannot listen on host = {settings.host!r}, port = {settings.port}: {reason}; give another --port"
+            f"{OWNER}: cannot listen on host = {settings.host!r}, port = {settings.port}: {reason}; give others"
         ) from None
 
 

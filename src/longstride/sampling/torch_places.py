@@ -34,6 +34,8 @@ WINDOW = 64
 """Positions whose tables are made at a time. Windows begin at its multiples, so that streams share them."""
 WINDOW_BYTES = 2**28
 """The most bytes of tables that are kept, apart from those of the streams themselves."""
+MOST_NETWORKS = 8
+"""Numbers of streams whose buffers are kept."""
 
 
 class _Window:
@@ -111,7 +113,8 @@ class TorchPlaces:
         self.streams: dict[int, _Stream] = {}
         self.suspects: set[int] = set()
         """Places whose keys and values may not be finite. Others read slots of streams before them, with weight 0."""
-        self.products, self.networks = Products(self.model), dict[int, NetworkPosition]()
+        self.products = Products(self.model)
+        self.networks: OrderedDict[int, NetworkPosition] = OrderedDict()
         self.windows: OrderedDict[int, _Window] = OrderedDict()
 
     def most_steps(self, streams: int) -> int:
@@ -185,6 +188,9 @@ class TorchPlaces:
     def _network(self, batch: int) -> NetworkPosition:
         if batch not in self.networks:
             self.networks[batch] = NetworkPosition(self.model, batch, (batch // ROWS + 1) * ROWS, self.products)
+            if len(self.networks) > MOST_NETWORKS:
+                self.networks.popitem(last=False)
+        self.networks.move_to_end(batch)
         return self.networks[batch]
 
     def _embed(self, streams: Sequence[_Stream]) -> Tensor:

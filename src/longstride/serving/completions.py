@@ -15,7 +15,9 @@ from longstride.serving.errors import RequestError
 DEFAULT_LENGTH = 16
 """Bytes of an answer to a request without max_tokens, as OpenAI has it. Images are then made whole."""
 MOST_BYTES = 2**20
-"""The most bytes of an answer."""
+"""The most bytes of a prompt, and of all choices of a request together."""
+MOST_NUMBERS = 2**22
+"""The most bytes and logprobs of an answer, with the prompts that it repeats: each takes up to 100 bytes of memory."""
 MOST_PROMPTS = 128
 MOST_CHOICES = 128
 """The most choices for each prompt."""
@@ -86,6 +88,7 @@ def read_completion(body: Mapping[str, Any], name: str, config: ModelConfig, ove
     echo = _flag(body, "echo")
     likely = _whole(body, "logprobs", 0, MOST_LIKELY) if body.get("logprobs") is not None else None
     length = _read_length(body, prompts, config, overflow)
+    _check_size(prompts, choices, length, echo, likely)
     stream = _flag(body, "stream")
     return Completion(
         prompts, choices, length, _read_params(body), _read_seed(body), _read_stops(body.get("stop")), echo, likely, stream,
@@ -147,6 +150,20 @@ def _read_length(body: Mapping[str, Any], prompts: Sequence[bytes], config: Mode
         message = f"{asked}; give fewer, or overflow = 'slide', with which the window slides and earlier bytes are forgotten"
         raise RequestError(message, "prompt" if longest > context else "max_tokens", code="context_length_exceeded")
     return length
+
+
+def _check_size(prompts: Sequence[bytes], choices: int, length: int, echo: bool, likely: int | None) -> None:
+    """Refuses what would keep the model from others, or fill the memory."""
+    made = len(prompts) * choices * length
+    if made > MOST_BYTES:
+        count = len(prompts) * choices
+        message = f"{count:,} choices of {length:,} bytes are {made:,}; ask for at most {MOST_BYTES:,} in all"
+        raise RequestError(message, "max_tokens")
+    repeated = choices * sum(map(len, prompts)) if echo else 0
+    numbers = (made + repeated) * (1 if likely is None else 2 + likely)
+    if numbers > MOST_NUMBERS:
+        message = f"the answer would have {numbers:,} bytes and logprobs; ask for at most {MOST_NUMBERS:,}"
+        raise RequestError(message, "n" if likely is None else "logprobs")
 
 
 def _read_params(body: Mapping[str, Any]) -> SamplingParams:

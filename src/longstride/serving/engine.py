@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from longstride.model import SparseTransformer
-from longstride.sampling.places import SCORED, Places, Turn, open_places, score
+from longstride.sampling.places import SCORED, Places, Score, Turn, open_places, score
 from longstride.sampling.sampler import random_state
 from longstride.serving.answers import Answer, Answers, Job, Piece
 from longstride.serving.stream import Stream, window_step
@@ -31,6 +31,8 @@ Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
 HAND_OVER_SECONDS = 0.02
 """Time between two pieces of a sample. For each byte, the event loop would take as long as a step of a small model."""
+READING_SECONDS = 0.05
+"""Time for which prompts are read, if no sample is being made, before the engine looks for those that come and leave."""
 
 
 class BusyError(Exception):
@@ -98,7 +100,7 @@ class Engine:
         self._wake = threading.Event()
         self._new: deque[Stream] = deque()
         """Samples that wait for a place."""
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._stopping = False
         self._free = list(range(self.places.count))[::-1]
         self._held: list[Stream] = []
@@ -147,16 +149,7 @@ class Engine:
         if self._stopping:
             raise StoppingError("the server is stopping")
         future: Future[Result] = Future()
-
-        def call() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._calls.append(call)
+        self._calls.append((future, work))
         self.wake()
         return await asyncio.wrap_future(future)
 
@@ -183,17 +176,21 @@ class Engine:
             for stream in streams:
                 self._fail(stream, ModelError(FAILED))
             self._hand_over(streams)
+            while self._calls:
+                _call(self._calls.popleft()[0], _refuse)
             raise
 
     def _go_on(self) -> bool:
         """Takes a turn, or waits if there is nothing to do. Returns whether there will be more."""
         self._wake.clear()
-        while self._calls:
-            self._calls.popleft()()
+        if self._calls:  # One at a time: samples go on between two.
+            _call(*self._calls.popleft())
         self._drop_left()
         self._admit()
         if not self._held and self._turn is None:
-            if self._stopping and not self._new and not self._calls:
+            if self._new or self._calls:
+                return True
+            if self._stopping:
                 return False
             self._wake.wait()
             return True
@@ -237,40 +234,46 @@ class Engine:
             self.counts.prompt_bytes += len(stream.job.prompt)
         self.counts.running = len(self._held)
 
-    def _join(self, stream: Stream, is_new: bool) -> Generator[None]:
-        """Reads the bytes of a stream's window, and scores the whole prompt if that is asked for."""
+    def _join(self, stream: Stream, is_new: bool) -> Generator[bool | None]:
+        """Reads the bytes of a stream's window, and scores the whole prompt if that is asked for. Yields between parts of
+        the work, True after each window but the last."""
         job, context = stream.job, self.config.context
         state = int(random_state(job.seed, torch.tensor([job.index]))[0])
         scores = is_new and job.scores_prompt
-        step = window_step(context)
+        step, found = window_step(context), list[Score]()
         for start in range(0 if scores else stream.start, stream.start + 1, step):
             # The last window is the stream's own.
             window = bytes(stream.window) if start == stream.start else job.prompt[start : start + context]
             shifted = (state + start + 2**63) % 2**64 - 2**63
             hidden = yield from self.places.join(stream.place, window, shifted, job.params)
             if scores and hidden is not None:
-                found = stream.pending().prompt_scores or []
                 for first in range(context - step if start else 0, len(window), SCORED):
                     part = slice(first, first + SCORED)
                     found += score(self.places.logits(hidden[part]), window[part], job.likely or 0)
-                    yield
-                stream.pending().prompt_scores = found
+                    yield None
+            if start < stream.start:
+                yield True
+        if found:
+            stream.pending().prompt_scores = found
         if not job.length:
             self._finish(stream, "length")
 
     def _read_prompts(self) -> None:
-        """Reads prompts for as long as the last turn took, so that neither these nor the running streams wait for long."""
+        """Reads prompts for as long as the last turn took, so that neither these nor the running streams wait for long. The
+        next prompt is that of the stream that has waited longest; one of several windows waits again after each."""
         begun = time.perf_counter()
         running = any(stream.joining is None and not stream.done for stream in self._held)
-        for stream in self._held:
-            while stream.joining is not None:
-                try:
-                    next(stream.joining)
-                except StopIteration:
-                    stream.joining = None
-                    running = running or not stream.done
-                if running and time.perf_counter() - begun > self._turn_seconds:
-                    return
+        while stream := next((stream for stream in self._held if stream.joining is not None), None):
+            assert stream.joining is not None
+            try:
+                if next(stream.joining):
+                    self._held.remove(stream)
+                    self._held.append(stream)
+            except StopIteration:
+                stream.joining = None
+                running = running or not stream.done
+            if time.perf_counter() - begun > (self._turn_seconds if running else READING_SECONDS):
+                return
 
     def _take_turn(self) -> None:
         """Launches the next bytes, and takes those that are there."""
@@ -350,3 +353,17 @@ class Engine:
 def _deliver(pieces: Sequence[_Delivery]) -> None:
     for answers, answer, piece, error in pieces:
         answers.deliver(answer, piece, error)
+
+
+def _call(future: Future[Any], work: Callable[[], Any]) -> None:
+    """Gives a future the result of a function, unless nobody waits for it."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _refuse() -> None:
+    raise ModelError(FAILED)

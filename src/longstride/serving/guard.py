@@ -7,9 +7,9 @@ or resolve a name of its own to this machine's address (refused by their Host).
 import hmac
 import ipaddress
 import logging
+import re
 import time
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +20,8 @@ from longstride.serving.metrics import HttpCounts
 LOG = logging.getLogger("longstride")
 LARGEST_BODY = 2**23
 """The most bytes of a request."""
+HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
+"""A Host header: an address or a name, and a port."""
 OPEN = ("/", "/health", "/favicon.ico")
 OPEN_UNDER = "/static/"
 """Paths that need no key: those of the page itself, which asks for the key."""
@@ -84,7 +86,10 @@ class Guard:
                 status=403,
             )
         origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin.decode("latin-1")).netloc.lower() != host.lower():
+        if origin is not None and origin.decode("latin-1").lower() not in (
+            f"http://{host.lower()}",
+            f"https://{host.lower()}",
+        ):
             raise RequestError("requests from other sites are refused", code="origin_not_allowed", status=403)
         if headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and path not in OPEN:
             raise RequestError("requests from other sites are refused", code="origin_not_allowed", status=403)
@@ -98,13 +103,10 @@ class Guard:
 
     def _is_known(self, host: str) -> bool:
         """Whether a Host header has a name of this server. Addresses are: no site can make one resolve to another."""
-        try:
-            parts = urlsplit(f"//{host}")
-            name, _ = parts.hostname or "", parts.port
-        except ValueError:
+        match = HOST.fullmatch(host)
+        if match is None or int(match["port"] or 0) > 65_535:
             return False
-        if "@" in host or not name:
-            return False
+        name = (match["address"] or match["name"]).lower()
         try:
             ipaddress.ip_address(name)
         except ValueError:
