@@ -3,6 +3,8 @@
 import asyncio
 import random
 import threading
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -254,6 +256,31 @@ def test_a_short_request_does_not_wait_for_a_long_prompt():
         return found, called, engine.counts.samples["left"]
 
     assert serve(made, work) == (alone(made, Job(b"a", 5)), 1, 2)
+
+
+def test_prompts_take_no_more_time_than_bytes(monkeypatch):
+    """A part of a prompt takes as long as five steps here."""
+    made, now, seen = model(), [0.0], list[str]()
+    monkeypatch.setattr("longstride.serving.engine.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Slow(TorchPlaces):
+        def join(self, place, prompt, state, params):
+            for _ in super().join(place, prompt, state, params):
+                now[0] += 5
+                seen.append("part")
+                yield
+
+        def extend(self, *args):
+            now[0] += 1
+            seen.append("step")
+            return super().extend(*args)
+
+    jobs = [Job(b"", 24), Job(b"ab", 3)]
+    found = serve(made, lambda engine: collect(engine.submit(jobs)), places=Slow(made, 2))
+    assert [one[0] for one in found] == [alone(made, job) for job in jobs]
+    parts = [at for at, name in enumerate(seen) if name == "part"]
+    assert len(parts) == made.config.layers > 1
+    assert all(later - earlier > 5 for earlier, later in pairwise(parts))
 
 
 def test_samples_go_on_between_two_calls():

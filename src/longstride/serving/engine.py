@@ -109,6 +109,8 @@ class Engine:
         """What a GPU works on."""
         self._turn_seconds = self._step_seconds = 0.0
         """Of the last turn, and of each of its steps."""
+        self._owed_seconds = 0.0
+        """For which turns are taken before prompts are read again, as these took longer than the turn before."""
         self._handed_over = 0.0
         self._thread = threading.Thread(target=self._work, name="longstride engine", daemon=True)
 
@@ -259,10 +261,13 @@ class Engine:
             self._finish(stream, "length")
 
     def _read_prompts(self) -> None:
-        """Reads prompts for as long as the last turn took, so that neither these nor the running streams wait for long. The
-        next prompt is that of the stream that has waited longest; one of several windows waits again after each."""
+        """Reads prompts for as long as turns take, so that neither these nor the running streams wait for long. The next
+        prompt is that of the stream that has waited longest; one of several windows waits again after each."""
         begun = time.perf_counter()
         running = any(stream.joining is None and not stream.done for stream in self._held)
+        if running and self._owed_seconds > self._turn_seconds:
+            self._owed_seconds -= self._turn_seconds
+            return
         while stream := next((stream for stream in self._held if stream.joining is not None), None):
             assert stream.joining is not None
             try:
@@ -272,7 +277,9 @@ class Engine:
             except StopIteration:
                 stream.joining = None
                 running = running or not stream.done
-            if time.perf_counter() - begun > (self._turn_seconds if running else READING_SECONDS):
+            spent = time.perf_counter() - begun
+            if spent > (self._turn_seconds if running else READING_SECONDS):
+                self._owed_seconds = spent
                 return
 
     def _take_turn(self) -> None:
