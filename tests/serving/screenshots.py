@@ -1,6 +1,7 @@
-"""Makes the screenshots of docs/page.md: python -m tests.serving.screenshots TEXT IMAGES AUDIO
+"""Makes the screenshots of docs/page.md: python -m tests.serving.screenshots text images32 piano [RUN]
 
-The three are runs: of text-small on wikipedia.xz, of image-small on patches.npy.xz, of audio-small on piano.u8.xz.
+Text, images and sound: each is a run, a saved model, or the name of one that comes with longstride. RUN: one of
+text-small on wikipedia.xz, whose curve is shown.
 """
 
 import sys
@@ -52,6 +53,7 @@ def look_at_a_pixel(tab: Page) -> None:
 
 
 def listen(tab: Page) -> None:
+    tab.get_by_label("Milliseconds").fill("250")
     tab.get_by_role("button", name="Continue").click()
     expect(tab.locator(".summary strong")).to_have_count(2)
     wave = tab.locator("canvas.wave").first
@@ -78,21 +80,24 @@ def take(browser: Browser, address: str, name: str, prepare: Callable[[Page], No
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
 
 
-def main(text: Path, images: Path, audio: Path) -> None:
+def main(text: Path, images: Path, audio: Path, run: Path | None = None) -> None:
     with open_browser() as browser:
         with open_server(text) as address:
             take(browser, address, "write", write, dark=False)
             take(browser, address, "look", look, dark=False)
             take(browser, address, "look-dark", look, dark=True)
             take(browser, address, "look-narrow", look, dark=False, width=NARROW)
-            take(browser, address, "about", about, dark=False)
-            take(browser, address, "about-dark-narrow", about, dark=True, width=NARROW)
         with open_server(images) as address:
             take(browser, address, "images", look_at_a_pixel, dark=False)
             take(browser, address, "images-dark", show_bits, dark=True)
         with open_server(audio) as address:
             take(browser, address, "audio", listen, dark=False)
             take(browser, address, "audio-dark-narrow", listen, dark=True, width=NARROW)
+        if run is None:
+            return
+        with open_server(run) as address:
+            take(browser, address, "about", about, dark=False)
+            take(browser, address, "about-dark-narrow", about, dark=True, width=NARROW)
 
 
 if __name__ == "__main__":

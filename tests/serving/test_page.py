@@ -166,6 +166,32 @@ def test_looking_at_a_byte(browser, text):
         expect(look).to_contain_text("Choose a byte")
 
 
+def test_a_panel_shows_single_keys_among_thousands(browser, text):
+    """A pixel of a panel is the largest of the weights there; the browser would leave most of them out."""
+    draw = """async ([keys, columns, key]) => {
+        const { matrixPanel } = await import("/static/look.js");
+        const weights = new Float32Array(keys + 1);
+        weights[key + 1] = 0.5;
+        const canvas = matrixPanel(weights, columns, (share) => [255 * share, 0, 0]);
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const red = Array.from({ length: data.length / 4 }, (_, cell) => data[4 * cell]);
+        const known = Array.from({ length: data.length / 4 }, (_, cell) => data[4 * cell + 3]);
+        return [canvas.width, canvas.height, red, known];
+    }"""
+    with open_tab(browser, text) as tab:
+        # Keys, columns, the canvas, and the cells of the matrix that a pixel stands for.
+        for keys, columns, size, across, down in (
+            (16_384, 128, (43, 32), 3, 4), (12_000, 128, (43, 32), 3, 3), (200, 32, (32, 7), 1, 1), (5, 32, (5, 1), 1, 1),
+        ):  # fmt: skip
+            for key in (0, 1, keys // 3, keys - 1):
+                width, height, red, known = tab.evaluate(draw, [keys, columns, key])
+                assert (width, height) == size
+                row, column = divmod(key, min(columns, keys))
+                expected = (row // down) * width + column // across
+                assert [cell for cell, value in enumerate(red) if value] == [expected]
+                assert known[expected] == 255
+
+
 def test_layers_that_do_not_fit_are_fetched_one_by_one(browser, text):
     def thin(route):
         """As a server whose model has too many weights for one answer."""

@@ -159,6 +159,25 @@ def test_half_requests_and_connections_that_just_close(running):
     assert malformed.send(running.port, whole, False) == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/nothing"])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_body_that_breaks_off_is_no_error_of_ours(running, caplog, path, at_once):
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
+        parts = [head.encode(), b"no number\r\n"]
+        answer = b""
+        for part in [b"".join(parts)] if at_once else parts:
+            connection.sendall(part)
+            if path == "/nothing" and not at_once and not answer:
+                answer = connection.recv(65536)
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                answer += part
+    assert re_status(answer) in (400, 404)
+    assert malformed.send(running.port, HEALTH, False) == 200
+    assert not caplog.records
+
+
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import sys
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -58,6 +59,17 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self.has_resumed = True
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP, unless an answer has begun, and tells a request that is under way that its client has
+        left."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         if self.cycle is None or self.cycle.response_complete:

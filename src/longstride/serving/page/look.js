@@ -9,6 +9,8 @@ const MOST_BARS = 8;
 const PLACES = 5; // that the chosen head looked at most, in words
 const ALL = "all";
 const MOST_COLUMNS = 4; // of panels
+const MOST_ACROSS = 48; // cells of a panel, which has about as many pixels
+const MOST_DOWN = 40;
 
 // What the answer says of a position, with the weights of one head or of all.
 class Seen {
@@ -200,18 +202,27 @@ export class LookPanel {
   }
 }
 
-// The weights of a stream as a matrix whose rows are as long as the stride. Byte j is at cell j.
+// The weights of a stream as a matrix whose rows are as long as the stride. Byte j is at cell j. A matrix that is larger than
+// its picture shows the largest weight of each group of cells: single keys among thousands stay visible.
 export function matrixPanel(weights, columns, heatColour) {
   const cells = Math.max(1, weights.length - 1);
   const width = Math.min(columns, cells);
-  const canvas = element("canvas", { width, height: Math.ceil(cells / width), class: "matrix", "aria-hidden": "true" });
+  const across = Math.ceil(width / MOST_ACROSS);
+  const down = Math.ceil(Math.ceil(cells / width) / MOST_DOWN);
+  const canvas = element("canvas", { width: Math.ceil(width / across), height: Math.ceil(cells / (width * down)),
+    class: "matrix", "aria-hidden": "true" });
+  const shown = new Float32Array(canvas.width * canvas.height).fill(-1); // Beyond the last byte nothing is drawn.
+  for (let key = 1; key < weights.length; key += 1) {
+    const row = Math.floor((key - 1) / (width * down));
+    const cell = row * canvas.width + Math.floor(((key - 1) % width) / across);
+    shown[cell] = Math.max(shown[cell], weights[key]);
+  }
   const paint = canvas.getContext("2d");
   const image = paint.createImageData(canvas.width, canvas.height);
-  const most = weights.reduce((a, b, key) => (key ? Math.max(a, b) : a), 0) || 1;
-  for (let key = 1; key < weights.length; key += 1) {
-    const [red, green, blue] = heatColour(weights[key] / most);
-    image.data.set([red, green, blue, 255], 4 * (key - 1));
-  }
+  const most = shown.reduce((a, b) => Math.max(a, b), 0) || 1;
+  shown.forEach((weight, cell) => {
+    if (weight >= 0) image.data.set([...heatColour(weight / most), 255], 4 * cell);
+  });
   paint.putImageData(image, 0, 0);
   return canvas;
 }
