@@ -202,8 +202,8 @@ export class LookPanel {
   }
 }
 
-// The weights of a stream as a matrix whose rows are as long as the stride. Byte j is at cell j. A matrix that is larger than
-// its picture shows the largest weight of each group of cells: single keys among thousands stay visible.
+// The weights of a stream as a matrix whose rows are as long as the stride. Byte j is at cell j. A matrix that is larger
+// than its picture shows the largest weight of each group of cells: single keys among thousands stay visible.
 export function matrixPanel(weights, columns, heatColour) {
   const cells = Math.max(1, weights.length - 1);
   const width = Math.min(columns, cells);
