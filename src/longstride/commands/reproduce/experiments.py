@@ -123,12 +123,12 @@ CONTEST = Experiment(
 
 
 def _text_ablation(name: str, **model: Any) -> Row:
-    return Row(f"text-{name}", "enwik8", "text", {"layers": TEXT_LAYERS, **model}, _short(600), _short(6000))
+    return Row(f"text-{name}", "enwik8", "text", {"layers": TEXT_LAYERS, **model}, _short(600, batch=4), _short(6000))
 
 
 def _image_ablation(name: str, **model: Any) -> Row:
     changes = {"layers": IMAGE_LAYERS, **model}
-    return Row(f"image-{name}", "cifar10", "images", changes, _short(1000, batch=16), _short(10_000, batch=16))
+    return Row(f"image-{name}", "cifar10", "images", changes, _short(1000, batch=8), _short(10_000, batch=16))
 
 
 def _strided_text(l: int) -> dict[str, str]:
@@ -157,6 +157,7 @@ ABLATIONS = Experiment(
         _image_ablation("layers-128", layers=128),
         _image_ablation("layers-256", layers=256),
     ),
+    most_bytes=1_000_000,
 )
 EXPERIMENTS = {one.name: one for one in (TABLE_2, TABLE_3, CONTEST, ABLATIONS)}
 """Those that train networks; table4 is `longstride bench memory`."""
