@@ -78,13 +78,13 @@ def _short(steps: int, layers: int | None = None, **changes: Any) -> Changes:
 
 def _text(name: str, pattern: str | None, paper_bits: float, paper_time: float) -> Row:
     model = {} if pattern is None else {"pattern": pattern}
-    return Row(f"enwik8-{name}", "enwik8", "text", model, _short(1000, TEXT_LAYERS), {}, paper_bits, paper_time)
+    return Row(f"enwik8-{name}", "enwik8", "text", model, _short(800, TEXT_LAYERS), {}, paper_bits, paper_time)
 
 
 def _image(name: str, pattern: str | None, paper_bits: float, paper_time: float) -> Row:
     model = {} if pattern is None else {"pattern": pattern}
     return Row(
-        f"cifar10-{name}", "cifar10", "images", model, _short(2000, IMAGE_LAYERS, batch=16), {}, paper_bits, paper_time
+        f"cifar10-{name}", "cifar10", "images", model, _short(1500, IMAGE_LAYERS, batch=16), {}, paper_bits, paper_time
     )
 
 
