@@ -260,10 +260,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for the results, written after each part")
     parser.add_argument("--repeats", type=int, help="measurements of each call (default 11, 5 for steps)")
     parser.add_argument("--compile", action="store_true", help="compile the Llama, ours and its own; takes minutes")
+    parser.add_argument("--key-heads", type=int, nargs="+", help="of the Llama (default 12 and 4)")
     parser.add_argument("--tiny", action="store_true", help="small shapes on a CPU, to test the script")
     given = parser.parse_args()
     device = torch.device("cpu" if given.tiny else "cuda")
     sizes, dtype = (TINY, torch.float32) if given.tiny else (FULL, torch.bfloat16)
+    if given.key_heads:
+        sizes = sizes._replace(key_heads=tuple(given.key_heads))
     result: Row = {"machine": describe_machine(device), "seconds": {}}
     for part in given.parts:
         torch.manual_seed(0)
