@@ -48,7 +48,7 @@ def test_draws_times_against_length(tmp_path, lines):
 
 
 def test_says_which_panels_are_gpu_time_and_which_a_callers(tmp_path, lines):
-    given = rows(eager=CallerTimes(1.0, 2.0, 40.0, 200.0), compiled=CallerTimes(3.0, 4.0))
+    given = rows(eager=CallerTimes(0.5, 2.0, 1000.0, 200.0), compiled=CallerTimes(3.0, 4.0))
     crossings = [Crossing("a", "kernels", 128, None, 128), Crossing("a", "caller", None, 64, 128)]
     plot_times(given, tmp_path / "times.svg", on_gpu=True, crossings=crossings)
     texts = words(tmp_path / "times.svg")

@@ -23,6 +23,15 @@ class Times(Protocol):
     def both_ms(self) -> float | None: ...
 
 
+class Waited(Protocol):
+    """Milliseconds that a caller waits for, forward alone and with backward."""
+
+    @property
+    def forward_wait_ms(self) -> float | None: ...
+    @property
+    def both_wait_ms(self) -> float | None: ...
+
+
 class Timed(Times, Protocol):
     """A row of `longstride bench attention`. Its own times are those of the GPU's kernels alone; on a CPU, of a call."""
 
@@ -33,9 +42,9 @@ class Timed(Times, Protocol):
     @property
     def is_ours(self) -> bool: ...
     @property
-    def eager(self) -> Times | None: ...
+    def eager(self) -> Waited | None: ...
     @property
-    def compiled(self) -> Times | None: ...
+    def compiled(self) -> Waited | None: ...
 
 
 class Crossed(Protocol):
@@ -156,7 +165,7 @@ def _plot_kind(axes: Axes, rows: Sequence[Timed], time: str, direction: str, cro
         points = {}
         for row in rows:
             times = {KERNELS: row, CALLER: row.eager, COMPILED: row.compiled}[time]
-            milliseconds = getattr(times, f"{direction}_ms", None)
+            milliseconds = getattr(times, f"{direction}_ms" if time == KERNELS else f"{direction}_wait_ms", None)
             if row.name == name and milliseconds:
                 points[row.n] = milliseconds
         if not points:

@@ -48,6 +48,13 @@ def test_a_callers_crossing_is_its_own():
     ]
 
 
+def test_a_caller_waits_for_the_longer_of_elapsed_and_host_time():
+    dense, ours = CallerTimes(0.1, 0.3, 20, 100), CallerTimes(0.05, 0.2, 150, 250)
+    rows = rows_of("SDPA dense", [2] * 4, [2] * 4, [dense] * 4) + rows_of("a", [1] * 4, [1] * 4, [ours] * 4)
+    assert (ours.forward_wait_ms, ours.both_wait_ms, dense.forward_wait_ms) == (0.15, 0.25, 0.1)
+    assert Crossing("a", "caller", forward=None, both=256, longest=2048) in crossings(rows)
+
+
 def test_one_length_alone_has_no_crossing():
     rows = [timed("SDPA dense", 256, 2, 2), timed("a", 256, 1, 1), timed("SDPA dense", 512, 2, 2)]
     assert crossings(rows) == []

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from longstride.commands.bench.peers import SDPA_DENSE
 from longstride.commands.bench.report import print_lines, print_machine, print_table
-from longstride.commands.bench.results import CLOCKS, CallerTimes, Crossing, Result, Row
+from longstride.commands.bench.results import CALLERS, CallerTimes, Crossing, Result, Row
 
 TITLES = {
     "kernels": "GPU time: kernels alone",
@@ -44,7 +44,7 @@ def _kernel_cells(row: Row) -> list[str]:
 
 
 def _caller_cells(rows: list[Row], clock: str) -> list[list[str]]:
-    timed = {row.name: times for row in rows if isinstance(times := CLOCKS[clock](row), CallerTimes)}
+    timed = {row.name: times for row in rows if (times := CALLERS[clock](row)) is not None}
     dense = timed.get(SDPA_DENSE, CallerTimes())
     return [
         [

@@ -1,7 +1,7 @@
 """Time and memory of a call, on a CPU or a GPU.
 
 Three clocks time a call on a GPU: `gpu_seconds` its kernels alone, `host_seconds` the Python and driver code until the call
-returns, and `elapsed_seconds` what triton's do_bench reports, which is what a caller waits for.
+returns, and `elapsed_seconds` what triton's do_bench reports. A caller waits for the longer of the last two.
 """
 
 import json
@@ -101,8 +101,8 @@ def host_seconds(call: Call, device: torch.device) -> float:
 
 
 def elapsed_seconds(call: Call, device: torch.device) -> float:
-    """Time between events around a call, by triton's do_bench: from a cold cache, with the GPU free to start at once. Where
-    Python takes longer than the kernels, this is about Python's time."""
+    """Time between events around a call, by triton's do_bench: from a cold cache. The GPU clears that before each call, and
+    Python may be done with a short call by then."""
     from triton.testing import do_bench  # Only there beside a torch for GPUs.
 
     with torch.cuda.device(device):
