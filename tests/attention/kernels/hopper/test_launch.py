@@ -132,6 +132,19 @@ SHARED = [  # As CASES, then heads of keys, and documents
     ("local(128)", 1, 6, 1000, 64, 64, WALK * 3, ["walk_backward"] * 3, 2, []),
     ("local(128)", 1, 2, 2000, 64, 64, WALK, ["walk_backward"], 2, [500] * 4),
     ("merged(strided(10))", 1, 4, 2000, 64, 64, [*WALK, *LANES] * 2, ["walk_backward", "lane_backward"] * 2, 2, [1000] * 2),
+    (
+        "merged(strided(10))",
+        1,
+        2,
+        2400,
+        64,
+        64,
+        [*WALK, *LANES] * 2,
+        ["walk_backward", "lane_backward"] * 2,
+        2,
+        [1000, 700, 700],
+    ),
+    ("merged(strided(128))", 1, 2, 2000, 64, 64, WALK * 2, ["walk_backward"] * 2, 2, [1000, *[100] * 10]),
 ]
 
 
