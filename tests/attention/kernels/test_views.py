@@ -10,7 +10,7 @@ from longstride.attention.kernels import call, layout_ops, views
 from longstride.attention.kernels.launch import forget_plans
 from longstride.patterns import Block, Column, Local, Summary
 from tests.attention.error_rule import assert_errors_within_the_rule
-from tests.attention.layouts import NAMES, Case, oracle
+from tests.attention.layouts import Case, oracle
 from tests.attention.plans import tiles_of
 
 CUDA = torch.cuda.is_available()
@@ -66,12 +66,6 @@ def test_plain_calls_agree_with_the_oracle(case, dtype, expected, plain_calls):
     assert plain_calls == expected
 
 
-def results_without_slopes_of_the_lse(output, lse, inputs):
-    """Output, lse and gradients, as `layouts.gradients`; plain calls have no gradient of the lse."""
-    slopes = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
-    return [output.detach(), lse.detach().nan_to_num(neginf=0), *torch.autograd.grad(output, inputs, slopes)]
-
-
 @pytest.mark.parametrize(
     ("case", "apart", "dtype", "least", "expected"),
     [
@@ -86,18 +80,10 @@ def results_without_slopes_of_the_lse(output, lse, inputs):
     ids=str,
 )
 def test_pieces_agree_with_the_oracle(case, apart, dtype, least, expected, plain_calls, poisoned, monkeypatch):
-    """apart: [batch, n, heads, d] in memory."""
     monkeypatch.setattr(views, "LEAST_ROWS", least)
-    inputs = case.tensors(dtype, DEVICE)
-    if apart:
-        inputs = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
     with tiles_of(16, 16):
-        given = attend(*inputs, case.heads, impl="triton", return_lse=True, **case.options)
-        ours = results_without_slopes_of_the_lse(*given, inputs)
+        case.check("triton", dtype, DEVICE, of_lse=False, apart=apart)
     assert plain_calls == [(name, *call) for name in ("triton_forward", "fill_gradients") for call in expected]
-    doubles = [x.detach().double().requires_grad_() for x in inputs]
-    plain, exact = (results_without_slopes_of_the_lse(*oracle(*x, case.heads, 0, case.rows), x) for x in (inputs, doubles))
-    assert_errors_within_the_rule(NAMES, ours, plain, exact)
 
 
 @pytest.mark.parametrize("least", [0, 24])
