@@ -36,12 +36,16 @@ def oracle(
     return scores.softmax(-1).masked_fill(hidden, 0) @ v, lse
 
 
-def gradients(output: Tensor, lse: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The output, the lse with 0 for -inf, and the gradients of q, k and v; the same slopes of both for the same shapes."""
+def gradients(output: Tensor, lse: Tensor, inputs: Sequence[Tensor], of_lse: bool = True) -> list[Tensor]:
+    """The output, the lse with 0 for -inf, and the gradients of q, k and v; the same slopes of both for the same shapes.
+
+    of_lse: whether the lse has a slope; calls without it may run other kernels.
+    """
     generator = torch.Generator().manual_seed(1)
-    slopes = [torch.randn(x.shape, generator=generator).to(x) for x in (output, lse)]
     seen = lse.masked_fill(lse == -torch.inf, 0)
-    return [output.detach(), seen.detach(), *torch.autograd.grad((output, seen), inputs, slopes)]
+    sources = (output, seen)[: 1 + of_lse]
+    slopes = [torch.randn(x.shape, generator=generator).to(x) for x in sources]
+    return [output.detach(), seen.detach(), *torch.autograd.grad(sources, inputs, slopes)]
 
 
 class Case(NamedTuple):
@@ -77,16 +81,21 @@ class Case(NamedTuple):
             return [row.unique_consecutive(return_counts=True)[1].tolist() for row in documents]
         return [list(documents)] * self.batch
 
-    def check(self, impl: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
-        """Compares output, lse and all gradients with the oracle."""
+    def check(
+        self, impl: str, dtype: torch.dtype = torch.float32, device: str = "cpu", of_lse: bool = True, apart: bool = False
+    ) -> None:  # fmt: skip
+        """Compares output, lse and all gradients with the oracle. of_lse: as in `gradients`; apart: the inputs are
+        [batch, n, heads, d] in memory."""
         inputs = self.tensors(dtype, device)
+        if apart:
+            inputs = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
         with Ran() as ran:
-            ours = gradients(*attend(*inputs, self.heads, impl=impl, return_lse=True, **self.options), inputs)
+            ours = gradients(*attend(*inputs, self.heads, impl=impl, return_lse=True, **self.options), inputs, of_lse)
         if impl != "reference":
             assert {f"longstride.{impl}_layout_forward", f"longstride.{impl}_layout_backward"} <= set(ran.ops)
-        plain = gradients(*oracle(*inputs, self.heads, self.offset, self.rows), inputs)
+        plain = gradients(*oracle(*inputs, self.heads, self.offset, self.rows), inputs, of_lse)
         doubles = [x.detach().double().requires_grad_() for x in inputs]
-        exact = gradients(*oracle(*doubles, self.heads, self.offset, self.rows), doubles)
+        exact = gradients(*oracle(*doubles, self.heads, self.offset, self.rows), doubles, of_lse)
         assert_errors_within_the_rule(NAMES, ours, plain, exact)
 
 

@@ -1,6 +1,8 @@
 """Compiles kernels for an architecture, without a GPU, and prints the shared memory of each in bytes.
 
 python ahead_of_time.py 89 '[["dq", true, 64, "bfloat16", 64, 64, 4, 3]]'
+
+A row ends with true for a call with documents.
 """
 
 import json
@@ -14,22 +16,25 @@ from triton.compiler import ASTSource
 from longstride.attention.kernels.arguments import Dims, Matrix, RowShape, Sizes, Tables, Tiling, compiled
 from longstride.attention.kernels.backward import backward_dkv, backward_dq
 from longstride.attention.kernels.forward import forward
+from longstride.attention.kernels.lanes import lane_backward, lane_forward
 
-KERNELS = {"forward": forward, "dq": backward_dq, "dkv": backward_dkv}
+LANES = {"lane_forward": lane_forward, "lane_backward": lane_backward}
+KERNELS = {"forward": forward, "dq": backward_dq, "dkv": backward_dkv, **LANES}
 DATA = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
 ALIGNED = [["tt.divisibility", 16]]
 
 
-def shared_memory(arch, kernel, summary, width, dtype, rows, columns, warps, stages):
+def shared_memory(arch, kernel, summary, width, dtype, rows, columns, warps, stages, varied=False):
     row = compiled(RowShape, d=width, width=width, wide=False)
     tiling = compiled(
-        Tiling, rows=rows, columns=columns, summary=summary, even=True, by_block=False, short=not summary, exclude=0
+        Tiling, rows=rows, columns=columns, summary=summary, even=True, by_block=False, short=not summary, exclude=0,
+        varied=varied, **({"shared": True, "same": True, "stages": stages} if kernel in LANES else {}),
     )  # fmt: skip
     precision = "ieee" if dtype == "float32" else "tf32"
     dims = Dims(tl.constexpr(row), tl.constexpr(row), tl.constexpr(precision))
-    constants = {"DIMS": dims, "TILES": tiling, "CELLS": summary, "ACCUMULATE": False}
+    constants = {"DIMS": dims, "TILES": tiling, "CELLS": summary, "ACCUMULATE": kernel in LANES}
     types = {
-        "lse": "*fp32", "delta": "*fp32", "tables": Tables("*i32", "*i32", *["constexpr"] * 2),
+        "lse": "*fp32", "delta": "*fp32", "tables": Tables("*i32", "*i32", *["*i32" if varied else "constexpr"] * 2),
         "sizes": Sizes(*["i32"] * 6), "scale": "fp32", "softmax_scale": "fp32",
     }  # fmt: skip
     signature, values, aligned = {}, {}, {}

@@ -54,6 +54,19 @@ def test_the_papers_heads_need_no_exclusions(pattern):
     assert all(one.most_exclusions == 0 for one in found)
 
 
+@given(patterns(), st.integers(1, 70))
+def test_an_empty_pass_has_no_pairs(pattern, n):
+    for one in passes(pattern.text, n):
+        assert not (one.empty and pairs_of(one.jobs[0], one.exclusions[0], n).any())
+
+
+@pytest.mark.parametrize(("n", "empty"), [(5, True), (8, True), (16, True), (17, False)])
+def test_a_column_after_its_window(n, empty):
+    first, second = passes("local(8)|column(8)", n)
+    assert not first.empty
+    assert second.empty == empty
+
+
 def test_heads_of_different_patterns_share_a_launch():
     (one,) = passes("Local(128), Column(128), Block(128) | Summary(128, 32), Dense()", 1000)
     assert [job.head for job in one.jobs] == [0, 1, 2, 3]

@@ -14,9 +14,11 @@ pytest.importorskip("triton")
 
 from longstride import attend
 from longstride.attention.kernels import launch, layout_ops  # noqa: F401 - layout_ops registers its operators
-from longstride.attention.kernels.launch import _plans, forget_plans
+from longstride.attention.kernels.hopper.choice import SHORT_LANE, choose
+from longstride.attention.kernels.jobs import passes
+from longstride.attention.kernels.launch import Launch, _plans, forget_plans
 from longstride.attention.kernels.settings import Gpu, gpu, lane_setting
-from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary, fixed, grid, strided, union
+from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary, fixed, grid, notation, strided, union
 from tests.attention.cases import cases, tensors
 from tests.attention.error_rule import assert_within_the_rule, results
 from tests.attention.plans import patched, tiles_of
@@ -84,6 +86,37 @@ def test_short_lanes_share_a_tile(pattern):
     assert setting is not None
     assert setting.rows > 8
     assert_within_the_rule("triton", *on_device(1, 2, 150, 16, 16, dtype=HALF), pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "n", "d_qk", "d_v"),
+    [
+        (Column(20), 150, 64, 64),
+        (Local(20) | Column(20), 80, 32, 32),
+        (Local(15) | Column(15), 59, 64, 128),
+        (Local(12) | Column(6), 90, 64, 64),
+        (Local(20) | Column(20), 50, 128, 128),
+        (Dilated(10, 30), 77, 64, 64),
+        (Local(20) | Column(20), 40, 64, 64),
+        (Local(20) | Column(20), 17, 64, 64),
+    ],
+    ids=str,
+)
+@pytest.mark.skipif(DEVICE == "cuda", reason="for the interpreter: a GPU may take other kernels for windows")
+def test_short_lanes_that_hopper_leaves_to_the_general_kernels(pattern, n, d_qk, d_v, monkeypatch):
+    """The kernels of whole lanes take every pass that has a pair, and no launch has the others."""
+    ran = []
+    run = Launch.through_triton
+    monkeypatch.setattr(Launch, "through_triton", lambda self, x: (ran.append(self.kernel.__name__), run(self, x))[1])
+    forget_plans()
+    assert_within_the_rule("triton", *on_device(2, 2, n, d_qk, d_v, dtype=HALF), pattern)
+    forget_plans()
+    found = [one for one in passes(notation.write([pattern] * 2), n) if not one.empty]
+    assert ran == ["lane_forward"] * len(found) + ["lane_backward"] * len(found)
+    for index, one in enumerate(found):
+        if one.jobs[0].lanes > 1:
+            assert one.longest <= SHORT_LANE
+            assert {choose(one, backward, index > 0, 2, n, d_qk, d_v) for backward in (False, True)} == {None}
 
 
 @pytest.mark.parametrize(("d_qk", "d_v"), [(80, 96), (64, 128), (256, 16), (1, 3), (40, 256)])

@@ -30,7 +30,7 @@ class Tables(NamedTuple):
     jobs: Any
     exclusions: Any
     work: Any = None
-    """[items, fields] of `work.WorkItem`, if the call has documents."""
+    """[items, fields], if the call has documents: tiles, as `work.py` describes them."""
     documents: Any = None
     """[documents, fields] of `work.DocumentRow`."""
 
@@ -88,7 +88,7 @@ class Tiling(NamedTuple):
     varied: Any = False
     """Whether there are documents, or fewer queries than keys: `Tables.work` says what a program computes."""
     together: Any = 1
-    """In kernels of lanes: whole lanes of a tile."""
+    """In kernels of lanes: whole lanes of a tile, if it does not depend on the document."""
     shared: Any = False
     """Whether all heads have the same job."""
     same: Any = False

@@ -124,6 +124,8 @@ def make_plan(
         call: Any = kind._make((*distinct[:count], *settings, workspace, layout))
         launches = []
         for index, pass_ in enumerate(passes(patterns, n)):
+            if index and pass_.empty:
+                continue
             offers = (getattr(backend, direction)(call, pass_, index > 0) for backend in backends(device))
             launches += next(offer for offer in offers if offer is not None)
         return Plan(launches, distinct, workspace, aligned)

@@ -1,9 +1,11 @@
 """The backend for every GPU that Triton supports, and for its interpreter: kernels in plain Triton, for any pattern.
 
 Forward, a pass is one launch. Backward, it is one launch if a tile holds whole lanes. Otherwise it is one for dq, and one or
-two for dk and dv: the second is for summary cells, which later lanes see too. `backward_delta` runs once, before these.
+two for dk and dv: the second is for summary cells, which later lanes see too. `backward_delta` runs once, before these. With
+documents (`work.py`), tables say which tile a program computes.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +21,7 @@ from longstride.attention.kernels.lanes import lane_backward, lane_forward
 from longstride.attention.kernels.launch import Launch, constant
 from longstride.attention.kernels.saved import Setting
 from longstride.attention.kernels.settings import gpu, lane_setting, padded, processors, tile_setting
-from longstride.attention.kernels.work import cell_items, key_items, query_items
+from longstride.attention.kernels.work import Documents, cell_items, key_items, lane_items, query_items
 
 DELTA_ROWS = 64
 """Rows per program of `backward_delta`."""
@@ -81,7 +83,8 @@ def _launch(
     window = max(rows, columns) + max(min(job.far, job.limit - 1) for job in pass_.jobs)
     of_lanes: dict[str, Any] = {}
     if kernel in (lane_forward, lane_backward):
-        together = rows // padded(pass_.longest, least=1)
+        # In documents it is another number for each.
+        together = rows // padded(pass_.longest, least=1) if call.layout is None else 1
         same = len({x.stride(2) for x in matrices}) == 1
         of_lanes = {"together": together, "shared": pass_.shared, "same": same, "stages": stages}
         tiles = pass_.lane_tiles(together)
@@ -92,10 +95,7 @@ def _launch(
     total = batch * len(pass_.jobs) * tiles
     documents = call.layout.documents if call.layout else None
     if documents is not None:
-        of_keys = kernel is backward_dkv
-        items = (cell_items if flags.get("CELLS") else key_items if of_keys else query_items)(
-            pass_, documents, columns if of_keys else rows
-        )
+        items = _items(kernel, pass_, documents, setting, flags)
         tiles, total = len(items), documents.repeats * len(items)
         extra = {"work": constant(items, device), "documents": constant(documents.rows, device)}
         arguments = tuple(x._replace(**extra) if isinstance(x, Tables) else x for x in arguments)
@@ -120,6 +120,17 @@ def _launch(
     return Launch(kernel, programs, arguments, {**constants, "num_warps": warps, "num_stages": stages})
 
 
+def _items(kernel: Any, pass_: Pass, documents: Documents, setting: Setting, flags: Mapping[str, bool]) -> Tensor:
+    """Returns the table of work that the kernel reads."""
+    if kernel in (lane_forward, lane_backward):
+        return lane_items(pass_, documents, setting.rows, flags["ACCUMULATE"])
+    if kernel is not backward_dkv:
+        return query_items(pass_, documents, setting.rows, flags["ACCUMULATE"])
+    if flags["CELLS"]:
+        return cell_items(pass_, documents, setting.columns)
+    return key_items(pass_, documents, setting.columns, flags["ACCUMULATE"])
+
+
 def _delta(call: Backward, delta: Tensor) -> Launch:
     d_output, output = call.d_output, call.output
     sizes = row_sizes(output, DELTA_ROWS)
@@ -142,10 +153,23 @@ def _setting(call: Forward | Backward, pass_: Pass, kernel: str, summary: bool) 
 
 def _whole_lanes(call: Forward | Backward, pass_: Pass, kernel: str, accumulate: bool) -> Setting | None:
     """Returns the settings for tiles that hold whole lanes; None if this pass needs other tiles."""
-    if pass_.summary or call.layout is not None:
+    if pass_.summary or not (call.layout is None or _are_lanes_of_documents(call, pass_)):
         return None
     widths = padded(call.q.shape[3]), padded(call.v.shape[3])
     return lane_setting(kernel, accumulate, *widths, call.q.dtype, pass_.longest, gpu(call.q.device))
+
+
+def _are_lanes_of_documents(call: Forward | Backward, pass_: Pass) -> bool:
+    """Whether the lanes are residue classes, of which a short document has many short ones, and the call has nothing besides
+    documents that the kernels for whole lanes do not know."""
+    layout = call.layout
+    return (
+        layout is not None
+        and layout.documents is not None
+        and layout.d_lse is None
+        and call.q.shape == call.k.shape
+        and all(job.index_stride > 1 for job in pass_.jobs)
+    )
 
 
 def _wide(*tensors: Tensor) -> bool:

@@ -52,6 +52,11 @@ class Pass:
         return any(job.cells and job.lanes > 1 for job in self.jobs)
 
     @property
+    def empty(self) -> bool:
+        """Whether no query sees a key, since all keys belong to earlier passes: Column(l) after Local(l) if n <= 2 * l."""
+        return all(job.near > min(job.far, job.limit - 1) for job in self.jobs)
+
+    @property
     def by_block(self) -> bool:
         """Whether in some job a query does not see its lane's whole past."""
         return any(not job.own or job.block < job.limit for job in self.jobs)

@@ -1,8 +1,8 @@
 """The operators longstride::triton_layout_forward and longstride::triton_layout_backward: what `layout.py` describes.
 
 A call whose q, k and v are alike and whose rows are one document runs the launches of `ops.py`, except that the gradient of
-an lse takes the general kernels. Equal documents, and heads that share keys, become such calls by `views.py`. The general
-kernels do the rest.
+an lse takes the general kernels. Documents with many rows, and heads that share keys, become such calls by `views.py`. The
+general kernels do the rest.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from longstride.attention.kernels.views import (
     equal_documents,
     fold,
     folded_rows,
+    split_documents,
     turn_heads,
     turn_patterns,
     turn_rows,
@@ -51,6 +52,14 @@ def _fill_results(
         _fill_results(folded, found.flatten(0, 1), patterns, scale, ())
         rows.copy_(found)
         return
+    pieces = split_documents(q.shape, k.shape, documents)
+    for piece in pieces:
+        rows = piece.of(bits)
+        found = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        _fill_results([piece.of(x) for x in tensors], found, patterns, scale, piece.documents)
+        rows.copy_(found)
+    if pieces:
+        return
     group = 1 if documents else turns(q, k)
     if group > 1:
         rows = turn_rows(bits, group)
@@ -76,6 +85,14 @@ def fill_layout_gradients(
         d_rows = None if d_lse is None else folded_rows(d_lse.contiguous(), count).flatten(0, 1)
         given = folded[4:7], (folded[7], rows.contiguous())
         fill_layout_gradients(folded[:3], folded[3], d_rows, *given, patterns, scale, (), needed)
+        return
+    # All pieces of a call with the gradient of an lse would take the general kernels.
+    pieces = split_documents(q.shape, k.shape, documents) if d_lse is None else ()
+    for piece in pieces:
+        own, d_own = [piece.of(x) for x in gradients], piece.of(d_output)
+        given = [piece.of(x) for x in inputs], (piece.of(output), piece.of(bits).contiguous())
+        fill_layout_gradients(own, d_own, None, *given, patterns, scale, piece.documents, needed)
+    if pieces:
         return
     group = 1 if documents else turns(q, k)
     if group > 1:

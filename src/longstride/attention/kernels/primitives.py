@@ -18,6 +18,7 @@ from longstride.attention.kernels.jobs import Job
 JOB_FIELDS = tl.constexpr(11)
 EXCLUSION_FIELDS = tl.constexpr(6)
 WORK_FIELDS = tl.constexpr(4)
+LANE_WORK_FIELDS = tl.constexpr(6)
 DOCUMENT_FIELDS = tl.constexpr(5)
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """Below every finite score: where a running maximum begins, so that it is finite, and a score of -inf has weight 0."""

@@ -1,19 +1,22 @@
-"""Views by which equal documents, and heads that share keys, are plain calls: the launches of `ops.py`, Hopper's among them.
+"""Views by which documents, and heads that share keys, are plain calls: the launches of `ops.py`, Hopper's among them.
 
-Documents of one length are a batch. Heads that share keys take turns: heads g, g + group, g + 2 * group and so on of the
-queries have as many heads as the keys. Results by query, the lse, are contiguous in every call, so these are copied.
+Documents of one length are a batch. Other documents are split into pieces: runs of one length that have many rows, and what
+lies between these. Heads that share keys take turns: heads g, g + group, g + 2 * group and so on of the queries have as many
+heads as the keys. Results by query, the lse, are contiguous in every call, so these are copied.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain, groupby
+from typing import NamedTuple
 
 from torch import Tensor
 
 from longstride.patterns import notation
 
 LEAST_ROWS = 2**16
-"""Rows of keys in a batch from which heads take turns: four tiles of 128 queries for each processor of an H200. With fewer,
-one launch for all heads takes less time than several small ones. Estimated."""
+"""Rows of keys in a batch from which heads take turns, and documents are a piece of their own: four tiles of 128 queries for
+each processor of an H200. With fewer, one launch for all takes less time than several small ones. Estimated."""
 
 
 def equal_documents(q: Sequence[int], k: Sequence[int], documents: Sequence[int]) -> int:
@@ -40,6 +43,51 @@ def folded_rows(rows: Tensor, count: int) -> Tensor:
     """Returns the view [batch, count, heads, n / count] of rows [batch, heads, n]."""
     batch, heads, n = rows.shape
     return rows.view(batch, heads, count, n // count).transpose(1, 2)
+
+
+class Piece(NamedTuple):
+    """Some documents of a row, in every entry of the batch or in one."""
+
+    entry: int | None
+    first: int
+    rows: int
+    documents: tuple[int, ...]
+    """Their lengths; none for one document."""
+
+    def of(self, x: Tensor) -> Tensor:
+        """Returns the view of x [batch, heads, n, ...]. An empty gradient, which is not needed, stays as it is."""
+        if x.dim() < 3:
+            return x
+        part = x.narrow(2, self.first, self.rows)
+        return part if self.entry is None else part.narrow(0, self.entry, 1)
+
+
+def split_documents(q: Sequence[int], k: Sequence[int], documents: Sequence[int]) -> Sequence[Piece]:
+    """Returns the pieces that are calls of their own, of q and k, which are shapes; none if one call computes all.
+
+    Several documents of one length fold in one entry of the batch, so there each entry is a piece.
+    """
+    return _pieces(k[0], k[1], tuple(documents), LEAST_ROWS) if q[2] == k[2] == sum(documents) else ()
+
+
+@lru_cache(maxsize=256)
+def _pieces(batch: int, heads: int, documents: tuple[int, ...], least: int) -> Sequence[Piece]:
+    def entries(run: Sequence[int]) -> int:
+        return batch if len(run) > 1 else 1
+
+    def is_large(run: Sequence[int]) -> bool:
+        return batch // entries(run) * heads * sum(run) >= least
+
+    found: list[Piece] = []
+    first = 0
+    runs = [tuple(run) for _, run in groupby(documents)]
+    for large, some in groupby(runs, is_large):
+        for lengths in some if large else [tuple(chain(*some))]:
+            numbers = range(batch) if large and entries(lengths) > 1 else (None,)
+            own = lengths if len(lengths) > 1 else ()
+            found += [Piece(number, first, sum(lengths), own) for number in numbers]
+            first += sum(lengths)
+    return found if len(found) > 1 else ()
 
 
 def turns(q: Tensor, k: Tensor) -> int:

@@ -24,6 +24,14 @@ def kinds(text, n=12_288, d_qk=64, d_v=64, heads=2):
         ("local(128)", 12_288, 48, [("tiles", "tiles")]),
         ("column(128)", 12_288, 64, [("lanes", "lanes")]),
         ("column(128)", 12_289, 64, [("lanes", "lanes")]),
+        ("column(128)", 2048, 64, [(None, None)]),  # The general kernels put several short lanes into a tile.
+        ("column(128)", 2049, 64, [("lanes", "lanes")]),
+        ("column(128)", 512, 48, [(None, None)]),
+        ("column(128)", 100, 32, [(None, None)]),
+        ("dilated(32, 64)", 512, 64, [(None, None)]),
+        ("merged(strided(128))", 1000, 32, [("walk", "walk"), (None, None)]),
+        ("merged(strided(96))", 3072, 64, [("walk", "walk"), ("lanes", "lanes")]),
+        ("block(16)", 16, 64, [("walk", "walk")]),
         ("column(256)", 65_536, 32, [("lanes", "lanes")]),
         ("column(256)", 65_536, 64, [("lanes", "tiles")]),  # Too long a lane backward.
         ("column(1024)", 1_048_576, 64, [("chunks", "tiles")]),
@@ -67,6 +75,7 @@ def test_unequal_dimensions_are_for_tiles():
         ("column(48)", 3072, [("lanes", "lanes")]),
         ("column(32)", 3072, [("lanes", "lanes")]),
         ("column(16)", 3072, [(None, None)]),
+        ("merged(strided(96))", 1000, [("walk", "walk"), (None, None)]),
         ("block(96)", 3072, [("lanes", "lanes")]),
         ("block(129)", 3072, [(None, None)]),
         ("merged(strided(96))", 3072, [("walk", "walk"), ("lanes", "lanes")]),

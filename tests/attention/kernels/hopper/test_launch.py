@@ -63,6 +63,10 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("column(10)", 2, 3, 1000, 64, 64, LANES, ["lane_backward"]),
     ("column(8)", 1, 3, 1003, 32, 32, LANES * 2, ["lane_backward"] * 2),
     ("column(9)", 1, 2, 2050, 32, 32, LANES * 2, ["lane_backward"] * 2),
+    ("column(128)", 2, 2, 1000, 64, 64, [], []),
+    ("merged(strided(128))", 3, 2, 1000, 64, 64, WALK, ["walk_backward"]),
+    ("merged(strided(100))", 3, 2, 512, 32, 32, WALK, ["walk_backward"]),
+    ("merged(strided(96))", 2, 2, 1000, 64, 128, WALK, ["walk_backward"]),
     ("local(96)", 2, 2, 3072, 64, 128, WALK, ["walk_backward"]),
     ("local(128)", 2, 3, 1000, 64, 128, WALK, ["walk_backward"]),
     ("local(40)", 1, 2, 130, 64, 128, WALK, ["walk_backward"]),
@@ -128,6 +132,19 @@ SHARED = [  # As CASES, then heads of keys, and documents
     ("local(128)", 1, 6, 1000, 64, 64, WALK * 3, ["walk_backward"] * 3, 2, []),
     ("local(128)", 1, 2, 2000, 64, 64, WALK, ["walk_backward"], 2, [500] * 4),
     ("merged(strided(10))", 1, 4, 2000, 64, 64, [*WALK, *LANES] * 2, ["walk_backward", "lane_backward"] * 2, 2, [1000] * 2),
+    (
+        "merged(strided(10))",
+        1,
+        2,
+        2400,
+        64,
+        64,
+        [*WALK, *LANES] * 2,
+        ["walk_backward", "lane_backward"] * 2,
+        2,
+        [1000, 700, 700],
+    ),
+    ("merged(strided(128))", 1, 2, 2000, 64, 64, WALK * 2, ["walk_backward"] * 2, 2, [1000, *[100] * 10]),
 ]
 
 

@@ -6,7 +6,8 @@
     tiles   one tile of keys after the other: summary cells, Dense, and what is too long for the others
 
 All read tensors with TMA, which wants addresses and strides that are multiples of 16 bytes. They compute one pattern for all
-heads, except that each head may have other summary cells. What they do not take, the general kernels do.
+heads, except that each head may have other summary cells. What they do not take, the general kernels do; also lanes of a few
+positions, such as those of Column in short sequences, of which the general kernels put several into one tile.
 """
 
 from functools import lru_cache
@@ -29,6 +30,8 @@ WIDTHS = (32, 64)
 """Head dimensions of walks, lanes and chunks."""
 WIDE = (64, 128)
 """d_qk and d_v of walks and lanes with wider values, which lie in panels of d_qk columns."""
+SHORT_LANE = 16
+"""The most rows of lanes that the general kernels compute, several in a tile. Here each would take a tile of 64."""
 LONGEST_LANE = 256
 """The most rows of a lane, forward: what a TMA copy can have."""
 LONGEST_WIDE_LANE = 128
@@ -52,6 +55,8 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
     job = pass_.jobs[0]
     alike = all(other == job._replace(head=head, first_cell=other.first_cell) for head, other in enumerate(pass_.jobs))
     if not alike or len(pass_.jobs) < heads or pass_.most_exclusions or job.block < job.limit:
+        return None
+    if job.lanes > 1 and job.limit <= SHORT_LANE:
         return None
     if not pass_.summary and job.own:
         if _in_panels(d_qk, d_v) and job.lanes == 1 and job.far <= TILE and job.near == 0 and not accumulate:
