@@ -258,8 +258,9 @@ def test_a_short_request_does_not_wait_for_a_long_prompt():
     assert serve(made, work) == (alone(made, Job(b"a", 5)), 1, 2)
 
 
-def test_prompts_take_no_more_time_than_bytes(monkeypatch):
-    """A part of a prompt takes as long as five steps here."""
+@pytest.mark.parametrize(("waiting", "share"), [(1, 1), (3, 3)])
+def test_prompts_take_as_much_time_as_bytes(monkeypatch, waiting, share):
+    """For each stream that waits; a part of a prompt takes as long as five steps here."""
     made, now, seen = model(), [0.0], list[str]()
     monkeypatch.setattr("longstride.serving.engine.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
@@ -275,12 +276,14 @@ def test_prompts_take_no_more_time_than_bytes(monkeypatch):
             seen.append("step")
             return super().extend(*args)
 
-    jobs = [Job(b"", 24), Job(b"ab", 3)]
-    found = serve(made, lambda engine: collect(engine.submit(jobs)), places=Slow(made, 2))
+    jobs = [Job(b"", 24), *[Job(b"ab", 3)] * waiting]
+    found = serve(made, lambda engine: collect(engine.submit(jobs)), places=Slow(made, 1 + waiting))
     assert [one[0] for one in found] == [alone(made, job) for job in jobs]
     parts = [at for at, name in enumerate(seen) if name == "part"]
-    assert len(parts) == made.config.layers > 1
-    assert all(later - earlier > 5 for earlier, later in pairwise(parts))
+    assert len(parts) == waiting * made.config.layers > 1
+    # Nothing runs before the first part, and less waits after the first prompt.
+    between = [later - earlier - 1 for earlier, later in pairwise(parts[1 : made.config.layers + 1])]
+    assert all(5 // share <= steps <= 5 // share + 2 for steps in between), between
 
 
 def test_samples_go_on_between_two_calls():

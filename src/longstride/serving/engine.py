@@ -261,10 +261,13 @@ class Engine:
             self._finish(stream, "length")
 
     def _read_prompts(self) -> None:
-        """Reads prompts for as long as turns take, so that neither these nor the running streams wait for long. The next
-        prompt is that of the stream that has waited longest; one of several windows waits again after each."""
+        """Reads prompts for as long as turns take, so that neither these nor the running streams wait for long; for longer
+        if more streams wait for theirs than run. The next prompt is that of the stream that has waited longest; one of
+        several windows waits again after each."""
         begun = time.perf_counter()
-        running = any(stream.joining is None and not stream.done for stream in self._held)
+        reading = sum(stream.joining is not None for stream in self._held)
+        running = sum(stream.joining is None and not stream.done for stream in self._held)
+        share = max(1.0, reading / running) if running else 1.0
         if running and self._owed_seconds > self._turn_seconds:
             self._owed_seconds -= self._turn_seconds
             return
@@ -276,10 +279,10 @@ class Engine:
                     self._held.append(stream)
             except StopIteration:
                 stream.joining = None
-                running = running or not stream.done
+                running += not stream.done
             spent = time.perf_counter() - begun
-            if spent > (self._turn_seconds if running else READING_SECONDS):
-                self._owed_seconds = spent
+            if spent > (share * self._turn_seconds if running else READING_SECONDS):
+                self._owed_seconds = spent / share
                 return
 
     def _take_turn(self) -> None:
