@@ -19,6 +19,7 @@ from torch import Tensor
 
 from longstride.patterns import Leaf, Pattern, Summary
 from longstride.patterns.geometry import Geometry, Lanes, geometry
+from longstride.patterns.leaves import known_leaves
 
 # Tile sizes. Small tiles waste little at the diagonal, large ones run matrix products at their full rate; docs/log.md has
 # the measurements.
@@ -107,7 +108,7 @@ class Arrangement:
 def plan(pattern: Pattern, n: int, offset: int = 0) -> tuple[Arrangement, ...]:
     """Returns arrangements whose tiles contain every pair of the pattern, for queries from `offset` on, exactly once."""
     arrangements = []
-    for index, leaf in enumerate(pattern.leaves):
+    for index, leaf in enumerate(known_leaves("blocked", pattern)):
         (record,) = geometry(leaf, n)
         for lanes in record.lane_sets if record.own else [Lanes(0, 1, n, n, 1)]:
             for part in _lanes_from(offset, lanes):

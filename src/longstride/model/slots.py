@@ -14,6 +14,7 @@ from torch import Tensor
 
 from longstride.patterns import Pattern
 from longstride.patterns.geometry import Geometry, geometry
+from longstride.patterns.leaves import known_leaves
 
 NO_SLOT = -1
 """The slot of a position that is not kept."""
@@ -24,7 +25,7 @@ class Slots:
 
     def __init__(self, pattern: Pattern, context: int) -> None:
         self.pattern, self.context = pattern, context
-        self.leaves = [geometry(leaf, context)[0] for leaf in pattern.leaves]
+        self.leaves = [geometry(leaf, context)[0] for leaf in known_leaves("slots", pattern)]
         """The geometry of each leaf."""
         self.keeps_all = any(_window_size(leaf) == context for leaf in self.leaves)
         self.summaries = [leaf.summary for leaf in self.leaves if leaf.summary and not self.keeps_all]

@@ -100,16 +100,11 @@ class Geometry(NamedTuple):
         return column_lanes(self.n, self.index_stride) if self.by_residue else block_lanes(self.n, self.block)
 
 
+@lru_cache(maxsize=1024)
 def geometry(pattern: Pattern, n: int) -> tuple[Geometry, ...]:
     """Returns the records of a pattern at length n, in the order in which they are computed. A leaf has one record."""
-    known_leaves("geometry", pattern)  # Before the cache, in which an instance of a subclass may equal a known leaf.
-    return _records(pattern, n)
-
-
-@lru_cache(maxsize=1024)
-def _records(pattern: Pattern, n: int) -> tuple[Geometry, ...]:
     records: list[Geometry] = []
-    leaves = list(pattern.leaves)
+    leaves = list(known_leaves("geometry", pattern))
     earlier: tuple[Leaf, ...] = ()
     while leaves:
         leaf = leaves.pop(0)
