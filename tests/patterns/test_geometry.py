@@ -29,14 +29,22 @@ class Antidiagonal(Leaf):
         return (3,)
 
 
-@given(patterns(), st.integers(1, 70))
-def test_records_stand_for_every_leaf_once_and_exclude_only_earlier_ones(pattern, n):
+@given(patterns(), st.integers(1, 70), st.booleans())
+def test_records_stand_for_every_leaf_once_and_exclude_only_earlier_ones(pattern, n, by_leaf):
     earlier = []
-    for record in geometry(pattern, n):
+    for record in geometry(pattern, n, by_leaf):
         assert set(record.excluded) <= set(earlier)
+        assert len(record.leaves) <= 2 - by_leaf
         earlier += record.leaves
     assert len(earlier) == len(pattern.leaves)
     assert set(earlier) == set(pattern.leaves)
+
+
+@given(patterns(), st.integers(1, 70), st.booleans())
+def test_records_compute_every_pair_once(pattern, n, by_leaf):
+    position = torch.arange(n)
+    times = sum(record.computes(position[:, None], position).int() for record in geometry(pattern, n, by_leaf))
+    assert torch.equal(times, pattern.mask(n).int())
 
 
 @given(leaves(), st.integers(1, 70))

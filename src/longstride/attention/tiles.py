@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longstride.patterns import Leaf, Pattern, Summary
+from longstride.patterns import Pattern, Summary
 from longstride.patterns.geometry import Geometry, Lanes, geometry
-from longstride.patterns.leaves import known_leaves
 
 # Tile sizes. Small tiles waste little at the diagonal, large ones run matrix products at their full rate; docs/log.md has
 # the measurements.
@@ -71,8 +70,6 @@ class Arrangement:
     """One leaf in lanes of equal length, and the tiles that cover its pairs there."""
 
     geometry: Geometry
-    earlier: tuple[Leaf, ...]
-    """The leaves before this one in the union. Their pairs are masked here."""
     lanes: Lanes
     offset: int
     """Queries before this position are not there."""
@@ -92,10 +89,7 @@ class Arrangement:
         column = torch.arange(tiles.columns, device=lane.device)
         query = self.lanes.position(lane, tiles.query + tile * tiles.query_shift + row)
         key = self.key_position(lane, tiles.key + tile * tiles.key_shift + column)
-        (leaf,) = self.geometry.leaves
-        seen: Tensor = leaf.sees(query, key)
-        for other in self.earlier:
-            seen = seen & ~other.sees(query, key)
+        seen: Tensor = self.geometry.computes(query, key)
         return seen & (query >= self.offset) if self.offset else seen
 
     def key_position(self, lane: Any, index: Any) -> Any:
@@ -108,11 +102,10 @@ class Arrangement:
 def plan(pattern: Pattern, n: int, offset: int = 0) -> tuple[Arrangement, ...]:
     """Returns arrangements whose tiles contain every pair of the pattern, for queries from `offset` on, exactly once."""
     arrangements = []
-    for index, leaf in enumerate(known_leaves("blocked", pattern)):
-        (record,) = geometry(leaf, n)
+    for record in geometry(pattern, n, by_leaf=True):
         for lanes in record.lane_sets if record.own else [Lanes(0, 1, n, n, 1)]:
             for part in _lanes_from(offset, lanes):
-                arrangement = Arrangement(record, pattern.leaves[:index], part, offset)
+                arrangement = Arrangement(record, part, offset)
                 arrangements.append(replace(arrangement, tiles=_cover(arrangement)))
     return tuple(arrangements)
 
@@ -187,16 +180,17 @@ def _make_tiles(arrangement: Arrangement, alike: list[Rectangle]) -> Tiles:
     first, second = alike[0], alike[min(1, len(alike) - 1)]
     query_shift, key_shift = second.query - first.query, second.key - first.key
     assert all(b.query - a.query == query_shift and b.key - a.key == key_shift for a, b in pairwise(alike))
-    lanes, earlier = arrangement.lanes, arrangement.earlier
+    lanes, record = arrangement.lanes, arrangement.geometry
     queries = range(lanes.position(0, first.query), lanes.position(0, first.query + first.rows - 1) + 1)
     last_key = first.key + first.columns - 1
     keys = range(arrangement.key_position(0, first.key), arrangement.key_position(0, last_key) + 1)
     shifts = [lanes.lane_stride] * (lanes.lanes > 1) + [query_shift * lanes.index_stride] * (len(alike) > 1)
     cut = queries[0] < arrangement.offset
-    uniform = not cut and all(leaf.repeats(shift) for leaf in earlier for shift in shifts)
-    partial = keys[-1] > queries[0] or queries[-1] - keys[0] > arrangement.geometry.far * lanes.index_stride
-    masked = partial or not uniform or any(leaf.touches(queries, keys) for leaf in earlier)
-    fresh = first.first and not earlier
+    uniform = not cut and all(leaf.repeats(shift) for leaf in record.excluded for shift in shifts)
+    nearest, farthest = queries[0] - keys[-1], queries[-1] - keys[0]
+    partial = nearest < record.near * lanes.index_stride or farthest > record.far * lanes.index_stride
+    masked = partial or not uniform or any(leaf.touches(queries, keys) for leaf in record.excluded)
+    fresh = first.first and not record.near and not record.excluded
     return Tiles(
         first.query, query_shift, first.rows, first.key, key_shift, first.columns, len(alike), masked, uniform, fresh
     )
