@@ -8,7 +8,7 @@ computes them together. A pair of several leaves of a union belongs to the first
 """
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import isqrt
@@ -65,12 +65,13 @@ class Tiles:
     """Whether no earlier tile has these queries, so that their accumulators can be overwritten."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Arrangement:
     """One leaf in lanes of equal length, and the tiles that cover its pairs there."""
 
     geometry: Geometry
-    lanes: Lanes
+    lanes: Lanes = field(compare=False)
+    """All of them, or a group that is computed together. Groups have the same tiles and masks, and are equal."""
     offset: int
     """Queries before this position are not there."""
     tiles: tuple[Tiles, ...] = ()
@@ -81,6 +82,34 @@ class Arrangement:
         strides = (x.stride(0), lanes.lane_stride * row, lanes.index_stride * row, x.stride(2))
         shape = (x.shape[0], lanes.lanes, lanes.length, x.shape[2])
         return x.as_strided(shape, strides, x.storage_offset() + lanes.first * row)
+
+    def load_queries(self, x: Tensor) -> Tensor:
+        """[batch, n, d] -> [batch * lanes, length, d]: a view if possible, otherwise a copy."""
+        return self.in_lanes(x).flatten(0, 1)
+
+    def store_queries(self, rows: Tensor, x: Tensor) -> None:
+        """Writes the result of `load_queries` back to x, if it was a copy."""
+        target = self.in_lanes(x)
+        if rows.data_ptr() != target.data_ptr():
+            target.copy_(rows.view(target.shape))
+
+    def load_keys(self, x: Tensor) -> Tensor:
+        """As `load_queries`, for keys. Summary takes only its cells: [batch, n, d] -> [batch, cells, d]."""
+        cells = self._cells(x)
+        return self.load_queries(x) if cells is None else x.index_select(1, cells)
+
+    def store_keys(self, rows: Tensor, x: Tensor) -> None:
+        cells = self._cells(x)
+        if cells is None:
+            self.store_queries(rows, x)
+        else:
+            x[:, cells] = rows
+
+    def _cells(self, x: Tensor) -> Tensor | None:
+        """Returns the positions of the summary cells, if these are the keys."""
+        if (summary := self.geometry.summary) is None:
+            return None
+        return summary.cell_position(torch.arange(summary.cells_before(x.shape[1]), device=x.device))  # type: ignore[no-any-return]
 
     def visible(self, tiles: Tiles, lane: Tensor, tile: Tensor) -> Tensor:
         """Returns the visible pairs in these tiles of these lanes: bool [lanes, tiles, rows, columns]."""
