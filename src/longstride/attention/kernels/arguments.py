@@ -30,7 +30,7 @@ class Tables(NamedTuple):
     jobs: Any
     exclusions: Any
     work: Any = None
-    """[items, fields] of `work.WorkItem`, if the call has documents."""
+    """[items, fields] of `work.key_items` and the like, if the call has documents."""
     documents: Any = None
     """[documents, fields] of `work.DocumentRow`."""
 
