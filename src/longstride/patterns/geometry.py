@@ -98,14 +98,9 @@ class Geometry(NamedTuple):
         return seen
 
     @property
-    def by_residue(self) -> bool:
-        """Whether the lanes are residue classes; otherwise they are blocks."""
-        return self.lane_stride == 1
-
-    @property
     def lane_sets(self) -> list[Lanes]:
         """Residue classes, or single blocks, in sets of equal length: two where the last lanes are shorter."""
-        return column_lanes(self.n, self.index_stride) if self.by_residue else block_lanes(self.n, self.block)
+        return column_lanes(self.n, self.index_stride) if self.lane_stride == 1 else block_lanes(self.n, self.block)
 
 
 @lru_cache(maxsize=1024)
