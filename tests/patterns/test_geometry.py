@@ -1,3 +1,5 @@
+from copy import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -5,8 +7,8 @@ from hypothesis import strategies as st
 
 from longstride import attend
 from longstride.attention.tiles import plan
-from longstride.model.slots import Slots
-from longstride.patterns import Block, Column, Leaf, Local, Pattern, Summary, connects, notation
+from longstride.model.slots import Slots, slots
+from longstride.patterns import Block, Column, Dense, Leaf, Local, Pattern, Summary, connects, notation
 from longstride.patterns.geometry import geometry
 from tests.strategies import leaves, patterns, summaries
 
@@ -27,14 +29,22 @@ class Antidiagonal(Leaf):
         return (3,)
 
 
-@given(patterns(), st.integers(1, 70))
-def test_records_stand_for_every_leaf_once_and_exclude_only_earlier_ones(pattern, n):
+@given(patterns(), st.integers(1, 70), st.booleans())
+def test_records_stand_for_every_leaf_once_and_exclude_only_earlier_ones(pattern, n, by_leaf):
     earlier = []
-    for record in geometry(pattern, n):
+    for record in geometry(pattern, n, by_leaf):
         assert set(record.excluded) <= set(earlier)
+        assert len(record.leaves) <= 2 - by_leaf
         earlier += record.leaves
     assert len(earlier) == len(pattern.leaves)
     assert set(earlier) == set(pattern.leaves)
+
+
+@given(patterns(), st.integers(1, 70), st.booleans())
+def test_records_compute_every_pair_once(pattern, n, by_leaf):
+    position = torch.arange(n)
+    times = sum(record.computes(position[:, None], position).int() for record in geometry(pattern, n, by_leaf))
+    assert torch.equal(times, pattern.mask(n).int())
 
 
 @given(leaves(), st.integers(1, 70))
@@ -108,10 +118,24 @@ class TestUnknownLeaf:
 
 
 class Shifted(Local):
-    """A known leaf with another definition, which looks like Local: equal, with the same text."""
+    """A known leaf with another definition, which looks like Local: with the same text, fields and hash."""
 
     def sees(self, query, key):
         return super().sees(query, key + 1)
+
+
+class Reversed(Block):
+    """The same of Block: the first half of a block sees the key at the block's start alone."""
+
+    def sees(self, query, key):
+        return super().sees(query, key) & ((query % self.l >= self.l // 2) | (key % self.l == 0))
+
+
+class Others(Summary):
+    """The same of Summary: every position of a block but its summary cells."""
+
+    def sees(self, query, key):
+        return (key <= query) & ~super().sees(query, key)
 
 
 class Impostor(Antidiagonal):
@@ -133,7 +157,18 @@ class Wrapped(Pattern):
 
 
 @pytest.mark.parametrize(
-    "pattern", [Shifted(3), Impostor(), Nameless(), Wrapped(), Column(5) | Impostor(), Column(5) | Nameless()]
+    "pattern",
+    [
+        Shifted(3),
+        Reversed(4),
+        Others(6, 2),
+        Impostor(),
+        Nameless(),
+        Wrapped(),
+        Column(5) | Shifted(3),
+        Column(5) | Impostor(),
+        Column(5) | Nameless(),
+    ],
 )
 class TestDisguisedLeaf:
     """Refused by its type, whatever its text and its fields."""
@@ -149,7 +184,27 @@ class TestDisguisedLeaf:
             with pytest.raises(TypeError, match=r"no rule for .*; it takes those of longstride\.patterns"):
                 attend(q, k, v, heads, impl=impl, **options)
 
-    def test_geometry_refuses_it(self, pattern):
-        geometry(Local(3), 10)  # In the cache, for one that is equal.
-        with pytest.raises(TypeError, match="geometry: no rule for"):
-            geometry(pattern, 10)
+    @pytest.mark.parametrize("make", [geometry, plan, slots])
+    def test_what_is_cached_for_a_known_leaf_is_not_served_for_it(self, pattern, make):
+        for known in (Local(3), Block(4), Summary(6, 2), Column(5) | Local(3)):
+            make(known, 10)
+        with pytest.raises(TypeError, match="no rule for"):
+            make(pattern, 10)
+
+
+@pytest.mark.parametrize(
+    "known", [Local(6), Local(3), Block(8), Block(4), Summary(8, 2), Dense(), Local(3) | Block(4)], ids=repr
+)
+@pytest.mark.parametrize("other", [Shifted(6), Reversed(8), Others(8, 2), Nameless()], ids=lambda leaf: type(leaf).__name__)
+def test_a_union_keeps_every_pair_of_a_disguised_leaf(known, other):
+    pairs = known.mask(40) | other.mask(40)
+    assert torch.equal((known | other).mask(40), pairs)
+    assert torch.equal((other | known).mask(40), pairs)
+
+
+@pytest.mark.parametrize(("leaf", "twin"), [(Local(6), Shifted(6)), (Block(8), Reversed(8)), (Summary(8, 2), Others(8, 2))])
+def test_a_disguised_leaf_equals_its_own_kind_only(leaf, twin):
+    assert leaf != twin
+    assert twin != leaf
+    assert twin == copy(twin)
+    assert leaf | Column(5) != twin | Column(5)

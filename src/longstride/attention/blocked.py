@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups
+from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups, tile_chunks
 from longstride.attention.gradient import define_ops
 from longstride.attention.layout import fill_in_float32, layout_documents
 from longstride.attention.precision import without_autocast
@@ -108,7 +108,7 @@ def _forward_head(
         for lanes in lane_groups(arrangement, q):
             arranged = lanes.load_queries(q), lanes.load_keys(k), lanes.load_keys(v)
             states = [lanes.load_queries(state) for state in (row_max, row_sum, accumulator)]
-            for chunk in lanes.chunks(exact):
+            for chunk in tile_chunks(lanes, arranged[0], exact):
                 _forward_chunk(chunk, scratch, scale, arranged, states)
             for state, total in zip(states, (row_max, row_sum, accumulator)):
                 lanes.store_queries(state, total)
@@ -129,7 +129,7 @@ def _backward_head(
             arranged = [load(x) for load, x in zip(loads, inputs)]
             sums = [None if x is None else load(x) for load, x in zip(loads, totals)]
             stats = [lanes.load_queries(x) for x in row_stats]
-            for chunk in lanes.chunks(exact):
+            for chunk in tile_chunks(lanes, arranged[0], exact):
                 _backward_chunk(chunk, scratch, scale, arranged, stats, sums)
             for store, part, total in zip(stores, sums, totals):
                 if part is not None and total is not None:

@@ -7,7 +7,7 @@ of those [tiles, rows, d] for queries and [tiles, columns, d] for keys, where ti
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -34,75 +34,35 @@ def budget(device: torch.device) -> Budget:
     return CPU_BUDGET if device.type == "cpu" else DEVICE_BUDGET
 
 
-def lane_groups(arrangement: Arrangement, q: Tensor) -> Iterator[LaneGroup]:
+def lane_groups(arrangement: Arrangement, q: Tensor) -> Iterator[Arrangement]:
     """Splits the lanes of an arrangement into groups that fit the budget."""
     lanes = arrangement.lanes
     at_once = max(1, budget(q.device).positions // (len(q) * lanes.length))
     for first in range(0, lanes.lanes, at_once):
-        yield LaneGroup(arrangement, first, min(at_once, lanes.lanes - first), len(q), q.dtype, q.device)
+        count = min(at_once, lanes.lanes - first)
+        yield replace(arrangement, lanes=lanes._replace(first=lanes.position(first, 0), lanes=count))
 
 
-@dataclass(frozen=True)
-class LaneGroup:
-    """Lanes of an arrangement that are computed together."""
-
-    arrangement: Arrangement
-    first: int
-    count: int
-    batch: int
-    dtype: torch.dtype
-    device: torch.device
-
-    def load_queries(self, x: Tensor) -> Tensor:
-        """[batch, n, d] -> [lanes, length, d]: a view if possible, otherwise a copy."""
-        return self.arrangement.in_lanes(x)[:, self.first : self.first + self.count].flatten(0, 1)
-
-    def store_queries(self, lanes: Tensor, x: Tensor) -> None:
-        """Writes the result of `load_queries` back to x, if it was a copy."""
-        target = self.arrangement.in_lanes(x)[:, self.first : self.first + self.count]
-        if lanes.data_ptr() != target.data_ptr():
-            target.copy_(lanes.view(target.shape))
-
-    def load_keys(self, x: Tensor) -> Tensor:
-        """As `load_queries`, for keys. Summary takes only its cells: [batch, n, d] -> [batch, cells, d]."""
-        cells = self._cells()
-        return self.load_queries(x) if cells is None else x.index_select(1, cells)
-
-    def store_keys(self, lanes: Tensor, x: Tensor) -> None:
-        cells = self._cells()
-        if cells is None:
-            self.store_queries(lanes, x)
-        else:
-            x[:, cells] = lanes
-
-    def _cells(self) -> Tensor | None:
-        """Returns the positions of the summary cells, if these are the keys."""
-        summary, n = self.arrangement.geometry.summary, self.arrangement.geometry.n
-        if summary is None:
-            return None
-        position: Tensor = summary.cell_position(torch.arange(summary.cells_before(n), device=self.device))
-        return position
-
-    def chunks(self, exact: bool = False) -> Iterator[Chunk]:
-        """Yields the tiles of these lanes in chunks that fit the budget of scores."""
-        lane = torch.arange(self.first, self.first + self.count, device=self.device).repeat(self.batch)
-        for tiles in self.arrangement.tiles:
-            at_once = max(1, budget(self.device).scores // (len(lane) * tiles.rows * tiles.columns))
-            shared = tiles.masked and tiles.uniform and tiles.count * self.arrangement.lanes.lanes > 1
-            for first in range(0, tiles.count, at_once):
-                count = min(at_once, tiles.count - first)
-                cap = None
-                if shared:
-                    cap = _shared_cap(self.arrangement, tiles, self.dtype, self.device)
-                elif tiles.masked:
-                    tile = torch.arange(first, first + count, device=self.device)
-                    cap = _score_cap(self.arrangement.visible(tiles, lane, tile), self.dtype)
-                yield Chunk(tiles, first, count, cap, exact)
+def tile_chunks(group: Arrangement, q: Tensor, exact: bool) -> Iterator[Chunk]:
+    """Yields the tiles of a group of lanes in chunks that fit the budget of scores. q: its queries, [lanes, length, d]."""
+    lane = torch.arange(group.lanes.lanes, device=q.device).repeat(len(q) // group.lanes.lanes)
+    for tiles in group.tiles:
+        at_once = max(1, budget(q.device).scores // (len(q) * tiles.rows * tiles.columns))
+        shared = tiles.masked and tiles.uniform and tiles.count * group.lanes.lanes > 1
+        for first in range(0, tiles.count, at_once):
+            count = min(at_once, tiles.count - first)
+            cap = None
+            if shared:
+                cap = _shared_cap(group, tiles, q.dtype, q.device)
+            elif tiles.masked:
+                tile = torch.arange(first, first + count, device=q.device)
+                cap = _score_cap(group.visible(tiles, lane, tile), q.dtype)
+            yield Chunk(tiles, first, count, cap, exact)
 
 
 @lru_cache(maxsize=64)
 def _shared_cap(arrangement: Arrangement, tiles: Tiles, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns the cap that all of these tiles share. Plans are cached, so this cache is keyed by their identity."""
+    """Returns the cap that all of these tiles share, in every group of lanes."""
     zero = torch.zeros(1, dtype=torch.long, device=device)
     return _score_cap(arrangement.visible(tiles, zero, zero), dtype)
 

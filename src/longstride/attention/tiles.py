@@ -8,7 +8,7 @@ computes them together. A pair of several leaves of a union belongs to the first
 """
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import isqrt
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longstride.patterns import Leaf, Pattern, Summary
+from longstride.patterns import Pattern, Summary
 from longstride.patterns.geometry import Geometry, Lanes, geometry
 
 # Tile sizes. Small tiles waste little at the diagonal, large ones run matrix products at their full rate; docs/log.md has
@@ -65,14 +65,13 @@ class Tiles:
     """Whether no earlier tile has these queries, so that their accumulators can be overwritten."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Arrangement:
     """One leaf in lanes of equal length, and the tiles that cover its pairs there."""
 
     geometry: Geometry
-    earlier: tuple[Leaf, ...]
-    """The leaves before this one in the union. Their pairs are masked here."""
-    lanes: Lanes
+    lanes: Lanes = field(compare=False)
+    """All of them, or a group that is computed together. Groups have the same tiles and masks, and are equal."""
     offset: int
     """Queries before this position are not there."""
     tiles: tuple[Tiles, ...] = ()
@@ -84,6 +83,34 @@ class Arrangement:
         shape = (x.shape[0], lanes.lanes, lanes.length, x.shape[2])
         return x.as_strided(shape, strides, x.storage_offset() + lanes.first * row)
 
+    def load_queries(self, x: Tensor) -> Tensor:
+        """[batch, n, d] -> [batch * lanes, length, d]: a view if possible, otherwise a copy."""
+        return self.in_lanes(x).flatten(0, 1)
+
+    def store_queries(self, rows: Tensor, x: Tensor) -> None:
+        """Writes the result of `load_queries` back to x, if it was a copy."""
+        target = self.in_lanes(x)
+        if rows.data_ptr() != target.data_ptr():
+            target.copy_(rows.view(target.shape))
+
+    def load_keys(self, x: Tensor) -> Tensor:
+        """As `load_queries`, for keys. Summary takes only its cells: [batch, n, d] -> [batch, cells, d]."""
+        cells = self._cells(x)
+        return self.load_queries(x) if cells is None else x.index_select(1, cells)
+
+    def store_keys(self, rows: Tensor, x: Tensor) -> None:
+        cells = self._cells(x)
+        if cells is None:
+            self.store_queries(rows, x)
+        else:
+            x[:, cells] = rows
+
+    def _cells(self, x: Tensor) -> Tensor | None:
+        """Returns the positions of the summary cells, if these are the keys."""
+        if (summary := self.geometry.summary) is None:
+            return None
+        return summary.cell_position(torch.arange(summary.cells_before(x.shape[1]), device=x.device))  # type: ignore[no-any-return]
+
     def visible(self, tiles: Tiles, lane: Tensor, tile: Tensor) -> Tensor:
         """Returns the visible pairs in these tiles of these lanes: bool [lanes, tiles, rows, columns]."""
         lane, tile = lane[:, None, None, None], tile[:, None, None]
@@ -91,10 +118,7 @@ class Arrangement:
         column = torch.arange(tiles.columns, device=lane.device)
         query = self.lanes.position(lane, tiles.query + tile * tiles.query_shift + row)
         key = self.key_position(lane, tiles.key + tile * tiles.key_shift + column)
-        (leaf,) = self.geometry.leaves
-        seen: Tensor = leaf.sees(query, key)
-        for other in self.earlier:
-            seen = seen & ~other.sees(query, key)
+        seen: Tensor = self.geometry.computes(query, key)
         return seen & (query >= self.offset) if self.offset else seen
 
     def key_position(self, lane: Any, index: Any) -> Any:
@@ -107,11 +131,10 @@ class Arrangement:
 def plan(pattern: Pattern, n: int, offset: int = 0) -> tuple[Arrangement, ...]:
     """Returns arrangements whose tiles contain every pair of the pattern, for queries from `offset` on, exactly once."""
     arrangements = []
-    for index, leaf in enumerate(pattern.leaves):
-        (record,) = geometry(leaf, n)
+    for record in geometry(pattern, n, by_leaf=True):
         for lanes in record.lane_sets if record.own else [Lanes(0, 1, n, n, 1)]:
             for part in _lanes_from(offset, lanes):
-                arrangement = Arrangement(record, pattern.leaves[:index], part, offset)
+                arrangement = Arrangement(record, part, offset)
                 arrangements.append(replace(arrangement, tiles=_cover(arrangement)))
     return tuple(arrangements)
 
@@ -186,16 +209,17 @@ def _make_tiles(arrangement: Arrangement, alike: list[Rectangle]) -> Tiles:
     first, second = alike[0], alike[min(1, len(alike) - 1)]
     query_shift, key_shift = second.query - first.query, second.key - first.key
     assert all(b.query - a.query == query_shift and b.key - a.key == key_shift for a, b in pairwise(alike))
-    lanes, earlier = arrangement.lanes, arrangement.earlier
+    lanes, record = arrangement.lanes, arrangement.geometry
     queries = range(lanes.position(0, first.query), lanes.position(0, first.query + first.rows - 1) + 1)
     last_key = first.key + first.columns - 1
     keys = range(arrangement.key_position(0, first.key), arrangement.key_position(0, last_key) + 1)
     shifts = [lanes.lane_stride] * (lanes.lanes > 1) + [query_shift * lanes.index_stride] * (len(alike) > 1)
     cut = queries[0] < arrangement.offset
-    uniform = not cut and all(leaf.repeats(shift) for leaf in earlier for shift in shifts)
-    partial = keys[-1] > queries[0] or queries[-1] - keys[0] > arrangement.geometry.far * lanes.index_stride
-    masked = partial or not uniform or any(leaf.touches(queries, keys) for leaf in earlier)
-    fresh = first.first and not earlier
+    uniform = not cut and all(leaf.repeats(shift) for leaf in record.excluded for shift in shifts)
+    nearest, farthest = queries[0] - keys[-1], queries[-1] - keys[0]
+    partial = nearest < record.near * lanes.index_stride or farthest > record.far * lanes.index_stride
+    masked = partial or not uniform or any(leaf.touches(queries, keys) for leaf in record.excluded)
+    fresh = first.first and not record.near and not record.excluded
     return Tiles(
         first.query, query_shift, first.rows, first.key, key_shift, first.columns, len(alike), masked, uniform, fresh
     )

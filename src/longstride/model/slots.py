@@ -24,7 +24,7 @@ class Slots:
 
     def __init__(self, pattern: Pattern, context: int) -> None:
         self.pattern, self.context = pattern, context
-        self.leaves = [geometry(leaf, context)[0] for leaf in pattern.leaves]
+        self.leaves = geometry(pattern, context, by_leaf=True)
         """The geometry of each leaf."""
         self.keeps_all = any(_window_size(leaf) == context for leaf in self.leaves)
         self.summaries = [leaf.summary for leaf in self.leaves if leaf.summary and not self.keeps_all]
@@ -71,20 +71,18 @@ class Slots:
 
     def listed(self, queries: Tensor) -> Tensor:
         """Returns the slots that queries see, leaf by leaf: [queries, most], -1 for padding and keys of an earlier leaf."""
-        by_leaf: list[Tensor] = []
+        parts: list[Tensor] = []
         query = queries[:, None]
-        for index, leaf in enumerate(self.leaves):
+        for leaf in self.leaves:
             lengths = torch.tensor([_key_count(leaf, position) for position in queries.tolist()])[:, None]
             key_index = torch.arange(int(lengths.max()))
             if leaf.summary:
                 keys = leaf.summary.cell_position(key_index).expand(len(queries), -1)
             else:
                 keys = query - key_index * leaf.index_stride
-            valid = key_index < lengths
-            for earlier in self.pattern.leaves[:index]:
-                valid = valid & ~earlier.sees(query, keys)
-            by_leaf.append(torch.where(valid, self.of(keys), NO_SLOT))
-        return torch.cat(by_leaf, 1)
+            valid = (key_index < lengths) & leaf.computes(query, keys)
+            parts.append(torch.where(valid, self.of(keys), NO_SLOT))
+        return torch.cat(parts, 1)
 
 
 @lru_cache(maxsize=1024)

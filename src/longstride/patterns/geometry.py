@@ -7,15 +7,16 @@ As in section 5.5 of the paper, the sequence is divided into lanes in which a le
     Block     a lane for each block, or for several short ones; a query sees its own block up to itself
     Summary   the lanes of Block; a query sees the summary cells of all lanes before its own, and its own lane's up to itself
 
-A record is one leaf, or Block and Summary of one length together. The records of a union are computed one after the other.
-If several leaves have a pair, the first record with that pair computes it, and later records exclude it.
+A record is one leaf or, in the Triton kernels, Block and Summary of one length together. The records of a union are
+computed one after the other. If several leaves have a pair, the first record with that pair computes it, and later records
+exclude it.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from longstride.patterns.leaves import Block, Dilated, Leaf, Pattern, Summary, known_leaves
+from longstride.patterns.leaves import Block, Dilated, Leaf, Pattern, Summary, Union, known_leaves
 
 LANE = 128
 """Blocks shorter than this share a lane of at most this length, so that a lane fills a tile."""
@@ -89,27 +90,24 @@ class Geometry(NamedTuple):
         leaf = self.leaves[-1]
         return leaf if isinstance(leaf, Summary) else None
 
-    @property
-    def by_residue(self) -> bool:
-        """Whether the lanes are residue classes; otherwise they are blocks."""
-        return self.lane_stride == 1
+    def computes(self, query: Any, key: Any) -> Any:
+        """Whether this record has a pair that no earlier one has; positions as tensors that broadcast."""
+        seen = Union(self.leaves).sees(query, key) & (query - key >= self.near * self.index_stride)
+        for leaf in self.excluded:
+            seen = seen & ~leaf.sees(query, key)
+        return seen
 
     @property
     def lane_sets(self) -> list[Lanes]:
         """Residue classes, or single blocks, in sets of equal length: two where the last lanes are shorter."""
-        return column_lanes(self.n, self.index_stride) if self.by_residue else block_lanes(self.n, self.block)
-
-
-def geometry(pattern: Pattern, n: int) -> tuple[Geometry, ...]:
-    """Returns the records of a pattern at length n, in the order in which they are computed. A leaf has one record."""
-    known_leaves("geometry", pattern)  # Before the cache, in which an instance of a subclass may equal a known leaf.
-    return _records(pattern, n)
+        return column_lanes(self.n, self.index_stride) if self.lane_stride == 1 else block_lanes(self.n, self.block)
 
 
 @lru_cache(maxsize=1024)
-def _records(pattern: Pattern, n: int) -> tuple[Geometry, ...]:
+def geometry(pattern: Pattern, n: int, by_leaf: bool = False) -> tuple[Geometry, ...]:
+    """Returns the records of a pattern at length n, in the order in which they are computed. by_leaf: one for each leaf."""
     records: list[Geometry] = []
-    leaves = list(pattern.leaves)
+    leaves = list(known_leaves("geometry", pattern))
     earlier: tuple[Leaf, ...] = ()
     while leaves:
         leaf = leaves.pop(0)
@@ -117,7 +115,7 @@ def _records(pattern: Pattern, n: int) -> tuple[Geometry, ...]:
             records.append(_dilated(leaf, earlier, n))
         else:
             assert isinstance(leaf, Block | Summary)
-            same_length = (other for other in leaves if isinstance(other, Summary) and other.l == leaf.l)
+            same_length = (other for other in leaves if isinstance(other, Summary) and other.l == leaf.l and not by_leaf)
             summary = next(same_length, None) if isinstance(leaf, Block) else leaf
             records.append(_fixed(leaf, summary, earlier, n))
             leaves = [other for other in leaves if other != summary]

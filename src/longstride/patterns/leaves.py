@@ -145,9 +145,8 @@ class Dilated(Leaf):
         return (0, self.step, inf if self.reach is None else self.reach)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Dilated):
-            return NotImplemented
-        return (self.step, self.reach) == (other.step, other.reach)
+        same_rule = type(self) is type(other) or {type(self), type(other)} <= KINDS  # A subclass may define `sees` anew.
+        return isinstance(other, Dilated) and same_rule and (self.step, self.reach) == (other.step, other.reach)
 
     def __hash__(self) -> int:
         return hash((Dilated, self.step, self.reach))
@@ -309,12 +308,13 @@ class Union(Pattern):
 
 def union(*patterns: Pattern) -> Pattern:
     """Returns the union of the patterns: `a | b | ...` for patterns in a list."""
-    kept: list[Leaf] = []
     given = dict.fromkeys(leaf for pattern in _all_patterns("union", patterns) for leaf in pattern.leaves)
     check_limit("union", "the number of leaves", len(given), "leaves")
-    for leaf in given:
+    kept: list[Leaf] = []
+    for leaf in (leaf for leaf in given if type(leaf) in KINDS):
         if not any(other.contains(leaf) for other in kept):
             kept = [other for other in kept if not leaf.contains(other)] + [leaf]
+    kept += [leaf for leaf in given if type(leaf) not in KINDS]  # What they contain, and what contains them, is unknown.
     if not kept:
         raise ValueError("union: no pattern was given; it needs at least one")
     return kept[0] if len(kept) == 1 else Union(tuple(sorted(kept, key=lambda leaf: leaf.order)))

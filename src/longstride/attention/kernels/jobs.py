@@ -13,7 +13,7 @@ from longstride.patterns.geometry import geometry
 
 
 class Job(NamedTuple):
-    """One row of the table: the head, then the numbers of its `Geometry`, which documents them."""
+    """One row of the table: the head, and the numbers of its `Geometry`, which documents them."""
 
     head: int
     lanes: int
@@ -105,7 +105,7 @@ def passes(patterns: str, n: int) -> tuple[Pass, ...]:
     found = []
     for index in range(max(map(len, by_head))):
         rows = [(head, records[index]) for head, records in enumerate(by_head) if index < len(records)]
-        jobs = tuple(Job(head, *record[:10]) for head, record in rows)
+        jobs = tuple(Job(head, **{name: getattr(record, name) for name in Job._fields[1:]}) for head, record in rows)
         found.append(Pass(jobs, tuple(tuple(_exclusion(leaf, n) for leaf in record.excluded) for _, record in rows)))
     return tuple(found)
 

@@ -13,13 +13,15 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.arguments import Matrix
-from longstride.attention.kernels.jobs import Job
+from longstride.attention.kernels.jobs import Exclusion, Job
+from longstride.attention.kernels.work import DocumentRow, LaneWork
 
-JOB_FIELDS = tl.constexpr(11)
-EXCLUSION_FIELDS = tl.constexpr(6)
+JOB_FIELDS = tl.constexpr(len(Job._fields))
+EXCLUSION_FIELDS = tl.constexpr(len(Exclusion._fields))
+DOCUMENT_FIELDS = tl.constexpr(len(DocumentRow._fields))
 WORK_FIELDS = tl.constexpr(4)
-LANE_WORK_FIELDS = tl.constexpr(6)
-DOCUMENT_FIELDS = tl.constexpr(5)
+"""Of a row of `work.key_items`."""
+LANE_WORK_FIELDS = tl.constexpr(len(LaneWork._fields))
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """Below every finite score: where a running maximum begins, so that it is finite, and a score of -inf has weight 0."""
 
