@@ -17,8 +17,6 @@ from longstride.attention.kernels.hopper import tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, TILE
 
-HALF = gl.constexpr(64)
-"""Keys that are computed together: half a tile, so that the products of the next half have registers, too."""
 STAGES = gl.constexpr(3)
 
 
@@ -61,9 +59,9 @@ def copy_tiles(
 def begin_pairs(queries, key, value, offset: gl.constexpr):
     """Starts the products for the scores of half a tile's pairs, and for the gradients of their weights."""
     layout: gl.constexpr = queries.q.type.layout.parent
-    zeros = gl.zeros([ROWS, HALF], gl.float32, layout)
-    key = key.slice(offset, HALF).permute((1, 0))
-    value = value.slice(offset, HALF).permute((1, 0))
+    zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
+    key = key.slice(offset, ROWS).permute((1, 0))
+    value = value.slice(offset, ROWS).permute((1, 0))
     scores = warpgroup_mma(queries.q, key, zeros, use_acc=False, is_async=True)
     d_weights = warpgroup_mma(queries.d_output, value, zeros, use_acc=False, is_async=True)
     return scores, d_weights
@@ -94,7 +92,7 @@ def add_pairs(
     d_scores = score_gradients(
         scores, d_weights, queries, start + offset, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, MASKED
     )  # fmt: skip
-    dq_sum = warpgroup_mma(d_scores, key.slice(offset, HALF), dq_sum, is_async=True)
+    dq_sum = warpgroup_mma(d_scores, key.slice(offset, ROWS), dq_sum, is_async=True)
     next_scores, next_d_weights = warpgroup_mma_wait(1, deps=(next_scores, next_d_weights))
     dq_sum = warpgroup_mma_wait(0, deps=(dq_sum,))
     return next_scores, next_d_weights, dq_sum
@@ -107,7 +105,7 @@ def compute_tiles(
 ):  # fmt: skip
     """A warpgroup, for one half of a tile's queries."""
     WIDTH_QK: gl.constexpr = keys.tiles.shape[2]
-    pair_layout: gl.constexpr = tiles.mma_layout(HALF)
+    pair_layout: gl.constexpr = tiles.mma_layout(ROWS)
     query_layout: gl.constexpr = tiles.operand_layout(pair_layout)
     sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_QK)
     count = 0
@@ -137,11 +135,11 @@ def compute_tiles(
             start = tiles.first_key(tile, cell_tiles, first_tile)
             key = keys.tile(count)
             scores, d_weights, dq_sum = add_pairs(
-                scores, d_weights, dq_sum, own, key, values.tile(count), HALF, key, 0,
+                scores, d_weights, dq_sum, own, key, values.tile(count), ROWS, key, 0,
                 start, tile < cell_tiles, job, scale, KEYS, KEYS.window,
             )  # fmt: skip
             scores, d_weights, dq_sum = add_pairs(
-                scores, d_weights, dq_sum, own, keys.wait_full(count + 1), values.tile(count + 1), 0, key, HALF,
+                scores, d_weights, dq_sum, own, keys.wait_full(count + 1), values.tile(count + 1), 0, key, ROWS,
                 start, tile < cell_tiles, job, scale, KEYS, KEYS.window,
             )  # fmt: skip
             keys.release(count)
@@ -150,16 +148,16 @@ def compute_tiles(
         is_cell = total <= cell_tiles
         key = keys.tile(count)
         # The second half of a window's last tile comes after all queries of the first warpgroup.
-        LAST: gl.constexpr = HALF * (1 - (half == 0 and KEYS.window))
+        LAST: gl.constexpr = ROWS * (1 - (half == 0 and KEYS.window))
         if LAST > 0:
             scores, d_weights, dq_sum = add_pairs(
-                scores, d_weights, dq_sum, own, key, values.tile(count), HALF, key, 0,
+                scores, d_weights, dq_sum, own, key, values.tile(count), ROWS, key, 0,
                 start, is_cell, job, scale, KEYS, True,
             )  # fmt: skip
         d_scores = score_gradients(
             scores, d_weights, own, start + LAST, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, True
         )  # fmt: skip
-        dq_sum = warpgroup_mma(d_scores, key.slice(LAST, HALF), dq_sum, is_async=True)
+        dq_sum = warpgroup_mma(d_scores, key.slice(LAST, ROWS), dq_sum, is_async=True)
         dq_sum = warpgroup_mma_wait(0, deps=(dq_sum,))
         keys.release(count)
         count += 1

@@ -33,7 +33,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
 from longstride.attention.kernels.hopper.lane_settings import lane_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs, without_keys
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
-from longstride.attention.kernels.hopper.tiles import RowStats, mma_layout, row_layout
+from longstride.attention.kernels.hopper.tiles import ROWS, RowStats, mma_layout, row_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.patterns.geometry import Lanes
 
@@ -70,7 +70,7 @@ def replaced(entries, INDEX: gl.constexpr, new):
 def gradient_of(number, panels):
     """Which gradient the number-th tile is of, its panel, and its first row. 64 keys write dq, dk and the panels of dv."""
     kind = number % (2 + panels)
-    return min(kind, 2), max(kind - 2, 0), number // (2 + panels) * 64
+    return min(kind, 2), max(kind - 2, 0), number // (2 + panels) * ROWS
 
 
 @gluon.constexpr_function
@@ -81,13 +81,13 @@ def stores_after(numbers, slots, staged):
 
 @gluon.jit
 def slot_tile(staging, rest, SLOT: gl.constexpr):
-    """The tile of a slot: in `staging`, or 64 rows of a panel of `rest`."""
+    """The tile of a slot: in `staging`, or ROWS rows of a panel of `rest`."""
     OTHER: gl.constexpr = SLOT - staging.shape[0]
     if OTHER < 0:
         return staging.index(SLOT)
     else:
         panel = rest[OTHER % len(rest)]
-        parts = panel._reinterpret(panel.dtype, [panel.shape[0] // 64, 64, panel.shape[1]], staging.layout)
+        parts = panel._reinterpret(panel.dtype, [panel.shape[0] // ROWS, ROWS, panel.shape[1]], staging.layout)
         return parts.index(OTHER // len(rest))
 
 
@@ -136,9 +136,9 @@ def lane_backward(
     STORE_STATS: writes `row_stats` for later kernels, as backward_row_stats does.
     """
     dtype: gl.constexpr = q.dtype
-    ROWS: gl.constexpr = q.block_type.shape[3]
+    LENGTH: gl.constexpr = q.block_type.shape[3]
     D: gl.constexpr = q.block_type.shape[4]
-    COUNT: gl.constexpr = ROWS // 64
+    COUNT: gl.constexpr = LENGTH // ROWS
     PANELS: gl.constexpr = TILES.panels
     NUMBERS: gl.constexpr = (2 + PANELS) * COUNT
     # ACCUMULATE: where the output was, there is place for gradients of the earlier pass.
@@ -148,15 +148,15 @@ def lane_backward(
     load_layout: gl.constexpr = row_layout(D)
     lane_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     vector_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    q_tiles = make_panels(dtype, 1, ROWS, D, 1)
-    k_tiles = make_panels(dtype, 1, ROWS, D, 1)
-    v_tiles = make_panels(dtype, 1, ROWS, D, PANELS)
-    d_output_tiles = make_panels(dtype, 1, ROWS, D, PANELS)
-    output_tiles = make_panels(dtype, 1, ROWS, D, PANELS)
-    d_scores_tile = make_tiles(dtype, 1, 64, 64).index(0)
-    staging = make_tiles(dtype, TILES.staged, 64, D)
-    lse_rows = gl.allocate_shared_memory(gl.float32, [ROWS], vector_layout)
-    delta_rows = gl.allocate_shared_memory(gl.float32, [ROWS], vector_layout)
+    q_tiles = make_panels(dtype, 1, LENGTH, D, 1)
+    k_tiles = make_panels(dtype, 1, LENGTH, D, 1)
+    v_tiles = make_panels(dtype, 1, LENGTH, D, PANELS)
+    d_output_tiles = make_panels(dtype, 1, LENGTH, D, PANELS)
+    output_tiles = make_panels(dtype, 1, LENGTH, D, PANELS)
+    d_scores_tile = make_tiles(dtype, 1, ROWS, ROWS).index(0)
+    staging = make_tiles(dtype, TILES.staged, ROWS, D)
+    lse_rows = gl.allocate_shared_memory(gl.float32, [LENGTH], vector_layout)
+    delta_rows = gl.allocate_shared_memory(gl.float32, [LENGTH], vector_layout)
     full = make_barriers(1)
     old_full = make_barriers(SLOTS)
     fence_async_shared()
@@ -171,7 +171,7 @@ def lane_backward(
     fetch_output(output, output_tile, gl.program_id(0), work, full.index(0), TILES.heads_first)
 
     count = 0
-    index = gl.arange(0, ROWS, lane_layout)
+    index = gl.arange(0, LENGTH, lane_layout)
     for item in range(gl.program_id(0), work.items, programs):
         batch, head, lane = locate_lane(item, work, TILES.heads_first)
         pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_stride
@@ -188,9 +188,9 @@ def lane_backward(
         mbarrier.wait(full.index(0), count & 1)
         lse_rows.store(own_lse)
         for part in gl.static_range(COUNT):
-            d_outputs = load_panels(rows_of(d_output_tile, part * 64, 64), load_layout)
-            outputs = load_panels(rows_of(output_tile, part * 64, 64), load_layout)
-            delta_rows.slice(part * 64, 64).store(row_products(d_outputs, outputs))
+            d_outputs = load_panels(rows_of(d_output_tile, part * ROWS), load_layout)
+            outputs = load_panels(rows_of(output_tile, part * ROWS), load_layout)
+            delta_rows.slice(part * ROWS, ROWS).store(row_products(d_outputs, outputs))
         for number in gl.static_range(TILES.staged, SLOTS):
             fetch_old((dq, dk, dv), batch, head, lane, old_full, staging, output_tile, number, SLOTS, PANELS)
         if STORE_STATS:
@@ -201,19 +201,19 @@ def lane_backward(
 
         dq_sums = ()
         for _ in gl.static_range(COUNT):
-            dq_sums = dq_sums + (gl.zeros([64, D], gl.float32, sum_layout),)
+            dq_sums = dq_sums + (gl.zeros([ROWS, D], gl.float32, sum_layout),)
         for key in gl.static_range(COUNT):
-            dk_sum = gl.zeros([64, D], gl.float32, sum_layout)
+            dk_sum = gl.zeros([ROWS, D], gl.float32, sum_layout)
             dv_sum = empty_sums(PANELS, D, sum_layout)
             for query in gl.static_range(key, COUNT):
                 queries = QueryTile(
-                    q_tile[0].slice(query * 64, 64), rows_of(d_output_tile, query * 64, 64),
-                    lse_rows.slice(query * 64, 64), delta_rows.slice(query * 64, 64),
+                    q_tile[0].slice(query * ROWS, ROWS), rows_of(d_output_tile, query * ROWS),
+                    lse_rows.slice(query * ROWS, ROWS), delta_rows.slice(query * ROWS, ROWS),
                 )  # fmt: skip
                 dq_sum, dk_sum, dv_sum = add_pairs(
-                    dq_sums[query], dk_sum, dv_sum, queries, k_tile[0].slice(key * 64, 64), rows_of(v_tile, key * 64, 64),
+                    dq_sums[query], dk_sum, dv_sum, queries, k_tile[0].slice(key * ROWS, ROWS), rows_of(v_tile, key * ROWS),
                     d_scores_tile, scale, (count + key) >> 30,
-                    (query - key) * 64, TILES.near, ROWS, TILES.part, key == 0, query == key,
+                    (query - key) * ROWS, TILES.near, LENGTH, TILES.part, key == 0, query == key,
                 )  # fmt: skip
                 dq_sums = replaced(dq_sums, query, dq_sum)
                 if key == COUNT - 1:  # All tiles have been read.

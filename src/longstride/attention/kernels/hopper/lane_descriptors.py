@@ -20,8 +20,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from longstride.attention.kernels.arguments import compiled
-from longstride.attention.kernels.hopper.choice import ROWS
+from longstride.attention.kernels.hopper import choice
 from longstride.attention.kernels.hopper.lane_settings import LaneBackward, LaneForward, Walk
+from longstride.attention.kernels.hopper.tiles import ROWS
 from longstride.attention.kernels.launch import Descriptor, Launch
 from longstride.attention.kernels.settings import processors
 from longstride.patterns.geometry import Lanes
@@ -53,7 +54,7 @@ class WalkWork(NamedTuple):
 
 
 class WalkTiles(NamedTuple):
-    """How a walk passes over tiles of 64 positions. Compiled in, as one constexpr."""
+    """How a walk passes over tiles of ROWS positions. Compiled in, as one constexpr."""
 
     far: Any  # Keys are up to so many positions back,
     back: Any  # which takes so many tiles before the queries' own.
@@ -112,12 +113,12 @@ def walk_launch(
     batch, heads, n, d = matrices[0].shape
     panels = value_panels(matrices)
     setting = settings(d, panels)
-    assert reach <= 2 * ROWS
+    assert reach <= 2 * choice.ROWS
     assert lse.is_contiguous()
     whole = Lanes(0, 1, n, n, 1)
-    tiles, back = -(-n // ROWS), 1 if reach <= ROWS else 2
+    tiles, back = -(-n // choice.ROWS), 1 if reach <= choice.ROWS else 2
     work = WalkWork(batch * heads * (tiles + back), heads, n, tiles)
-    described = [lane_descriptor(x, whole, ROWS, d) if isinstance(x, Tensor) else x for x in matrices]
+    described = [lane_descriptor(x, whole, choice.ROWS, d) if isinstance(x, Tensor) else x for x in matrices]
     arguments = *described, lse, work, *scales
     walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.ahead, part=setting.part, panels=panels)
     programs = processors(lse.device) * setting.per_processor
@@ -133,11 +134,11 @@ def lane_launch(
 ) -> Launch:  # fmt: skip
     """The launch for these lanes. TMA copies whole lanes of `matrices` in, and tiles of `results` out."""
     batch, heads, n, d = matrices[0].shape
-    rows = max(ROWS, 1 << (lanes.length - 1).bit_length())
+    rows = max(choice.ROWS, 1 << (lanes.length - 1).bit_length())
     panels = value_panels(matrices)
     setting = settings(d, panels, rows, accumulate)
     work = LaneWork(*lanes, batch * heads * lanes.lanes, heads, n)
-    boxes = [(x, rows) for x in matrices] + [(x, ROWS) for x in results]
+    boxes = [(x, rows) for x in matrices] + [(x, choice.ROWS) for x in results]
     descriptors = [lane_descriptor(x, lanes, height, d) for x, height in boxes]
     tiles = compiled(
         LaneTiles, near=near, stages=getattr(setting, "stages", 1), staged=setting.staged, part=setting.part,
@@ -192,7 +193,7 @@ def tiles_at(tiles, stage):
 
 
 @gluon.jit
-def rows_of(panels, START: gl.constexpr, COUNT: gl.constexpr):
+def rows_of(panels, START: gl.constexpr, COUNT: gl.constexpr = ROWS):
     """These rows of each panel."""
     found = ()
     for panel in gl.static_range(len(panels)):
@@ -202,10 +203,10 @@ def rows_of(panels, START: gl.constexpr, COUNT: gl.constexpr):
 
 @gluon.jit
 def empty_sums(PANELS: gl.constexpr, D: gl.constexpr, layout: gl.constexpr):
-    """For each panel 64 rows of zeros."""
+    """For each panel ROWS rows of zeros."""
     sums = ()
     for _ in gl.static_range(PANELS):
-        sums = sums + (gl.zeros([64, D], gl.float32, layout),)
+        sums = sums + (gl.zeros([ROWS, D], gl.float32, layout),)
     return sums
 
 

@@ -35,7 +35,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
 )
 from longstride.attention.kernels.hopper.lane_settings import lane_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
-from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
+from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, operand_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.patterns.geometry import Lanes
 
@@ -53,16 +53,16 @@ def fetch(
     mbarrier.expect(full, panels * rows * tiles[0][0].shape[1] * 2, pred=present)
     copy_all(descriptors, batch, head, lane, 0, full, tiles, present)
     if ACCUMULATE:
-        for part in gl.static_range(rows // 64):
-            copy_in(output, batch, head, lane, part * 64, full, panels_at(staging, first_staged + part), present)
+        for part in gl.static_range(rows // ROWS):
+            copy_in(output, batch, head, lane, part * ROWS, full, panels_at(staging, first_staged + part), present)
 
 
 @gluon.jit
 def mask_scores(scores, zero, OFFSET: gl.constexpr, NEAR: gl.constexpr, layout: gl.constexpr):
     """-inf for pairs that are less than NEAR apart; row r is OFFSET + r - c from key c."""
-    if OFFSET - 63 < NEAR:
-        row = zero + gl.arange(0, 64, gl.SliceLayout(1, layout))
-        column = gl.arange(0, 64, gl.SliceLayout(0, layout))
+    if OFFSET - ROWS + 1 < NEAR:
+        row = zero + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+        column = gl.arange(0, ROWS, gl.SliceLayout(0, layout))
         scores = gl.where(column[None, :] <= row[:, None] + (OFFSET - NEAR), scores, float("-inf"))
     return scores
 
@@ -88,15 +88,15 @@ def take_keys(
 
     sums and v_tile have panels.
     """
-    TWO: gl.constexpr = MOST == 128 and ROW > START
-    zeros = gl.zeros([64, 64], gl.float32, layout)
-    query = q_tile.slice(ROW, 64)
-    scores = warpgroup_mma(query, k_tile.slice(START, 64).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    TWO: gl.constexpr = MOST == 2 * ROWS and ROW > START
+    zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
+    query = q_tile.slice(ROW, ROWS)
+    scores = warpgroup_mma(query, k_tile.slice(START, ROWS).permute((1, 0)), zeros, use_acc=False, is_async=True)
     if TWO:
-        others = warpgroup_mma(query, k_tile.slice(START + 64, 64).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        others = warpgroup_mma(query, k_tile.slice(START + ROWS, ROWS).permute((1, 0)), zeros, use_acc=False, is_async=True)
         scores, others = warpgroup_mma_wait(0, deps=(scores, others))
         scores = mask_scores(scores, zero, ROW - START, NEAR, layout)
-        others = mask_scores(others, zero, ROW - START - 64, NEAR, layout)
+        others = mask_scores(others, zero, ROW - START - ROWS, NEAR, layout)
         largest = gl.max(gl.maximum(scores, others), 1) * scale
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
@@ -110,11 +110,11 @@ def take_keys(
         shrink = gl.exp2(running_max - finite)
         sums = scale_rows(sums, shrink)
     operand = gl.convert_layout(weights.to(q_tile.dtype), operand_layout(sum_layout))
-    sums = add_products(operand, rows_of(v_tile, START, 64), sums, not FIRST)
+    sums = add_products(operand, rows_of(v_tile, START), sums, not FIRST)
     if TWO:
         more = gl.exp2(others * scale - finite[:, None])
         operand = gl.convert_layout(more.to(q_tile.dtype), operand_layout(sum_layout))
-        sums = add_products(operand, rows_of(v_tile, START + 64, 64), sums, True)
+        sums = add_products(operand, rows_of(v_tile, START + ROWS), sums, True)
         weights += more
     added = gl.sum(weights, 1)
     if not FIRST:
@@ -126,19 +126,19 @@ def take_keys(
 def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMULATE: gl.constexpr):
     """q, k, v, output: tensor descriptors. ACCUMULATE: continues from the output and lse of an earlier pass."""
     dtype: gl.constexpr = q.dtype
-    ROWS: gl.constexpr = q.block_type.shape[3]
+    LENGTH: gl.constexpr = q.block_type.shape[3]
     D: gl.constexpr = q.block_type.shape[4]
     STAGES: gl.constexpr = TILES.stages
-    COUNT: gl.constexpr = ROWS // 64
-    layout: gl.constexpr = mma_layout(64)
+    COUNT: gl.constexpr = LENGTH // ROWS
+    layout: gl.constexpr = mma_layout(ROWS)
     sum_layout: gl.constexpr = mma_layout(D)
     score_rows: gl.constexpr = gl.SliceLayout(1, layout)
     lane_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    q_tiles = make_panels(dtype, STAGES, ROWS, D, 1)
-    k_tiles = make_panels(dtype, STAGES, ROWS, D, 1)
-    v_tiles = make_panels(dtype, STAGES, ROWS, D, TILES.panels)
-    staging = make_panels(dtype, STAGES * COUNT if ACCUMULATE else TILES.staged, 64, D, TILES.panels)
-    old_lse = gl.allocate_shared_memory(gl.float32, [ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_tiles = make_panels(dtype, STAGES, LENGTH, D, 1)
+    k_tiles = make_panels(dtype, STAGES, LENGTH, D, 1)
+    v_tiles = make_panels(dtype, STAGES, LENGTH, D, TILES.panels)
+    staging = make_panels(dtype, STAGES * COUNT if ACCUMULATE else TILES.staged, ROWS, D, TILES.panels)
+    old_lse = gl.allocate_shared_memory(gl.float32, [LENGTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     full = make_barriers(STAGES)
     fence_async_shared()
     programs = gl.num_programs(0)
@@ -158,19 +158,19 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
             stage += count >> 30
         q_tile, k_tile, v_tile = tiles_at((q_tiles, k_tiles, v_tiles), stage)
         if ACCUMULATE:
-            index = gl.arange(0, ROWS, lane_layout)
+            index = gl.arange(0, LENGTH, lane_layout)
             before = gl.load(lse_lane + index * work.index_stride, mask=index < work.length, other=float("-inf"))
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
             old_lse.store(before)
         else:
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
         for tile in gl.static_range(COUNT):
-            running_max = gl.full([64], float("-inf"), gl.float32, score_rows)
-            weight = gl.zeros([64], gl.float32, score_rows)
+            running_max = gl.full([ROWS], float("-inf"), gl.float32, score_rows)
+            weight = gl.zeros([ROWS], gl.float32, score_rows)
             sums = empty_sums(TILES.panels, D, sum_layout)
             if ACCUMULATE:
                 staged = panels_at(staging, stage * COUNT + tile)
-                running_max = old_lse.slice(tile * 64, 64).load(score_rows)
+                running_max = old_lse.slice(tile * ROWS, ROWS).load(score_rows)
                 weight = gl.where(running_max == float("-inf"), 0.0, 1.0)
                 sums = ()
                 for panel in gl.static_range(TILES.panels):
@@ -180,10 +180,10 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
             zero = 0
             if ACCUMULATE or COUNT > 2:
                 zero = (count + tile) >> 30
-            for start in gl.static_range(0, tile * 64 + 64, TILES.part):
+            for start in gl.static_range(0, (tile + 1) * ROWS, TILES.part):
                 sums, weight, running_max = take_keys(
                     sums, weight, running_max, q_tile[0], k_tile[0], v_tile, scale, zero,
-                    tile * 64, start, TILES.part, TILES.near, start == 0 and not ACCUMULATE, layout, sum_layout,
+                    tile * ROWS, start, TILES.part, TILES.near, start == 0 and not ACCUMULATE, layout, sum_layout,
                 )  # fmt: skip
             nothing = weight == 0
             weight = gl.where(nothing, 1.0, weight)
@@ -194,9 +194,9 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
                 staged[panel].store(sums[panel].to(dtype))
             fence_async_shared()
             for panel in gl.static_range(TILES.panels):
-                copy_out(output, batch, head, lane, tile * 64, staged[panel], panel)
+                copy_out(output, batch, head, lane, tile * ROWS, staged[panel], panel)
             total = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-            index = tile * 64 + gl.arange(0, 64, score_rows)
+            index = tile * ROWS + gl.arange(0, ROWS, score_rows)
             gl.store(lse_lane + index * work.index_stride, total, mask=index < work.length)
 
         if ACCUMULATE:  # The next output is copied to where this one is written from.

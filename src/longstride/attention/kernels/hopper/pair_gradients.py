@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from longstride.attention.kernels.hopper.lane_descriptors import add_products, rows_of
-from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
+from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, operand_layout
 
 
 class QueryTile(NamedTuple):
@@ -46,8 +46,8 @@ def add_pairs(
     """
     layout: gl.constexpr = mma_layout(PART)
     sum_layout: gl.constexpr = dq_sum.type.layout
-    zeros = gl.zeros([64, PART], gl.float32, layout)
-    for part in gl.static_range(64 // PART):
+    zeros = gl.zeros([ROWS, PART], gl.float32, layout)
+    for part in gl.static_range(ROWS // PART):
         query, d_output = queries.q.slice(part * PART, PART), rows_of(queries.d_output, part * PART, PART)
         scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
         d_weights = warpgroup_mma(value[0], d_output[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -56,11 +56,11 @@ def add_pairs(
         scores, d_weights = warpgroup_mma_wait(0, deps=(scores, d_weights))
         lse = queries.lse.slice(part * PART, PART).load(gl.SliceLayout(0, layout))
         weights = gl.exp2(scores * scale - lse[None, :])
-        column = zero + gl.arange(0, 64, gl.SliceLayout(1, layout))
+        column = zero + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         row = part * PART + gl.arange(0, PART, gl.SliceLayout(0, layout))
-        if OFFSET - 63 < NEAR:
+        if OFFSET - ROWS + 1 < NEAR:
             weights = gl.where(column[:, None] <= row[None, :] + (OFFSET - NEAR), weights, 0.0)
-        if OFFSET + 63 > FAR:
+        if OFFSET + ROWS - 1 > FAR:
             weights = gl.where(column[:, None] >= row[None, :] + (OFFSET - FAR), weights, 0.0)
         operand = gl.convert_layout(weights.to(query.dtype), operand_layout(sum_layout))
         dv_sum = add_products(operand, d_output, dv_sum, part > 0 or not FIRST_QUERIES)
@@ -69,7 +69,7 @@ def add_pairs(
         d_scores_tile.slice(part * PART, PART).permute((1, 0)).store(d_scores)
         operand = gl.convert_layout(d_scores, operand_layout(sum_layout))
         dk_sum = warpgroup_mma(operand, query, dk_sum, use_acc=part > 0 or not FIRST_QUERIES, is_async=True)
-        if part + 1 < 64 // PART:
+        if part + 1 < ROWS // PART:
             done = warpgroup_mma_wait(0, deps=(dk_sum,) + dv_sum)
             dk_sum, dv_sum = done[0], done[1:]
     fence_async_shared()

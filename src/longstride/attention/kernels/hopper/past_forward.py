@@ -15,11 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from longstride.attention.kernels.hopper import tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
-from longstride.attention.kernels.hopper.tiles import TILE
+from longstride.attention.kernels.hopper.tiles import ROWS, TILE
 
 GROUPS = gl.constexpr(3)
-HALF = gl.constexpr(64)
-"""Keys of half a tile, and queries of a warpgroup: a unit."""
 STAGES = gl.constexpr(4)
 
 
@@ -47,7 +45,7 @@ def cell_tiles(lane, job):
 def own_tiles(lane, unit, job, work):
     """How many tiles of a lane's own keys the item's queries see, at least one."""
     end = gl.minimum(gl.minimum(unit + GROUPS, work.all_tiles) - lane * work.tiles, work.tiles)
-    return (end * HALF - 1 - job.near) // TILE + 1
+    return (end * ROWS - 1 - job.near) // TILE + 1
 
 
 @gluon.jit
@@ -58,7 +56,7 @@ def copy_tiles(q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS
         batch, head, unit = locate_unit(item_of_round(turn), work)
         for group in gl.static_range(GROUPS):
             mine = gl.minimum(unit + group, work.all_tiles - 1)
-            place = tiles.lane_coordinates(batch, head, mine // work.tiles, mine % work.tiles * HALF, work)
+            place = tiles.lane_coordinates(batch, head, mine // work.tiles, mine % work.tiles * ROWS, work)
             queries.fill(GROUPS * turn + group, q, place)
         last = last_lane(unit, work)
         if KEYS.cells > 0:
@@ -85,15 +83,15 @@ def skip(keys, begin, end):
 def half_tile(ring, turn, half):
     STAGES: gl.constexpr = ring.tiles.shape[0]
     WIDTH: gl.constexpr = ring.tiles.shape[2]
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, WIDTH], ring.tiles.dtype)
-    halves = ring.tiles._reinterpret(ring.tiles.dtype, [2 * STAGES, HALF, WIDTH], layout)
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], ring.tiles.dtype)
+    halves = ring.tiles._reinterpret(ring.tiles.dtype, [2 * STAGES, ROWS, WIDTH], layout)
     return halves.index(turn % STAGES * 2 + half)
 
 
 @gluon.jit
 def score(query, keys, turn, half):
-    layout: gl.constexpr = tiles.mma_layout(HALF)
-    zeros = gl.zeros([HALF, HALF], gl.float32, layout)
+    layout: gl.constexpr = tiles.mma_layout(ROWS)
+    zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
     return warpgroup_mma(query, half_tile(keys, turn, half).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
@@ -133,8 +131,8 @@ def take_tile(running_max, weight, sums, query, keys, values, turn, scale):
 def mask_half(scores, start, is_cell, before, first_cell, first_row, job, KEYS: gl.constexpr):
     """-inf for cells that are not before the lane, and for keys of it that are not `near` positions back."""
     layout: gl.constexpr = scores.type.layout
-    column = start + gl.arange(0, HALF, gl.SliceLayout(0, layout))
-    row = first_row + gl.arange(0, HALF, gl.SliceLayout(1, layout))
+    column = start + gl.arange(0, ROWS, gl.SliceLayout(0, layout))
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     last = gl.where(is_cell, before - 1, row - job.near)
     seen = column[None, :] <= last[:, None]
     if not KEYS.own:
@@ -151,7 +149,7 @@ def take_half(
     turn += half // 2
     keys.wait_full(turn)
     scores = warpgroup_mma_wait(0, deps=(score(query, keys, turn, half % 2),))
-    scores = mask_half(scores, half * HALF, is_cell, before, first_cell, first_row, job, KEYS)
+    scores = mask_half(scores, half * ROWS, is_cell, before, first_cell, first_row, job, KEYS)
     weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
     sums = warpgroup_mma_wait(0, deps=(add_values(weights, shrink, sums, values, turn, half % 2),))
     mbarrier.arrive(keys.empty.index(turn % keys.stages), count=1, pred=is_last)
@@ -165,14 +163,14 @@ def compute_tiles(
 ):  # fmt: skip
     """A warpgroup, for its unit of an item."""
     WIDTH_V: gl.constexpr = values.tiles.shape[2]
-    layout: gl.constexpr = tiles.mma_layout(HALF)
+    layout: gl.constexpr = tiles.mma_layout(ROWS)
     sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_V)
     count = 0
     for turn in range(rounds(work.items)):
         batch, head, unit = locate_unit(item_of_round(turn), work)
         mine = gl.minimum(unit + group, work.all_tiles - 1)
         lane = mine // work.tiles
-        first_row = mine % work.tiles * HALF
+        first_row = mine % work.tiles * ROWS
         last = last_lane(unit, work)
         total = cell_tiles(last, job)
         own_turn = total
@@ -198,7 +196,7 @@ def compute_tiles(
             begin = gl.where(is_cell, 0, own_turn)
             # Keys that all of these queries see, and those that any of them sees.
             all_see = gl.where(is_cell, before, gl.maximum(0, first_row - job.near + 1))
-            any_sees = gl.where(is_cell, before, first_row + HALF - job.near)
+            any_sees = gl.where(is_cell, before, first_row + ROWS - job.near)
             if not KEYS.own:
                 all_see = gl.where(is_cell, before, 0)
             whole = all_see // TILE
@@ -208,7 +206,7 @@ def compute_tiles(
                     running_max, weight, sums, query, keys, values, count + begin + tile, scale
                 )  # fmt: skip
             done = begin + whole
-            halves = (any_sees + HALF - 1) // HALF
+            halves = (any_sees + ROWS - 1) // ROWS
             for half in range(2 * whole, halves):
                 is_last = (half % 2 == 1) | (half == halves - 1)
                 running_max, weight, sums = take_half(
@@ -232,7 +230,7 @@ def past_forward(
 ):  # fmt: skip
     """q to v_cells: tensor descriptors. The tiles in `work` are units. ACCUMULATE: as in window_forward."""
     dtype: gl.constexpr = q.dtype
-    queries = make_ring(dtype, 2 * GROUPS, HALF, q.block_type.shape[4], 1)
+    queries = make_ring(dtype, 2 * GROUPS, ROWS, q.block_type.shape[4], 1)
     keys = make_ring(dtype, STAGES, TILE, k.block_type.shape[4], GROUPS)
     values = beside(keys, dtype, TILE, v.block_type.shape[4])
     fence_async_shared()

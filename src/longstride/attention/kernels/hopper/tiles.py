@@ -13,6 +13,7 @@ from longstride.attention.kernels.primitives import LOWEST
 
 TILE = gl.constexpr(choice.TILE)
 ROWS = gl.constexpr(choice.ROWS)
+"""Rows of a warpgroup: queries, or keys where pairs lie keys down. Half a tile."""
 
 
 class Work(NamedTuple):

@@ -33,7 +33,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
 )
 from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
-from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
+from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, operand_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.primitives import LOWEST
 
@@ -61,7 +61,7 @@ def fetch(descriptors, batch, head, tile, present, full, tiles):
     """Starts to copy the tile at a place in, if it is present."""
     panels: gl.constexpr = len(tiles) - 1 + len(tiles[-1])
     mbarrier.expect(full, panels * tiles[0][0].shape[0] * tiles[0][0].shape[1] * 2, pred=present)
-    copy_all(descriptors, batch, head, 0, tile * 64, full, tiles, present)
+    copy_all(descriptors, batch, head, 0, tile * ROWS, full, tiles, present)
 
 
 @gluon.jit
@@ -73,12 +73,12 @@ def score(query, key, zeros):
 @gluon.jit
 def mask_scores(scores, tile, zero, DISTANCE: gl.constexpr, FAR: gl.constexpr, layout: gl.constexpr):
     """-inf for pairs with a tile DISTANCE tiles back that are not in the window; and each query's largest score."""
-    row = zero + gl.arange(0, 64, gl.SliceLayout(1, layout))
-    column = gl.arange(0, 64, gl.SliceLayout(0, layout))
+    row = zero + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    column = gl.arange(0, ROWS, gl.SliceLayout(0, layout))
     if DISTANCE == 0:
         scores = gl.where(column[None, :] <= row[:, None], scores, float("-inf"))
-    if DISTANCE * 64 + 63 > FAR:
-        scores = gl.where(column[None, :] >= row[:, None] + (DISTANCE * 64 - FAR), scores, float("-inf"))
+    if (DISTANCE + 1) * ROWS - 1 > FAR:
+        scores = gl.where(column[None, :] >= row[:, None] + (DISTANCE * ROWS - FAR), scores, float("-inf"))
     largest = gl.max(scores, 1)
     if DISTANCE > 0:
         largest = gl.where(tile >= DISTANCE, largest, float("-inf"))
@@ -110,12 +110,12 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
     BACK: gl.constexpr = WALK.back
     AHEAD: gl.constexpr = WALK.ahead
     RING: gl.constexpr = AHEAD + BACK
-    layout: gl.constexpr = mma_layout(64)
+    layout: gl.constexpr = mma_layout(ROWS)
     sum_layout: gl.constexpr = mma_layout(D)
-    q_tiles = make_panels(dtype, AHEAD, 64, D, 1)
-    k_tiles = make_panels(dtype, RING, 64, D, 1)
-    v_tiles = make_panels(dtype, RING, 64, D, WALK.panels)
-    staged = panels_at(make_panels(dtype, 1, 64, D, WALK.panels), 0)
+    q_tiles = make_panels(dtype, AHEAD, ROWS, D, 1)
+    k_tiles = make_panels(dtype, RING, ROWS, D, 1)
+    v_tiles = make_panels(dtype, RING, ROWS, D, WALK.panels)
+    staged = panels_at(make_panels(dtype, 1, ROWS, D, WALK.panels), 0)
     full = make_barriers(RING)
     fence_async_shared()
     start, end = walk_range(work.positions)
@@ -140,7 +140,7 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
         q_tile = panels_at(q_tiles, count % AHEAD)
         mbarrier.wait(full.index(now), ((count + BACK) // RING) & 1)
         if tile >= 0:
-            zeros = gl.zeros([64, 64], gl.float32, layout)
+            zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
             scores = ()
             for distance in gl.static_range(BACK + 1):
                 scores = scores + (score(q_tile, panels_at(k_tiles, (count + BACK - distance) % RING), zeros),)
@@ -160,7 +160,7 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
                 all_weights += weights
                 sums = add_values(weights, sums, panels_at(v_tiles, (count + BACK - distance) % RING), False)
             weight = gl.sum(all_weights, 1)
-            row = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+            row = tile * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
             lse_rows = lse + (batch * work.heads + head).to(gl.int64) * work.n + row
             gl.store(lse_rows, largest + gl.log2(weight), mask=row < work.n)
             inverse = gl.convert_layout(1.0 / gl.where(weight == 0, 1.0, weight), gl.SliceLayout(1, sum_layout))
@@ -170,7 +170,7 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
                 staged[panel].store((sums[panel] * inverse[:, None]).to(dtype))
             fence_async_shared()
             for panel in gl.static_range(WALK.panels):
-                copy_out(output, batch, head, 0, tile * 64, staged[panel], panel)
+                copy_out(output, batch, head, 0, tile * ROWS, staged[panel], panel)
         free = (count + BACK + AHEAD) % RING
         tiles = q_tile, panels_at(k_tiles, free), panels_at(v_tiles, free)
         fetch((q, k, v), ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), tiles)
