@@ -27,23 +27,19 @@ class QueryTile(NamedTuple):
 
 
 @gluon.jit
-def without_keys(lse):
-    """As in primitives.py."""
-    return gl.where(lse == float("-inf"), float("inf"), lse)
-
-
-@gluon.jit
 def add_pairs(
-    dq_sum, dk_sum, dv_sum, queries, key, value, d_scores_tile, scale, zero,
+    sums, queries, keys, d_scores_tile, scale, zero,
     OFFSET: gl.constexpr, NEAR: gl.constexpr, FAR: gl.constexpr, PART: gl.constexpr,
     FIRST_KEYS: gl.constexpr, FIRST_QUERIES: gl.constexpr,
 ):  # fmt: skip
-    """The three sums after these pairs. Those count that are NEAR to FAR apart; row r is OFFSET + r - c from key c.
+    """The sums of dq, dk and dv after these pairs. Those count that are NEAR to FAR apart; row r is OFFSET + r - c from key
+    c. keys: k, and v in panels (lane_descriptors.py), as the sum of dv is.
 
-    value and dv_sum are in panels (lane_descriptors.py).
     PART queries at a time: fewer take fewer registers. `zero` is 0, and keeps the masks from being made before the loop.
     FIRST_KEYS: the first that these queries see, so dq_sum is still empty. FIRST_QUERIES: so are dk_sum and dv_sum.
     """
+    dq_sum, dk_sum, dv_sum = sums
+    key, value = keys
     layout: gl.constexpr = mma_layout(PART)
     sum_layout: gl.constexpr = dq_sum.type.layout
     zeros = gl.zeros([ROWS, PART], gl.float32, layout)
@@ -62,8 +58,7 @@ def add_pairs(
             weights = gl.where(column[:, None] <= row[None, :] + (OFFSET - NEAR), weights, 0.0)
         if OFFSET + ROWS - 1 > FAR:
             weights = gl.where(column[:, None] >= row[None, :] + (OFFSET - FAR), weights, 0.0)
-        operand = gl.convert_layout(weights.to(query.dtype), operand_layout(sum_layout))
-        dv_sum = add_products(operand, d_output, dv_sum, part > 0 or not FIRST_QUERIES)
+        dv_sum = add_products(weights, d_output, dv_sum, part > 0 or not FIRST_QUERIES)
         delta = queries.delta.slice(part * PART, PART).load(gl.SliceLayout(0, layout))
         d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
         d_scores_tile.slice(part * PART, PART).permute((1, 0)).store(d_scores)
