@@ -69,11 +69,10 @@ def place_keys(item, job, work, KEYS: gl.constexpr, SPLIT: gl.constexpr):
 
 
 @gluon.jit
-def copy_tiles(
-    q, k, v, d_output, row_stats, keys, values, queries, d_outputs, stats, job, work,
-    KEYS: gl.constexpr, SPLIT: gl.constexpr,
-):  # fmt: skip
+def copy_for_dkv(sources, rings, job, work, KEYS: gl.constexpr, SPLIT: gl.constexpr):
     """The producer warp."""
+    q, k, v, d_output, row_stats = sources
+    keys, values, queries, d_outputs, stats = rings
     count = 0
     for turn in range(rounds(work.items)):
         batch, head, first_key, lane, _, first, end = place_keys(item_of_round(turn), job, work, KEYS, SPLIT)
@@ -99,7 +98,7 @@ def stats_row(stats, index: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def weigh(scores, stats, start, seen, scale):
+def weigh_seen(scores, stats, start, seen, scale):
     """The weights of a tile's pairs: 0 where the query does not see the key."""
     layout: gl.constexpr = scores.type.layout
     weights = gl.exp2(scores * scale - stats_row(stats, 0, layout))
@@ -135,17 +134,18 @@ def seen_by(first_key, head, length, job, work, layout: gl.constexpr, KEYS: gl.c
         if not KEYS.own:
             # Of the own block only the cells are seen: the others' queries begin past the end.
             first_cell = gl.load(work.first_cells + head)
-            first = gl.where((key >= first_cell) & (key < first_cell + job.cells), first, length)
+            first = gl.where(tiles.is_summary_cell(key, first_cell, job), first, length)
             all_from = length
     return Seen(first, last, all_from, all_until)
 
 
 @gluon.jit
 def store_keys(
-    total, matrix, item, batch, head, lane, first_key, first_cell, length, job, work,
+    total, matrix, item, place, first_cell, job, work,
     D: gl.constexpr, KEYS: gl.constexpr, SPLIT: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
-    """Writes a gradient of the ROWS keys from `first_key` on. SPLIT: the item's part, beside the other parts."""
+    """Writes a gradient of the ROWS keys at a place. SPLIT: the item's part, beside the other parts."""
+    batch, head, first_key, lane, length = place
     key = first_key + gl.arange(0, ROWS, gl.SliceLayout(1, tiles.row_layout(total.shape[1])))
     if SPLIT:
         valid = key < (job.lanes - 1) * KEYS.cells
@@ -160,11 +160,13 @@ def store_keys(
 
 
 @gluon.jit
-def compute_tiles(
-    half: gl.constexpr, keys, values, queries, d_outputs, stats, dk, dv, job, work, scale, softmax_scale,
+def compute_dkv(
+    half: gl.constexpr, rings, dk, dv, job, work, scales,
     D_QK: gl.constexpr, D_V: gl.constexpr, KEYS: gl.constexpr, SPLIT: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup, for one half of a tile's keys."""
+    keys, values, queries, d_outputs, stats = rings
+    scale, softmax_scale = scales
     dtype: gl.constexpr = queries.tiles.dtype
     pair_layout: gl.constexpr = tiles.mma_layout(ROWS)
     WIDTH_QK: gl.constexpr = queries.tiles.shape[2]
@@ -195,7 +197,7 @@ def compute_tiles(
         scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
         d_weights = warpgroup_mma(value, d_outputs.tile(count).permute((1, 0)), zeros, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(1, deps=(scores,))
-        weights = weigh(scores, stats.tile(count), first, seen, scale)
+        weights = weigh_seen(scores, stats.tile(count), first, seen, scale)
         d_weights = warpgroup_mma_wait(0, deps=(d_weights,))
         weights, d_scores = as_operands(weights, d_weights, stats.tile(count), dtype, dv_layout, dk_layout)
         for start in range(first + ROWS, end, ROWS):
@@ -206,7 +208,7 @@ def compute_tiles(
             d_output = d_outputs.tile(count + 1)
             d_weights = warpgroup_mma(value, d_output.permute((1, 0)), zeros, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(3, deps=(scores,))
-            next_weights = weigh(scores, stats.tile(count + 1), start, seen, scale)
+            next_weights = weigh_seen(scores, stats.tile(count + 1), start, seen, scale)
             dv_sum, dk_sum, d_weights = warpgroup_mma_wait(0, deps=(dv_sum, dk_sum, d_weights))
             queries.release(count)
             count += 1
@@ -221,12 +223,9 @@ def compute_tiles(
         if KEYS.cells > 0:
             first_cell = gl.load(work.first_cells + head)
         dk_sum *= softmax_scale
-        store_keys(
-            dk_sum, dk, item, batch, head, lane, first_key, first_cell, length, job, work, D_QK, KEYS, SPLIT, ACCUMULATE
-        )  # fmt: skip
-        store_keys(
-            dv_sum, dv, item, batch, head, lane, first_key, first_cell, length, job, work, D_V, KEYS, SPLIT, ACCUMULATE
-        )  # fmt: skip
+        place = batch, head, first_key, lane, length
+        store_keys(dk_sum, dk, item, place, first_cell, job, work, D_QK, KEYS, SPLIT, ACCUMULATE)
+        store_keys(dv_sum, dv, item, place, first_cell, job, work, D_V, KEYS, SPLIT, ACCUMULATE)
 
 
 @gluon.jit
@@ -244,14 +243,14 @@ def hopper_dkv(
     queries = make_ring(dtype, STAGES, ROWS, q.block_type.shape[4], 2)
     d_outputs = beside(queries, dtype, ROWS, d_output.block_type.shape[4])
     stats = beside(queries, gl.float32, 2, ROWS)
+    rings = keys, values, queries, d_outputs, stats
+    scales = scale, softmax_scale
     fence_async_shared()
     gl.warp_specialize(
         [
-            (compute_tiles, (gl.constexpr(0), keys, values, queries, d_outputs, stats, dk, dv, job, work, scale,
-                             softmax_scale, D_QK, D_V, KEYS, SPLIT, ACCUMULATE)),
-            (compute_tiles, (gl.constexpr(1), keys, values, queries, d_outputs, stats, dk, dv, job, work, scale,
-                             softmax_scale, D_QK, D_V, KEYS, SPLIT, ACCUMULATE)),
-            (copy_tiles, (q, k, v, d_output, row_stats, keys, values, queries, d_outputs, stats, job, work, KEYS, SPLIT)),
+            (compute_dkv, (gl.constexpr(0), rings, dk, dv, job, work, scales, D_QK, D_V, KEYS, SPLIT, ACCUMULATE)),
+            (compute_dkv, (gl.constexpr(1), rings, dk, dv, job, work, scales, D_QK, D_V, KEYS, SPLIT, ACCUMULATE)),
+            (copy_for_dkv, ((q, k, v, d_output, row_stats), rings, job, work, KEYS, SPLIT)),
         ],
         [4, 1],  # warps of the second warpgroup and of the producer
         [240, 24],  # and their registers

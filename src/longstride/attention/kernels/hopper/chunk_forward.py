@@ -95,7 +95,7 @@ def fetch_queries(q, queries, full, turn, work, HEADS_FIRST: gl.constexpr):
 
 
 @gluon.jit
-def score(query, keys, full, count):
+def score_step(query, keys, full, count):
     """Starts the product of queries with the keys of a step, once these are there."""
     STAGES: gl.constexpr = keys.shape[0]
     mbarrier.wait(full.index(count % STAGES), (count // STAGES) & 1)
@@ -148,12 +148,12 @@ def chunk_forward(q, k, v, output, lse, work, scale, STAGES: gl.constexpr, HEADS
         sums = gl.zeros([ROWS, D], gl.float32, mma_layout(D))
         query = queries.index(turn % 2)
         mbarrier.wait(queries_full.index(turn % 2), (turn // 2) & 1)
-        scores = warpgroup_mma_wait(0, deps=(score(query, keys, full, count),))
+        scores = warpgroup_mma_wait(0, deps=(score_step(query, keys, full, count),))
         for _ in range(tile):
             running_max, weight, sums = add_values_and_ones(
                 scores, running_max, weight, sums, values.index(count % STAGES), ones.permute((1, 0)), scale
             )  # fmt: skip
-            scores = score(query, keys, full, count + 1)
+            scores = score_step(query, keys, full, count + 1)
             weight, sums, scores = warpgroup_mma_wait(0, deps=(weight, sums, scores))
             fetch_keys(k, v, keys, values, full, count + STAGES, ahead, work)
             ahead = following_step(ahead, work, HEADS_FIRST)

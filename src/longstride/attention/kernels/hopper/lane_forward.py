@@ -72,10 +72,10 @@ def scale_rows(sums, factors):
 def take_keys(
     state, tiles, scale, zero, ROW: gl.constexpr, START: gl.constexpr, FIRST: gl.constexpr, TILES: gl.constexpr
 ):  # fmt: skip
-    """The state of the 64 queries from ROW on after up to TILES.part keys from START on: the weighted sums of values, in
-    panels, the weight and the running maximum. tiles: of q, k and v. FIRST: there is no state before these keys.
+    """The state of the 64 queries from ROW on after up to TILES.part keys from START on: running maximum, weight and
+    weighted sums of values, in panels. tiles: of q, k and v. FIRST: there is no state before these keys.
     """
-    sums, weight, running_max = state
+    running_max, weight, sums = state
     q_tile, k_tile, v_tile = tiles
     TWO: gl.constexpr = TILES.part == 2 * ROWS and ROW > START
     FAR: gl.constexpr = q_tile[0].shape[0]
@@ -109,7 +109,7 @@ def take_keys(
     added = gl.sum(weights, 1)
     if not FIRST:
         added += weight * shrink
-    return wait_for(sums), added, largest
+    return largest, added, wait_for(sums)
 
 
 @gluon.jit
@@ -170,8 +170,8 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
             if ACCUMULATE or COUNT > 2:
                 zero = (count + tile) >> 30
             for start in gl.static_range(0, (tile + 1) * ROWS, TILES.part):
-                sums, weight, running_max = take_keys(
-                    (sums, weight, running_max), tiles, scale, zero, tile * ROWS, start, start == 0 and not ACCUMULATE, TILES
+                running_max, weight, sums = take_keys(
+                    (running_max, weight, sums), tiles, scale, zero, tile * ROWS, start, start == 0 and not ACCUMULATE, TILES
                 )  # fmt: skip
             nothing = weight == 0
             weight = gl.where(nothing, 1.0, weight)
