@@ -88,10 +88,10 @@ def resources(source, options):
         usage = subprocess.run([TOOLS / "cuobjdump", "--dump-resource-usage", cubin], capture_output=True, text=True).stdout
         words = [TOOLS / "ptxas", "-v", "--gpu-name=sm_90a", ptx, "-o", os.devnull]
         remarks = subprocess.run(words, capture_output=True, text=True).stderr
-    numbers = re.search(r"REG:(\d+).*?STACK:(\d+)", usage)
+    match = re.search(r"REG:(\d+).*?STACK:(\d+)", usage)
     return {
-        "registers": int(numbers[1]),
-        "stack": int(numbers[2]),
+        "registers": int(match[1]),
+        "stack": int(match[2]),
         "shared": binary.metadata.shared,
         "serialized": "serialized" in remarks,
         "copied": copied_columns(binary.asm["ttgir"]),

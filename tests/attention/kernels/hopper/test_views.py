@@ -1,9 +1,13 @@
 """What TMA would read, checked without a GPU: a descriptor is a shape and strides, as PyTorch's own are."""
 
+import sys
+
 import pytest
 import torch
 
 pytest.importorskip("triton.experimental.gluon")
+
+from triton.experimental.gluon._runtime import GluonJITFunction
 
 from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper import launch
@@ -150,3 +154,10 @@ KERNELS = [
 def test_a_kernel_takes_few_parameters(kernel):
     """What belongs together is one argument. Eight of lane_backward's are tensor descriptors, which cannot be grouped."""
     assert len(kernel.arg_names) <= 16
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.fn.__name__)
+def test_so_do_the_functions_beside_it(kernel):
+    functions = [x for x in vars(sys.modules[kernel.fn.__module__]).values() if isinstance(x, GluonJITFunction)]
+    assert kernel in functions
+    assert max(len(function.arg_names) for function in functions if function not in KERNELS) <= 13

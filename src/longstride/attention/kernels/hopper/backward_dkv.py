@@ -19,12 +19,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from longstride.attention.kernels.hopper import tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
-from longstride.attention.kernels.hopper.tiles import TILE
+from longstride.attention.kernels.hopper.tiles import ROWS, TILE
 from longstride.attention.kernels.primitives import cell_position
 
-HALF = gl.constexpr(64)
-"""Keys of a warpgroup."""
-QUERIES = gl.constexpr(64)
 ALIGNED = gl.constexpr(4)
 """TMA copies start at multiples of 16 bytes: four float32 of the row stats."""
 STAGES = gl.constexpr(3)
@@ -57,7 +54,7 @@ def place_keys(item, job, work, KEYS: gl.constexpr, SPLIT: gl.constexpr):
         first = (first_key // job.cells + 1) * job.lane_stride // ALIGNED * ALIGNED
         end = work.n
         if SPLIT:
-            share = ((end - first + QUERIES - 1) // QUERIES + work.splits - 1) // work.splits * QUERIES
+            share = ((end - first + ROWS - 1) // ROWS + work.splits - 1) // work.splits * ROWS
             first += item // work.all_heads % work.splits * share
             # An item without queries takes one turn past the end, where TMA reads zeros.
             end = gl.maximum(first + 1, gl.minimum(end, first + share))
@@ -72,11 +69,10 @@ def place_keys(item, job, work, KEYS: gl.constexpr, SPLIT: gl.constexpr):
 
 
 @gluon.jit
-def copy_tiles(
-    q, k, v, d_output, row_stats, keys, values, queries, d_outputs, stats, job, work,
-    KEYS: gl.constexpr, SPLIT: gl.constexpr,
-):  # fmt: skip
+def copy_for_dkv(sources, rings, job, work, KEYS: gl.constexpr, SPLIT: gl.constexpr):
     """The producer warp."""
+    q, k, v, d_output, row_stats = sources
+    keys, values, queries, d_outputs, stats = rings
     count = 0
     for turn in range(rounds(work.items)):
         batch, head, first_key, lane, _, first, end = place_keys(item_of_round(turn), job, work, KEYS, SPLIT)
@@ -85,7 +81,7 @@ def copy_tiles(
             fill_both(keys, values, turn, k, v, tiles.cell_coordinates(batch, head, first_key, first_cell, KEYS))
         else:
             fill_both(keys, values, turn, k, v, tiles.lane_coordinates(batch, head, lane, first_key, work))
-        for start in range(first, end, QUERIES):
+        for start in range(first, end, ROWS):
             place = tiles.lane_coordinates(batch, head, lane, start, work)
             queries.begin(count, queries.bytes + d_outputs.bytes + stats.bytes)
             queries.copy(count, q, place)
@@ -102,12 +98,12 @@ def stats_row(stats, index: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def weigh(scores, stats, start, seen, scale):
+def weigh_seen(scores, stats, start, seen, scale):
     """The weights of a tile's pairs: 0 where the query does not see the key."""
     layout: gl.constexpr = scores.type.layout
     weights = gl.exp2(scores * scale - stats_row(stats, 0, layout))
-    if (start < seen.all_from) | (start + QUERIES - 1 > seen.all_until):
-        row = start + gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
+    if (start < seen.all_from) | (start + ROWS - 1 > seen.all_until):
+        row = start + gl.arange(0, ROWS, gl.SliceLayout(0, layout))
         weights = gl.where((row[None, :] >= seen.first[:, None]) & (row[None, :] <= seen.last[:, None]), weights, 0.0)
     return weights
 
@@ -123,33 +119,34 @@ def as_operands(weights, d_weights, stats, dtype: gl.constexpr, dv_layout: gl.co
 
 @gluon.jit
 def seen_by(first_key, head, length, job, work, layout: gl.constexpr, KEYS: gl.constexpr):
-    """The queries that see the HALF keys from `first_key` on."""
-    key = first_key + gl.arange(0, HALF, gl.SliceLayout(1, layout))
+    """The queries that see the ROWS keys from `first_key` on."""
+    key = first_key + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     if KEYS.cells > 0:
         first = (key // job.cells + 1) * job.lane_stride
         last = key * 0 + work.n
-        all_from = ((first_key + HALF - 1) // job.cells + 1) * job.lane_stride
+        all_from = ((first_key + ROWS - 1) // job.cells + 1) * job.lane_stride
         all_until = work.n
     else:
         first = key + job.near
         last = gl.minimum(key + job.far, length - 1)
-        all_from = first_key + HALF - 1 + job.near
+        all_from = first_key + ROWS - 1 + job.near
         all_until = gl.minimum(first_key + job.far, length - 1)
         if not KEYS.own:
             # Of the own block only the cells are seen: the others' queries begin past the end.
             first_cell = gl.load(work.first_cells + head)
-            first = gl.where((key >= first_cell) & (key < first_cell + job.cells), first, length)
+            first = gl.where(tiles.is_summary_cell(key, first_cell, job), first, length)
             all_from = length
     return Seen(first, last, all_from, all_until)
 
 
 @gluon.jit
 def store_keys(
-    total, matrix, item, batch, head, lane, first_key, first_cell, length, job, work,
+    total, matrix, item, place, first_cell, job, work,
     D: gl.constexpr, KEYS: gl.constexpr, SPLIT: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
-    """Writes a gradient of the HALF keys from `first_key` on. SPLIT: the item's part, beside the other parts."""
-    key = first_key + gl.arange(0, HALF, gl.SliceLayout(1, tiles.row_layout(total.shape[1])))
+    """Writes a gradient of the ROWS keys at a place. SPLIT: the item's part, beside the other parts."""
+    batch, head, first_key, lane, length = place
+    key = first_key + gl.arange(0, ROWS, gl.SliceLayout(1, tiles.row_layout(total.shape[1])))
     if SPLIT:
         valid = key < (job.lanes - 1) * KEYS.cells
         position = key * work.splits + item // work.all_heads % work.splits
@@ -163,45 +160,47 @@ def store_keys(
 
 
 @gluon.jit
-def compute_tiles(
-    half: gl.constexpr, keys, values, queries, d_outputs, stats, dk, dv, job, work, scale, softmax_scale,
+def compute_dkv(
+    half: gl.constexpr, rings, dk, dv, job, work, scales,
     D_QK: gl.constexpr, D_V: gl.constexpr, KEYS: gl.constexpr, SPLIT: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup, for one half of a tile's keys."""
+    keys, values, queries, d_outputs, stats = rings
+    scale, softmax_scale = scales
     dtype: gl.constexpr = queries.tiles.dtype
-    pair_layout: gl.constexpr = tiles.mma_layout(QUERIES)
+    pair_layout: gl.constexpr = tiles.mma_layout(ROWS)
     WIDTH_QK: gl.constexpr = queries.tiles.shape[2]
     WIDTH_V: gl.constexpr = d_outputs.tiles.shape[2]
     dk_layout: gl.constexpr = tiles.mma_layout(WIDTH_QK)
     dv_layout: gl.constexpr = tiles.mma_layout(WIDTH_V)
     key_layout: gl.constexpr = tiles.operand_layout(pair_layout)
-    zeros = gl.zeros([HALF, QUERIES], gl.float32, pair_layout)
+    zeros = gl.zeros([ROWS, ROWS], gl.float32, pair_layout)
     count = 0
     for turn in range(rounds(work.items)):
         item = item_of_round(turn)
         batch, head, first_key, lane, length, first, end = place_keys(item, job, work, KEYS, SPLIT)
         if half == 1 and KEYS.cells == 0:
             # The first queries come before all keys of the second warpgroup.
-            if first + QUERIES < end:
+            if first + ROWS < end:
                 queries.wait_full(count)
                 queries.release(count)
                 count += 1
-                first += QUERIES
-        first_key += half * HALF
+                first += ROWS
+        first_key += half * ROWS
         seen = seen_by(first_key, head, length, job, work, pair_layout, KEYS)
-        dk_sum = gl.zeros([HALF, WIDTH_QK], gl.float32, dk_layout)
-        dv_sum = gl.zeros([HALF, WIDTH_V], gl.float32, dv_layout)
-        key = keys.wait_full(turn).slice(half * HALF, HALF).load(key_layout)
-        value = values.tile(turn).slice(half * HALF, HALF).load(key_layout)
+        dk_sum = gl.zeros([ROWS, WIDTH_QK], gl.float32, dk_layout)
+        dv_sum = gl.zeros([ROWS, WIDTH_V], gl.float32, dv_layout)
+        key = keys.wait_full(turn).slice(half * ROWS, ROWS).load(key_layout)
+        value = values.tile(turn).slice(half * ROWS, ROWS).load(key_layout)
         keys.release(turn)
         query = queries.wait_full(count)
         scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
         d_weights = warpgroup_mma(value, d_outputs.tile(count).permute((1, 0)), zeros, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(1, deps=(scores,))
-        weights = weigh(scores, stats.tile(count), first, seen, scale)
+        weights = weigh_seen(scores, stats.tile(count), first, seen, scale)
         d_weights = warpgroup_mma_wait(0, deps=(d_weights,))
         weights, d_scores = as_operands(weights, d_weights, stats.tile(count), dtype, dv_layout, dk_layout)
-        for start in range(first + QUERIES, end, QUERIES):
+        for start in range(first + ROWS, end, ROWS):
             query = queries.wait_full(count + 1)
             scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
             dv_sum = warpgroup_mma(weights, d_outputs.tile(count), dv_sum, is_async=True)
@@ -209,7 +208,7 @@ def compute_tiles(
             d_output = d_outputs.tile(count + 1)
             d_weights = warpgroup_mma(value, d_output.permute((1, 0)), zeros, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(3, deps=(scores,))
-            next_weights = weigh(scores, stats.tile(count + 1), start, seen, scale)
+            next_weights = weigh_seen(scores, stats.tile(count + 1), start, seen, scale)
             dv_sum, dk_sum, d_weights = warpgroup_mma_wait(0, deps=(dv_sum, dk_sum, d_weights))
             queries.release(count)
             count += 1
@@ -224,12 +223,9 @@ def compute_tiles(
         if KEYS.cells > 0:
             first_cell = gl.load(work.first_cells + head)
         dk_sum *= softmax_scale
-        store_keys(
-            dk_sum, dk, item, batch, head, lane, first_key, first_cell, length, job, work, D_QK, KEYS, SPLIT, ACCUMULATE
-        )  # fmt: skip
-        store_keys(
-            dv_sum, dv, item, batch, head, lane, first_key, first_cell, length, job, work, D_V, KEYS, SPLIT, ACCUMULATE
-        )  # fmt: skip
+        place = batch, head, first_key, lane, length
+        store_keys(dk_sum, dk, item, place, first_cell, job, work, D_QK, KEYS, SPLIT, ACCUMULATE)
+        store_keys(dv_sum, dv, item, place, first_cell, job, work, D_V, KEYS, SPLIT, ACCUMULATE)
 
 
 @gluon.jit
@@ -244,17 +240,17 @@ def hopper_dkv(
     dtype: gl.constexpr = q.dtype
     keys = make_ring(dtype, 2, TILE, k.block_type.shape[4], 2)
     values = beside(keys, dtype, TILE, v.block_type.shape[4])
-    queries = make_ring(dtype, STAGES, QUERIES, q.block_type.shape[4], 2)
-    d_outputs = beside(queries, dtype, QUERIES, d_output.block_type.shape[4])
-    stats = beside(queries, gl.float32, 2, QUERIES)
+    queries = make_ring(dtype, STAGES, ROWS, q.block_type.shape[4], 2)
+    d_outputs = beside(queries, dtype, ROWS, d_output.block_type.shape[4])
+    stats = beside(queries, gl.float32, 2, ROWS)
+    rings = keys, values, queries, d_outputs, stats
+    scales = scale, softmax_scale
     fence_async_shared()
     gl.warp_specialize(
         [
-            (compute_tiles, (gl.constexpr(0), keys, values, queries, d_outputs, stats, dk, dv, job, work, scale,
-                             softmax_scale, D_QK, D_V, KEYS, SPLIT, ACCUMULATE)),
-            (compute_tiles, (gl.constexpr(1), keys, values, queries, d_outputs, stats, dk, dv, job, work, scale,
-                             softmax_scale, D_QK, D_V, KEYS, SPLIT, ACCUMULATE)),
-            (copy_tiles, (q, k, v, d_output, row_stats, keys, values, queries, d_outputs, stats, job, work, KEYS, SPLIT)),
+            (compute_dkv, (gl.constexpr(0), rings, dk, dv, job, work, scales, D_QK, D_V, KEYS, SPLIT, ACCUMULATE)),
+            (compute_dkv, (gl.constexpr(1), rings, dk, dv, job, work, scales, D_QK, D_V, KEYS, SPLIT, ACCUMULATE)),
+            (copy_for_dkv, ((q, k, v, d_output, row_stats), rings, job, work, KEYS, SPLIT)),
         ],
         [4, 1],  # warps of the second warpgroup and of the producer
         [240, 24],  # and their registers

@@ -17,29 +17,24 @@ from longstride.attention.kernels.hopper import tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, TILE
 
-HALF = gl.constexpr(64)
-"""Keys that are computed together: half a tile, so that the products of the next half have registers, too."""
 STAGES = gl.constexpr(3)
 
 
 class WarpgroupQueries(NamedTuple):
-    """What a warpgroup keeps of its 64 queries; lane and head say which cells they see."""
+    """What a warpgroup keeps of its 64 queries."""
 
     q: Any
     d_output: Any
     lse: Any
     delta: Any
-    first_row: Any
-    before: Any  # summary cells before the lane
-    first_cell: Any
+    sight: Any
 
 
 @gluon.jit
-def copy_tiles(
-    q, d_output, k, v, k_cells, v_cells, queries, d_outputs, keys, values, job, work,
-    KEYS: gl.constexpr,
-):  # fmt: skip
+def copy_for_dq(sources, rings, job, work, KEYS: gl.constexpr):
     """The producer warp."""
+    q, d_output, k, v, k_cells, v_cells = sources
+    queries, d_outputs, keys, values = rings
     count = 0
     for turn in range(rounds(work.items)):
         batch, head, lane, first_row = tiles.locate_tile(item_of_round(turn), job, work, KEYS)
@@ -61,9 +56,9 @@ def copy_tiles(
 def begin_pairs(queries, key, value, offset: gl.constexpr):
     """Starts the products for the scores of half a tile's pairs, and for the gradients of their weights."""
     layout: gl.constexpr = queries.q.type.layout.parent
-    zeros = gl.zeros([ROWS, HALF], gl.float32, layout)
-    key = key.slice(offset, HALF).permute((1, 0))
-    value = value.slice(offset, HALF).permute((1, 0))
+    zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
+    key = key.slice(offset, ROWS).permute((1, 0))
+    value = value.slice(offset, ROWS).permute((1, 0))
     scores = warpgroup_mma(queries.q, key, zeros, use_acc=False, is_async=True)
     d_weights = warpgroup_mma(queries.d_output, value, zeros, use_acc=False, is_async=True)
     return scores, d_weights
@@ -71,43 +66,44 @@ def begin_pairs(queries, key, value, offset: gl.constexpr):
 
 @gluon.jit
 def score_gradients(
-    scores, d_weights, queries, start, is_cell, job, scale, layout: gl.constexpr,
-    KEYS: gl.constexpr, MASKED: gl.constexpr,
+    pairs, queries, start, is_cell, job, scale, layout: gl.constexpr, KEYS: gl.constexpr, MASKED: gl.constexpr
 ):  # fmt: skip
-    """The gradients of the scores, as an operand."""
+    """The gradients of the scores, as an operand. pairs: the scores, and the gradients of the weights."""
+    scores, d_weights = pairs
     if MASKED:
-        scores = tiles.mask_scores(
-            scores, start, is_cell, queries.before, queries.first_cell, queries.first_row, job, KEYS, False
-        )  # fmt: skip
+        scores = tiles.mask_scores(scores, start, is_cell, queries.sight, job, KEYS, False)
     weights = gl.exp2(scores * scale - queries.lse[:, None])
     return gl.convert_layout((weights * (d_weights - queries.delta[:, None])).to(queries.q.dtype), layout)
 
 
 @gluon.jit
-def add_pairs(
-    scores, d_weights, dq_sum, queries, next_key, next_value, next_offset: gl.constexpr, key, offset: gl.constexpr, start,
-    is_cell, job, scale, KEYS: gl.constexpr, MASKED: gl.constexpr,
+def add_half_pairs(
+    pairs, dq_sum, queries, key, offset: gl.constexpr, next_key, next_value, start, is_cell, job, scale,
+    KEYS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Adds half a tile's pairs, whose products are there. Returns those of the next half, which run meanwhile."""
+    """Adds half a tile's pairs, whose products are there. Returns those of the other half, of this tile or the next one,
+    which run meanwhile.
+    """
     sum_layout: gl.constexpr = dq_sum.type.layout
-    next_scores, next_d_weights = begin_pairs(queries, next_key, next_value, next_offset)
+    next_pairs = begin_pairs(queries, next_key, next_value, ROWS - offset)
     d_scores = score_gradients(
-        scores, d_weights, queries, start + offset, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, MASKED
+        pairs, queries, start + offset, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, MASKED
     )  # fmt: skip
-    dq_sum = warpgroup_mma(d_scores, key.slice(offset, HALF), dq_sum, is_async=True)
-    next_scores, next_d_weights = warpgroup_mma_wait(1, deps=(next_scores, next_d_weights))
-    dq_sum = warpgroup_mma_wait(0, deps=(dq_sum,))
-    return next_scores, next_d_weights, dq_sum
+    dq_sum = warpgroup_mma(d_scores, key.slice(offset, ROWS), dq_sum, is_async=True)
+    next_pairs = warpgroup_mma_wait(1, deps=next_pairs)
+    return next_pairs, warpgroup_mma_wait(0, deps=(dq_sum,))
 
 
 @gluon.jit
-def compute_tiles(
-    half: gl.constexpr, queries, d_outputs, keys, values, row_stats, dq, job, work, scale, softmax_scale,
+def compute_dq(
+    half: gl.constexpr, rings, row_stats, dq, job, work, scales,
     D_QK: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup, for one half of a tile's queries."""
+    queries, d_outputs, keys, values = rings
+    scale, softmax_scale = scales
     WIDTH_QK: gl.constexpr = keys.tiles.shape[2]
-    pair_layout: gl.constexpr = tiles.mma_layout(HALF)
+    pair_layout: gl.constexpr = tiles.mma_layout(ROWS)
     query_layout: gl.constexpr = tiles.operand_layout(pair_layout)
     sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_QK)
     count = 0
@@ -128,21 +124,19 @@ def compute_tiles(
         query = queries.wait_full(turn).slice(half * ROWS, ROWS).load(query_layout)
         d_output = d_outputs.tile(turn).slice(half * ROWS, ROWS).load(query_layout)
         queries.release(turn)
-        own = WarpgroupQueries(query, d_output, lse, delta, first_row, lane * job.cells, first_cell)
-        pairs = begin_pairs(own, keys.wait_full(count), values.tile(count), 0)
-        scores, d_weights = warpgroup_mma_wait(0, deps=pairs)
+        own = WarpgroupQueries(query, d_output, lse, delta, tiles.Sight(first_row, lane * job.cells, first_cell))
+        pairs = warpgroup_mma_wait(0, deps=begin_pairs(own, keys.wait_full(count), values.tile(count), 0))
         total = cell_tiles + window
         # Of cells alone, none but the last tile has any that are masked.
         for tile in range(total - 1):
             start = tiles.first_key(tile, cell_tiles, first_tile)
             key = keys.tile(count)
-            scores, d_weights, dq_sum = add_pairs(
-                scores, d_weights, dq_sum, own, key, values.tile(count), HALF, key, 0,
-                start, tile < cell_tiles, job, scale, KEYS, KEYS.window,
+            pairs, dq_sum = add_half_pairs(
+                pairs, dq_sum, own, key, 0, key, values.tile(count), start, tile < cell_tiles, job, scale, KEYS, KEYS.window
             )  # fmt: skip
-            scores, d_weights, dq_sum = add_pairs(
-                scores, d_weights, dq_sum, own, keys.wait_full(count + 1), values.tile(count + 1), 0, key, HALF,
-                start, tile < cell_tiles, job, scale, KEYS, KEYS.window,
+            pairs, dq_sum = add_half_pairs(
+                pairs, dq_sum, own, key, ROWS, keys.wait_full(count + 1), values.tile(count + 1), start, tile < cell_tiles,
+                job, scale, KEYS, KEYS.window,
             )  # fmt: skip
             keys.release(count)
             count += 1
@@ -150,16 +144,15 @@ def compute_tiles(
         is_cell = total <= cell_tiles
         key = keys.tile(count)
         # The second half of a window's last tile comes after all queries of the first warpgroup.
-        LAST: gl.constexpr = HALF * (1 - (half == 0 and KEYS.window))
+        LAST: gl.constexpr = ROWS * (1 - (half == 0 and KEYS.window))
         if LAST > 0:
-            scores, d_weights, dq_sum = add_pairs(
-                scores, d_weights, dq_sum, own, key, values.tile(count), HALF, key, 0,
-                start, is_cell, job, scale, KEYS, True,
+            pairs, dq_sum = add_half_pairs(
+                pairs, dq_sum, own, key, 0, key, values.tile(count), start, is_cell, job, scale, KEYS, True
             )  # fmt: skip
         d_scores = score_gradients(
-            scores, d_weights, own, start + LAST, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, True
+            pairs, own, start + LAST, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, True
         )  # fmt: skip
-        dq_sum = warpgroup_mma(d_scores, key.slice(LAST, HALF), dq_sum, is_async=True)
+        dq_sum = warpgroup_mma(d_scores, key.slice(LAST, ROWS), dq_sum, is_async=True)
         dq_sum = warpgroup_mma_wait(0, deps=(dq_sum,))
         keys.release(count)
         count += 1
@@ -181,14 +174,14 @@ def hopper_dq(
     d_outputs = beside(queries, dtype, TILE, d_output.block_type.shape[4])
     keys = make_ring(dtype, STAGES, TILE, k.block_type.shape[4], 2)
     values = beside(keys, dtype, TILE, v.block_type.shape[4])
+    rings = queries, d_outputs, keys, values
+    scales = scale, softmax_scale
     fence_async_shared()
     gl.warp_specialize(
         [
-            (compute_tiles, (gl.constexpr(0), queries, d_outputs, keys, values, row_stats, dq, job, work, scale,
-                             softmax_scale, D_QK, KEYS, ACCUMULATE)),
-            (compute_tiles, (gl.constexpr(1), queries, d_outputs, keys, values, row_stats, dq, job, work, scale,
-                             softmax_scale, D_QK, KEYS, ACCUMULATE)),
-            (copy_tiles, (q, d_output, k, v, k_cells, v_cells, queries, d_outputs, keys, values, job, work, KEYS)),
+            (compute_dq, (gl.constexpr(0), rings, row_stats, dq, job, work, scales, D_QK, KEYS, ACCUMULATE)),
+            (compute_dq, (gl.constexpr(1), rings, row_stats, dq, job, work, scales, D_QK, KEYS, ACCUMULATE)),
+            (copy_for_dq, ((q, d_output, k, v, k_cells, v_cells), rings, job, work, KEYS)),
         ],
         [4, 1],  # warps of the second warpgroup and of the producer
         [240, 24],  # and their registers

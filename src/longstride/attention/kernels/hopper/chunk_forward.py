@@ -30,6 +30,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
     heads_side_by_side,
     lane_descriptor,
     locate_lane,
+    mask_distances,
 )
 from longstride.attention.kernels.hopper.lane_settings import chunk_settings
 from longstride.attention.kernels.hopper.ring import item_of_round, make_barriers, make_tiles, rounds
@@ -64,9 +65,9 @@ def begin_item(turn, work, HEADS_FIRST: gl.constexpr):
 
 
 @gluon.jit
-def following(place, work, HEADS_FIRST: gl.constexpr):
+def following_step(now, work, HEADS_FIRST: gl.constexpr):
     """The step after this one."""
-    turn, step, batch, head, lane, tile = place
+    turn, step, batch, head, lane, tile = now
     step += 1
     if step > tile:
         turn, step, batch, head, lane, tile = begin_item(turn + 1, work, HEADS_FIRST)
@@ -74,29 +75,27 @@ def following(place, work, HEADS_FIRST: gl.constexpr):
 
 
 @gluon.jit
-def fetch(k, v, keys, values, full, count, place, work):
+def fetch_keys(k, v, keys, values, full, count, step, work):
     """Starts to copy the keys and values of a step in, the program's count-th, if there is such a step."""
-    present = place.turn < rounds(work.items)
+    present = step.turn < rounds(work.items)
     slot = count % keys.shape[0]
     mbarrier.expect(full.index(slot), 2 * ROWS * keys.shape[2] * 2, pred=present)
-    copy_all(
-        (k, v), place.batch, place.head, place.lane, place.step * ROWS, full.index(slot),
-        ((keys.index(slot),), (values.index(slot),)), present,
-    )  # fmt: skip
+    place = step.batch, step.head, step.lane, step.step * ROWS
+    copy_all((k, v), place, full.index(slot), ((keys.index(slot),), (values.index(slot),)), present)
 
 
 @gluon.jit
 def fetch_queries(q, queries, full, turn, work, HEADS_FIRST: gl.constexpr):
     """The same for the queries of an item."""
-    place = begin_item(turn, work, HEADS_FIRST)
+    step = begin_item(turn, work, HEADS_FIRST)
     present = turn < rounds(work.items)
     mbarrier.expect(full.index(turn % 2), ROWS * queries.shape[2] * 2, pred=present)
     tile = (queries.index(turn % 2),)
-    copy_in(q, place.batch, place.head, place.lane, place.tile * ROWS, full.index(turn % 2), tile, present)
+    copy_in(q, (step.batch, step.head, step.lane, step.tile * ROWS), full.index(turn % 2), tile, present)
 
 
 @gluon.jit
-def score(query, keys, full, count):
+def score_step(query, keys, full, count):
     """Starts the product of queries with the keys of a step, once these are there."""
     STAGES: gl.constexpr = keys.shape[0]
     mbarrier.wait(full.index(count % STAGES), (count // STAGES) & 1)
@@ -105,16 +104,7 @@ def score(query, keys, full, count):
 
 
 @gluon.jit
-def mask_scores(scores):
-    """-inf for keys after the query, in a tile of its own lane's positions."""
-    layout: gl.constexpr = scores.type.layout
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    column = gl.arange(0, ROWS, gl.SliceLayout(0, layout))
-    return gl.where(column[None, :] <= row[:, None], scores, float("-inf"))
-
-
-@gluon.jit
-def add_values(scores, running_max, weight, sums, value, ones, scale):
+def add_values_and_ones(scores, running_max, weight, sums, value, ones, scale):
     """Takes the softmax of scores, and starts the products of the weights with the values and with ones."""
     new_max = gl.maximum(running_max, gl.max(scores, 1) * scale)
     weights = gl.exp2(scores * scale - new_max[:, None]).to(value.dtype)
@@ -146,8 +136,8 @@ def chunk_forward(q, k, v, output, lse, work, scale, STAGES: gl.constexpr, HEADS
     fetch_queries(q, queries, queries_full, 0, work, HEADS_FIRST)
     ahead = begin_item(0, work, HEADS_FIRST)
     for slot in gl.static_range(STAGES):
-        fetch(k, v, keys, values, full, slot, ahead, work)
-        ahead = following(ahead, work, HEADS_FIRST)
+        fetch_keys(k, v, keys, values, full, slot, ahead, work)
+        ahead = following_step(ahead, work, HEADS_FIRST)
 
     count = 0
     for turn in range(rounds(work.items)):
@@ -158,22 +148,23 @@ def chunk_forward(q, k, v, output, lse, work, scale, STAGES: gl.constexpr, HEADS
         sums = gl.zeros([ROWS, D], gl.float32, mma_layout(D))
         query = queries.index(turn % 2)
         mbarrier.wait(queries_full.index(turn % 2), (turn // 2) & 1)
-        scores = warpgroup_mma_wait(0, deps=(score(query, keys, full, count),))
+        scores = warpgroup_mma_wait(0, deps=(score_step(query, keys, full, count),))
         for _ in range(tile):
-            running_max, weight, sums = add_values(
+            running_max, weight, sums = add_values_and_ones(
                 scores, running_max, weight, sums, values.index(count % STAGES), ones.permute((1, 0)), scale
             )  # fmt: skip
-            scores = score(query, keys, full, count + 1)
+            scores = score_step(query, keys, full, count + 1)
             weight, sums, scores = warpgroup_mma_wait(0, deps=(weight, sums, scores))
-            fetch(k, v, keys, values, full, count + STAGES, ahead, work)
-            ahead = following(ahead, work, HEADS_FIRST)
+            fetch_keys(k, v, keys, values, full, count + STAGES, ahead, work)
+            ahead = following_step(ahead, work, HEADS_FIRST)
             count += 1
-        running_max, weight, sums = add_values(
-            mask_scores(scores), running_max, weight, sums, values.index(count % STAGES), ones.permute((1, 0)), scale
+        scores = mask_distances(scores, 0, 0, 0, ROWS)
+        running_max, weight, sums = add_values_and_ones(
+            scores, running_max, weight, sums, values.index(count % STAGES), ones.permute((1, 0)), scale
         )  # fmt: skip
         weight, sums = warpgroup_mma_wait(0, deps=(weight, sums))
-        fetch(k, v, keys, values, full, count + STAGES, ahead, work)
-        ahead = following(ahead, work, HEADS_FIRST)
+        fetch_keys(k, v, keys, values, full, count + STAGES, ahead, work)
+        ahead = following_step(ahead, work, HEADS_FIRST)
         count += 1
 
         total = gl.max(weight, 1)  # All columns are the same.
@@ -181,7 +172,7 @@ def chunk_forward(q, k, v, output, lse, work, scale, STAGES: gl.constexpr, HEADS
         tma.store_wait(0)
         staged.store((sums * inverse[:, None]).to(dtype))
         fence_async_shared()
-        copy_out(output, batch, head, lane, tile * ROWS, staged)
+        copy_out(output, (batch, head, lane, tile * ROWS), (staged,))
         index = tile * ROWS + gl.arange(0, ROWS, rows)
         lse_lane = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_stride
         result = running_max + gl.log2(gl.convert_layout(total, rows))

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from longstride.attention.kernels.arguments import compiled
-from longstride.attention.kernels.hopper.choice import ROWS
+from longstride.attention.kernels.hopper import choice
 from longstride.attention.kernels.hopper.lane_settings import LaneBackward, LaneForward, Walk
+from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, operand_layout
 from longstride.attention.kernels.launch import Descriptor, Launch
 from longstride.attention.kernels.settings import processors
 from longstride.patterns.geometry import Lanes
@@ -53,7 +54,7 @@ class WalkWork(NamedTuple):
 
 
 class WalkTiles(NamedTuple):
-    """How a walk passes over tiles of 64 positions. Compiled in, as one constexpr."""
+    """How a walk passes over tiles of ROWS positions. Compiled in, as one constexpr."""
 
     far: Any  # Keys are up to so many positions back,
     back: Any  # which takes so many tiles before the queries' own.
@@ -112,12 +113,12 @@ def walk_launch(
     batch, heads, n, d = matrices[0].shape
     panels = value_panels(matrices)
     setting = settings(d, panels)
-    assert reach <= 2 * ROWS
+    assert reach <= 2 * choice.ROWS
     assert lse.is_contiguous()
     whole = Lanes(0, 1, n, n, 1)
-    tiles, back = -(-n // ROWS), 1 if reach <= ROWS else 2
+    tiles, back = -(-n // choice.ROWS), 1 if reach <= choice.ROWS else 2
     work = WalkWork(batch * heads * (tiles + back), heads, n, tiles)
-    described = [lane_descriptor(x, whole, ROWS, d) if isinstance(x, Tensor) else x for x in matrices]
+    described = [lane_descriptor(x, whole, choice.ROWS, d) if isinstance(x, Tensor) else x for x in matrices]
     arguments = *described, lse, work, *scales
     walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.ahead, part=setting.part, panels=panels)
     programs = processors(lse.device) * setting.per_processor
@@ -133,11 +134,11 @@ def lane_launch(
 ) -> Launch:  # fmt: skip
     """The launch for these lanes. TMA copies whole lanes of `matrices` in, and tiles of `results` out."""
     batch, heads, n, d = matrices[0].shape
-    rows = max(ROWS, 1 << (lanes.length - 1).bit_length())
+    rows = max(choice.ROWS, 1 << (lanes.length - 1).bit_length())
     panels = value_panels(matrices)
     setting = settings(d, panels, rows, accumulate)
     work = LaneWork(*lanes, batch * heads * lanes.lanes, heads, n)
-    boxes = [(x, rows) for x in matrices] + [(x, ROWS) for x in results]
+    boxes = [(x, rows) for x in matrices] + [(x, choice.ROWS) for x in results]
     descriptors = [lane_descriptor(x, lanes, height, d) for x, height in boxes]
     tiles = compiled(
         LaneTiles, near=near, stages=getattr(setting, "stages", 1), staged=setting.staged, part=setting.part,
@@ -186,13 +187,13 @@ def panels_at(tiles, stage):
 def tiles_at(tiles, stage):
     """Of each tensor the panels at a stage."""
     found = ()
-    for number in gl.static_range(len(tiles)):
-        found = found + (panels_at(tiles[number], stage),)
+    for index in gl.static_range(len(tiles)):
+        found = found + (panels_at(tiles[index], stage),)
     return found
 
 
 @gluon.jit
-def rows_of(panels, START: gl.constexpr, COUNT: gl.constexpr):
+def rows_of(panels, START: gl.constexpr, COUNT: gl.constexpr = ROWS):
     """These rows of each panel."""
     found = ()
     for panel in gl.static_range(len(panels)):
@@ -201,17 +202,35 @@ def rows_of(panels, START: gl.constexpr, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def empty_sums(PANELS: gl.constexpr, D: gl.constexpr, layout: gl.constexpr):
-    """For each panel 64 rows of zeros."""
+def empty_sums(COUNT: gl.constexpr, D: gl.constexpr, layout: gl.constexpr):
+    """ROWS rows of zeros, for each panel or tile."""
     sums = ()
-    for _ in gl.static_range(PANELS):
-        sums = sums + (gl.zeros([64, D], gl.float32, layout),)
+    for _ in gl.static_range(COUNT):
+        sums = sums + (gl.zeros([ROWS, D], gl.float32, layout),)
     return sums
 
 
 @gluon.jit
-def add_products(operand, panels, sums, use_acc):
-    """Starts the product of an operand with each panel."""
+def mask_distances(scores, zero, OFFSET: gl.constexpr, NEAR: gl.constexpr, FAR: gl.constexpr):
+    """-inf for pairs that are not NEAR to FAR apart; row r is OFFSET + r - c from key c.
+
+    `zero` is 0; where that is not known before a loop, the compiler does not make masks there, which fill registers.
+    """
+    layout: gl.constexpr = scores.type.layout
+    row = zero + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    column = gl.arange(0, ROWS, gl.SliceLayout(0, layout))
+    if OFFSET - ROWS + 1 < NEAR:
+        scores = gl.where(column[None, :] <= row[:, None] + (OFFSET - NEAR), scores, float("-inf"))
+    if OFFSET + ROWS - 1 > FAR:
+        scores = gl.where(column[None, :] >= row[:, None] + (OFFSET - FAR), scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def add_products(left, panels, sums, use_acc):
+    """Starts the product of a tensor with each panel."""
+    layout: gl.constexpr = operand_layout(mma_layout(panels[0].shape[1]))
+    operand = gl.convert_layout(left.to(panels[0].dtype), layout)
     result = ()
     for panel in gl.static_range(len(panels)):
         result = result + (warpgroup_mma(operand, panels[panel], sums[panel], use_acc=use_acc, is_async=True),)
@@ -246,25 +265,37 @@ def row_products(panels, others):
 
 
 @gluon.jit
-def copy_in(descriptor, batch, head, lane, index, barrier, panels, present, FIRST: gl.constexpr = 0):
-    """Starts to copy rows of a lane, from `index` on, into panels [rows, d], from panel FIRST on."""
-    width: gl.constexpr = descriptor.block_shape[4]
+def copy_in(descriptor, place, barrier, panels, present, FIRST: gl.constexpr = 0):
+    """Starts to copy rows of a lane into panels [rows, d], from panel FIRST on. place: batch, head, lane and first row."""
     for panel in gl.static_range(len(panels)):
-        place = panels[panel]._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
-        column = (FIRST + panel) * width
-        tma.async_copy_global_to_shared(descriptor, [batch, head, lane, index, column], barrier, place, pred=present)
+        target = panels[panel]._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
+        source = place + ((FIRST + panel) * descriptor.block_shape[4],)
+        tma.async_copy_global_to_shared(descriptor, source, barrier, target, pred=present)
 
 
 @gluon.jit
-def copy_all(descriptors, batch, head, lane, index, barrier, tiles, present):
+def copy_all(descriptors, place, barrier, tiles, present):
     """Starts to copy rows of a lane of each tensor. The panels of a tile lie in a tuple."""
-    for number in gl.static_range(len(descriptors)):
-        copy_in(descriptors[number], batch, head, lane, index, barrier, tiles[number], present)
+    for index in gl.static_range(len(descriptors)):
+        copy_in(descriptors[index], place, barrier, tiles[index], present)
+
+
+@gluon.constexpr_function
+def count_panels(tiles):
+    return sum(len(panels) for panels in tiles)
 
 
 @gluon.jit
-def copy_out(descriptor, batch, head, lane, index, tile, PANEL: gl.constexpr = 0):
-    """Starts to copy a tile back."""
-    place = tile._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
-    column: gl.constexpr = PANEL * descriptor.block_shape[4]
-    tma.async_copy_shared_to_global(descriptor, [batch, head, lane, index, column], place)
+def expect_tiles(barrier, tiles, present, FURTHER: gl.constexpr = 0):
+    """The barrier completes when all panels of the tiles are copied, and as many FURTHER ones."""
+    PANELS: gl.constexpr = count_panels(tiles) + FURTHER
+    mbarrier.expect(barrier, PANELS * tiles[0][0].shape[0] * tiles[0][0].shape[1] * 2, pred=present)
+
+
+@gluon.jit
+def copy_out(descriptor, place, panels, FIRST: gl.constexpr = 0):
+    """Starts to copy panels back."""
+    for panel in gl.static_range(len(panels)):
+        source = panels[panel]._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
+        target = place + ((FIRST + panel) * descriptor.block_shape[4],)
+        tma.async_copy_shared_to_global(descriptor, target, source)

@@ -26,8 +26,10 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
     copy_in,
     copy_out,
     empty_sums,
+    expect_tiles,
     lane_launch,
     locate_lane,
+    mask_distances,
     panels_at,
     rows_of,
     tiles_at,
@@ -35,36 +37,24 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
 )
 from longstride.attention.kernels.hopper.lane_settings import lane_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
-from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
+from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.patterns.geometry import Lanes
 
 
 @gluon.jit
-def fetch(
-    descriptors, tiles, output, staging, first_staged, item, work, full,
+def fetch_item(
+    matrices, tiles, output, staging, first_staged, item, work, full,
     HEADS_FIRST: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """Starts to copy an item in, if there is such an item; ACCUMULATE: with the output of an earlier pass."""
     present = item < work.items
     batch, head, lane = locate_lane(item, work, HEADS_FIRST)
-    rows: gl.constexpr = tiles[0][0].shape[0]
-    panels: gl.constexpr = 2 + (2 if ACCUMULATE else 1) * len(tiles[2])
-    mbarrier.expect(full, panels * rows * tiles[0][0].shape[1] * 2, pred=present)
-    copy_all(descriptors, batch, head, lane, 0, full, tiles, present)
+    expect_tiles(full, tiles, present, len(tiles[2]) if ACCUMULATE else 0)
+    copy_all(matrices, (batch, head, lane, 0), full, tiles, present)
     if ACCUMULATE:
-        for part in gl.static_range(rows // 64):
-            copy_in(output, batch, head, lane, part * 64, full, panels_at(staging, first_staged + part), present)
-
-
-@gluon.jit
-def mask_scores(scores, zero, OFFSET: gl.constexpr, NEAR: gl.constexpr, layout: gl.constexpr):
-    """-inf for pairs that are less than NEAR apart; row r is OFFSET + r - c from key c."""
-    if OFFSET - 63 < NEAR:
-        row = zero + gl.arange(0, 64, gl.SliceLayout(1, layout))
-        column = gl.arange(0, 64, gl.SliceLayout(0, layout))
-        scores = gl.where(column[None, :] <= row[:, None] + (OFFSET - NEAR), scores, float("-inf"))
-    return scores
+        for part in gl.static_range(tiles[0][0].shape[0] // ROWS):
+            copy_in(output, (batch, head, lane, part * ROWS), full, panels_at(staging, first_staged + part), present)
 
 
 @gluon.jit
@@ -80,27 +70,29 @@ def scale_rows(sums, factors):
 
 @gluon.jit
 def take_keys(
-    sums, weight, running_max, q_tile, k_tile, v_tile, scale, zero,
-    ROW: gl.constexpr, START: gl.constexpr, MOST: gl.constexpr, NEAR: gl.constexpr, FIRST: gl.constexpr,
-    layout: gl.constexpr, sum_layout: gl.constexpr,
+    state, tiles, scale, zero, ROW: gl.constexpr, START: gl.constexpr, FIRST: gl.constexpr, TILES: gl.constexpr
 ):  # fmt: skip
-    """The state of the 64 queries from ROW on after up to MOST keys from START on. FIRST: there is no state before them.
-
-    sums and v_tile have panels.
+    """The state of the 64 queries from ROW on after up to TILES.part keys from START on: running maximum, weight and
+    weighted sums of values, in panels. tiles: of q, k and v. FIRST: there is no state before these keys.
     """
-    TWO: gl.constexpr = MOST == 128 and ROW > START
-    zeros = gl.zeros([64, 64], gl.float32, layout)
-    query = q_tile.slice(ROW, 64)
-    scores = warpgroup_mma(query, k_tile.slice(START, 64).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    running_max, weight, sums = state
+    q_tile, k_tile, v_tile = tiles
+    TWO: gl.constexpr = TILES.part == 2 * ROWS and ROW > START
+    FAR: gl.constexpr = q_tile[0].shape[0]
+    zeros = gl.zeros([ROWS, ROWS], gl.float32, mma_layout(ROWS))
+    query = q_tile[0].slice(ROW, ROWS)
+    key = k_tile[0].slice(START, ROWS)
+    scores = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
     if TWO:
-        others = warpgroup_mma(query, k_tile.slice(START + 64, 64).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        key = k_tile[0].slice(START + ROWS, ROWS)
+        others = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
         scores, others = warpgroup_mma_wait(0, deps=(scores, others))
-        scores = mask_scores(scores, zero, ROW - START, NEAR, layout)
-        others = mask_scores(others, zero, ROW - START - 64, NEAR, layout)
+        scores = mask_distances(scores, zero, ROW - START, TILES.near, FAR)
+        others = mask_distances(others, zero, ROW - START - ROWS, TILES.near, FAR)
         largest = gl.max(gl.maximum(scores, others), 1) * scale
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
-        scores = mask_scores(scores, zero, ROW - START, NEAR, layout)
+        scores = mask_distances(scores, zero, ROW - START, TILES.near, FAR)
         largest = gl.max(scores, 1) * scale
     if not FIRST:
         largest = gl.maximum(largest, running_max)
@@ -109,41 +101,38 @@ def take_keys(
     if not FIRST:
         shrink = gl.exp2(running_max - finite)
         sums = scale_rows(sums, shrink)
-    operand = gl.convert_layout(weights.to(q_tile.dtype), operand_layout(sum_layout))
-    sums = add_products(operand, rows_of(v_tile, START, 64), sums, not FIRST)
+    sums = add_products(weights, rows_of(v_tile, START), sums, not FIRST)
     if TWO:
         more = gl.exp2(others * scale - finite[:, None])
-        operand = gl.convert_layout(more.to(q_tile.dtype), operand_layout(sum_layout))
-        sums = add_products(operand, rows_of(v_tile, START + 64, 64), sums, True)
+        sums = add_products(more, rows_of(v_tile, START + ROWS), sums, True)
         weights += more
     added = gl.sum(weights, 1)
     if not FIRST:
         added += weight * shrink
-    return wait_for(sums), added, largest
+    return largest, added, wait_for(sums)
 
 
 @gluon.jit
 def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMULATE: gl.constexpr):
     """q, k, v, output: tensor descriptors. ACCUMULATE: continues from the output and lse of an earlier pass."""
     dtype: gl.constexpr = q.dtype
-    ROWS: gl.constexpr = q.block_type.shape[3]
+    LENGTH: gl.constexpr = q.block_type.shape[3]
     D: gl.constexpr = q.block_type.shape[4]
     STAGES: gl.constexpr = TILES.stages
-    COUNT: gl.constexpr = ROWS // 64
-    layout: gl.constexpr = mma_layout(64)
+    COUNT: gl.constexpr = LENGTH // ROWS
     sum_layout: gl.constexpr = mma_layout(D)
-    score_rows: gl.constexpr = gl.SliceLayout(1, layout)
+    score_rows: gl.constexpr = gl.SliceLayout(1, mma_layout(ROWS))
     lane_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    q_tiles = make_panels(dtype, STAGES, ROWS, D, 1)
-    k_tiles = make_panels(dtype, STAGES, ROWS, D, 1)
-    v_tiles = make_panels(dtype, STAGES, ROWS, D, TILES.panels)
-    staging = make_panels(dtype, STAGES * COUNT if ACCUMULATE else TILES.staged, 64, D, TILES.panels)
-    old_lse = gl.allocate_shared_memory(gl.float32, [ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_tiles = make_panels(dtype, STAGES, LENGTH, D, 1)
+    k_tiles = make_panels(dtype, STAGES, LENGTH, D, 1)
+    v_tiles = make_panels(dtype, STAGES, LENGTH, D, TILES.panels)
+    staging = make_panels(dtype, STAGES * COUNT if ACCUMULATE else TILES.staged, ROWS, D, TILES.panels)
+    old_lse = gl.allocate_shared_memory(gl.float32, [LENGTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     full = make_barriers(STAGES)
     fence_async_shared()
     programs = gl.num_programs(0)
     for slot in gl.static_range(STAGES):
-        fetch(
+        fetch_item(
             (q, k, v), tiles_at((q_tiles, k_tiles, v_tiles), slot), output, staging, slot * COUNT,
             gl.program_id(0) + slot * programs, work, full.index(slot), TILES.heads_first, ACCUMULATE,
         )  # fmt: skip
@@ -156,21 +145,21 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
         if ACCUMULATE or COUNT > 2:
             # 0, but not known before the loop: addresses and masks that the compiler makes there would fill the registers.
             stage += count >> 30
-        q_tile, k_tile, v_tile = tiles_at((q_tiles, k_tiles, v_tiles), stage)
+        tiles = tiles_at((q_tiles, k_tiles, v_tiles), stage)
         if ACCUMULATE:
-            index = gl.arange(0, ROWS, lane_layout)
+            index = gl.arange(0, LENGTH, lane_layout)
             before = gl.load(lse_lane + index * work.index_stride, mask=index < work.length, other=float("-inf"))
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
             old_lse.store(before)
         else:
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
         for tile in gl.static_range(COUNT):
-            running_max = gl.full([64], float("-inf"), gl.float32, score_rows)
-            weight = gl.zeros([64], gl.float32, score_rows)
+            running_max = gl.full([ROWS], float("-inf"), gl.float32, score_rows)
+            weight = gl.zeros([ROWS], gl.float32, score_rows)
             sums = empty_sums(TILES.panels, D, sum_layout)
             if ACCUMULATE:
                 staged = panels_at(staging, stage * COUNT + tile)
-                running_max = old_lse.slice(tile * 64, 64).load(score_rows)
+                running_max = old_lse.slice(tile * ROWS, ROWS).load(score_rows)
                 weight = gl.where(running_max == float("-inf"), 0.0, 1.0)
                 sums = ()
                 for panel in gl.static_range(TILES.panels):
@@ -180,10 +169,9 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
             zero = 0
             if ACCUMULATE or COUNT > 2:
                 zero = (count + tile) >> 30
-            for start in gl.static_range(0, tile * 64 + 64, TILES.part):
-                sums, weight, running_max = take_keys(
-                    sums, weight, running_max, q_tile[0], k_tile[0], v_tile, scale, zero,
-                    tile * 64, start, TILES.part, TILES.near, start == 0 and not ACCUMULATE, layout, sum_layout,
+            for start in gl.static_range(0, (tile + 1) * ROWS, TILES.part):
+                running_max, weight, sums = take_keys(
+                    (running_max, weight, sums), tiles, scale, zero, tile * ROWS, start, start == 0 and not ACCUMULATE, TILES
                 )  # fmt: skip
             nothing = weight == 0
             weight = gl.where(nothing, 1.0, weight)
@@ -193,16 +181,15 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
             for panel in gl.static_range(TILES.panels):
                 staged[panel].store(sums[panel].to(dtype))
             fence_async_shared()
-            for panel in gl.static_range(TILES.panels):
-                copy_out(output, batch, head, lane, tile * 64, staged[panel], panel)
+            copy_out(output, (batch, head, lane, tile * ROWS), staged)
             total = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-            index = tile * 64 + gl.arange(0, 64, score_rows)
+            index = tile * ROWS + gl.arange(0, ROWS, score_rows)
             gl.store(lse_lane + index * work.index_stride, total, mask=index < work.length)
 
         if ACCUMULATE:  # The next output is copied to where this one is written from.
             tma.store_wait(0)
-        fetch(
-            (q, k, v), (q_tile, k_tile, v_tile), output, staging, stage * COUNT,
+        fetch_item(
+            (q, k, v), tiles, output, staging, stage * COUNT,
             item + STAGES * programs, work, full.index(stage), TILES.heads_first, ACCUMULATE,
         )  # fmt: skip
         count += 1

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from longstride.attention.kernels.hopper.lane_descriptors import add_products, rows_of
-from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
+from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, operand_layout
 
 
 class QueryTile(NamedTuple):
@@ -27,27 +27,23 @@ class QueryTile(NamedTuple):
 
 
 @gluon.jit
-def without_keys(lse):
-    """As in primitives.py."""
-    return gl.where(lse == float("-inf"), float("inf"), lse)
-
-
-@gluon.jit
 def add_pairs(
-    dq_sum, dk_sum, dv_sum, queries, key, value, d_scores_tile, scale, zero,
+    sums, queries, keys, d_scores_tile, scale, zero,
     OFFSET: gl.constexpr, NEAR: gl.constexpr, FAR: gl.constexpr, PART: gl.constexpr,
     FIRST_KEYS: gl.constexpr, FIRST_QUERIES: gl.constexpr,
 ):  # fmt: skip
-    """The three sums after these pairs. Those count that are NEAR to FAR apart; row r is OFFSET + r - c from key c.
+    """The sums of dq, dk and dv after these pairs. Those count that are NEAR to FAR apart; row r is OFFSET + r - c from key
+    c. keys: k, and v in panels (lane_descriptors.py), as the sum of dv is.
 
-    value and dv_sum are in panels (lane_descriptors.py).
     PART queries at a time: fewer take fewer registers. `zero` is 0, and keeps the masks from being made before the loop.
     FIRST_KEYS: the first that these queries see, so dq_sum is still empty. FIRST_QUERIES: so are dk_sum and dv_sum.
     """
+    dq_sum, dk_sum, dv_sum = sums
+    key, value = keys
     layout: gl.constexpr = mma_layout(PART)
     sum_layout: gl.constexpr = dq_sum.type.layout
-    zeros = gl.zeros([64, PART], gl.float32, layout)
-    for part in gl.static_range(64 // PART):
+    zeros = gl.zeros([ROWS, PART], gl.float32, layout)
+    for part in gl.static_range(ROWS // PART):
         query, d_output = queries.q.slice(part * PART, PART), rows_of(queries.d_output, part * PART, PART)
         scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
         d_weights = warpgroup_mma(value[0], d_output[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -56,20 +52,19 @@ def add_pairs(
         scores, d_weights = warpgroup_mma_wait(0, deps=(scores, d_weights))
         lse = queries.lse.slice(part * PART, PART).load(gl.SliceLayout(0, layout))
         weights = gl.exp2(scores * scale - lse[None, :])
-        column = zero + gl.arange(0, 64, gl.SliceLayout(1, layout))
+        column = zero + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         row = part * PART + gl.arange(0, PART, gl.SliceLayout(0, layout))
-        if OFFSET - 63 < NEAR:
+        if OFFSET - ROWS + 1 < NEAR:
             weights = gl.where(column[:, None] <= row[None, :] + (OFFSET - NEAR), weights, 0.0)
-        if OFFSET + 63 > FAR:
+        if OFFSET + ROWS - 1 > FAR:
             weights = gl.where(column[:, None] >= row[None, :] + (OFFSET - FAR), weights, 0.0)
-        operand = gl.convert_layout(weights.to(query.dtype), operand_layout(sum_layout))
-        dv_sum = add_products(operand, d_output, dv_sum, part > 0 or not FIRST_QUERIES)
+        dv_sum = add_products(weights, d_output, dv_sum, part > 0 or not FIRST_QUERIES)
         delta = queries.delta.slice(part * PART, PART).load(gl.SliceLayout(0, layout))
         d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
         d_scores_tile.slice(part * PART, PART).permute((1, 0)).store(d_scores)
         operand = gl.convert_layout(d_scores, operand_layout(sum_layout))
         dk_sum = warpgroup_mma(operand, query, dk_sum, use_acc=part > 0 or not FIRST_QUERIES, is_async=True)
-        if part + 1 < 64 // PART:
+        if part + 1 < ROWS // PART:
             done = warpgroup_mma_wait(0, deps=(dk_sum,) + dv_sum)
             dk_sum, dv_sum = done[0], done[1:]
     fence_async_shared()

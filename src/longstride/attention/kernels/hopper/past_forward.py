@@ -15,11 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from longstride.attention.kernels.hopper import tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
-from longstride.attention.kernels.hopper.tiles import TILE
+from longstride.attention.kernels.hopper.tiles import ROWS, TILE
 
 GROUPS = gl.constexpr(3)
-HALF = gl.constexpr(64)
-"""Keys of half a tile, and queries of a warpgroup: a unit."""
 STAGES = gl.constexpr(4)
 
 
@@ -38,32 +36,26 @@ def last_lane(unit, work):
 
 
 @gluon.jit
-def cell_tiles(lane, job):
-    """How many tiles of cells there are before a lane."""
-    return (lane * job.cells + TILE - 1) // TILE
-
-
-@gluon.jit
 def own_tiles(lane, unit, job, work):
     """How many tiles of a lane's own keys the item's queries see, at least one."""
     end = gl.minimum(gl.minimum(unit + GROUPS, work.all_tiles) - lane * work.tiles, work.tiles)
-    return (end * HALF - 1 - job.near) // TILE + 1
+    return (end * ROWS - 1 - job.near) // TILE + 1
 
 
 @gluon.jit
-def copy_tiles(q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS: gl.constexpr):
+def copy_past(q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS: gl.constexpr):
     """The producer warp."""
     count = 0
     for turn in range(rounds(work.items)):
         batch, head, unit = locate_unit(item_of_round(turn), work)
         for group in gl.static_range(GROUPS):
             mine = gl.minimum(unit + group, work.all_tiles - 1)
-            place = tiles.lane_coordinates(batch, head, mine // work.tiles, mine % work.tiles * HALF, work)
+            place = tiles.lane_coordinates(batch, head, mine // work.tiles, mine % work.tiles * ROWS, work)
             queries.fill(GROUPS * turn + group, q, place)
         last = last_lane(unit, work)
         if KEYS.cells > 0:
             first_cell = gl.load(work.first_cells + head)
-            for tile in range(cell_tiles(last, job)):
+            for tile in range(tiles.cell_tiles(last, job)):
                 place = tiles.cell_coordinates(batch, head, tile * TILE, first_cell, KEYS)
                 fill_both(keys, values, count, k_cells, v_cells, place)
                 count += 1
@@ -85,15 +77,15 @@ def skip(keys, begin, end):
 def half_tile(ring, turn, half):
     STAGES: gl.constexpr = ring.tiles.shape[0]
     WIDTH: gl.constexpr = ring.tiles.shape[2]
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, WIDTH], ring.tiles.dtype)
-    halves = ring.tiles._reinterpret(ring.tiles.dtype, [2 * STAGES, HALF, WIDTH], layout)
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], ring.tiles.dtype)
+    halves = ring.tiles._reinterpret(ring.tiles.dtype, [2 * STAGES, ROWS, WIDTH], layout)
     return halves.index(turn % STAGES * 2 + half)
 
 
 @gluon.jit
-def score(query, keys, turn, half):
-    layout: gl.constexpr = tiles.mma_layout(HALF)
-    zeros = gl.zeros([HALF, HALF], gl.float32, layout)
+def score_half(query, keys, turn, half):
+    layout: gl.constexpr = tiles.mma_layout(ROWS)
+    zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
     return warpgroup_mma(query, half_tile(keys, turn, half).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
@@ -104,7 +96,7 @@ def by_sums(of_rows, sums):
 
 
 @gluon.jit
-def add_values(weights, shrink, sums, values, turn, half):
+def add_half_values(weights, shrink, sums, values, turn, half):
     sum_layout: gl.constexpr = sums.type.layout
     layout: gl.constexpr = tiles.operand_layout(sum_layout)
     operand = gl.convert_layout(weights.to(values.tiles.dtype), layout)
@@ -112,69 +104,69 @@ def add_values(weights, shrink, sums, values, turn, half):
 
 
 @gluon.jit
-def take_tile(running_max, weight, sums, query, keys, values, turn, scale):
+def take_tile(state, query, keys, values, turn, scale):
     """A tile that is seen whole."""
+    running_max, weight, sums = state
     keys.wait_full(turn)
-    left = score(query, keys, turn, 0)
-    right = score(query, keys, turn, 1)
+    left = score_half(query, keys, turn, 0)
+    right = score_half(query, keys, turn, 1)
     scores = warpgroup_mma_wait(1, deps=(left,))
     weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
-    adding = add_values(weights, shrink, sums, values, turn, 0)
+    adding = add_half_values(weights, shrink, sums, values, turn, 0)
     scores = warpgroup_mma_wait(1, deps=(right,))
     weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
     sums = warpgroup_mma_wait(0, deps=(adding,))
-    adding = add_values(weights, shrink, sums, values, turn, 1)
+    adding = add_half_values(weights, shrink, sums, values, turn, 1)
     sums = warpgroup_mma_wait(0, deps=(adding,))
     keys.release(turn)
     return running_max, weight, sums
 
 
 @gluon.jit
-def mask_half(scores, start, is_cell, before, first_cell, first_row, job, KEYS: gl.constexpr):
+def mask_half(scores, start, is_cell, sight, job, KEYS: gl.constexpr):
     """-inf for cells that are not before the lane, and for keys of it that are not `near` positions back."""
     layout: gl.constexpr = scores.type.layout
-    column = start + gl.arange(0, HALF, gl.SliceLayout(0, layout))
-    row = first_row + gl.arange(0, HALF, gl.SliceLayout(1, layout))
-    last = gl.where(is_cell, before - 1, row - job.near)
+    column = start + gl.arange(0, ROWS, gl.SliceLayout(0, layout))
+    row = sight.first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    last = gl.where(is_cell, sight.before - 1, row - job.near)
     seen = column[None, :] <= last[:, None]
     if not KEYS.own:
-        seen = seen & (is_cell | ((column >= first_cell) & (column < first_cell + job.cells)))[None, :]
+        seen = seen & (is_cell | tiles.is_summary_cell(column, sight.first_cell, job))[None, :]
     return gl.where(seen, scores, float("-inf"))
 
 
 @gluon.jit
 def take_half(
-    running_max, weight, sums, query, keys, values, turn, half, is_last, is_cell, before, first_cell, first_row, job, scale,
-    KEYS: gl.constexpr,
+    state, query, keys, values, turn, half, is_last, is_cell, sight, job, scale, KEYS: gl.constexpr
 ):  # fmt: skip
     """One half of a tile, with masks; `half` counts from the first tile of the lane or cells. is_last: of the tile."""
+    running_max, weight, sums = state
     turn += half // 2
     keys.wait_full(turn)
-    scores = warpgroup_mma_wait(0, deps=(score(query, keys, turn, half % 2),))
-    scores = mask_half(scores, half * HALF, is_cell, before, first_cell, first_row, job, KEYS)
+    scores = warpgroup_mma_wait(0, deps=(score_half(query, keys, turn, half % 2),))
+    scores = mask_half(scores, half * ROWS, is_cell, sight, job, KEYS)
     weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
-    sums = warpgroup_mma_wait(0, deps=(add_values(weights, shrink, sums, values, turn, half % 2),))
+    sums = warpgroup_mma_wait(0, deps=(add_half_values(weights, shrink, sums, values, turn, half % 2),))
     mbarrier.arrive(keys.empty.index(turn % keys.stages), count=1, pred=is_last)
     return running_max, weight, sums
 
 
 @gluon.jit
-def compute_tiles(
+def compute_past(
     group: gl.constexpr, queries, keys, values, output, lse, job, work, scale,
     D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup, for its unit of an item."""
     WIDTH_V: gl.constexpr = values.tiles.shape[2]
-    layout: gl.constexpr = tiles.mma_layout(HALF)
-    sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_V)
+    layout: gl.constexpr = tiles.mma_layout(ROWS)
     count = 0
     for turn in range(rounds(work.items)):
         batch, head, unit = locate_unit(item_of_round(turn), work)
         mine = gl.minimum(unit + group, work.all_tiles - 1)
         lane = mine // work.tiles
-        first_row = mine % work.tiles * HALF
+        first_row = mine % work.tiles * ROWS
         last = last_lane(unit, work)
-        total = cell_tiles(last, job)
+        total = tiles.cell_tiles(last, job)
         own_turn = total
         for other in range(unit // work.tiles, last + 1):
             own_turn = gl.where(other == lane, total, own_turn)
@@ -183,12 +175,11 @@ def compute_tiles(
         first_cell = 0
         if not KEYS.own:
             first_cell = gl.load(work.first_cells + head)
+        sight = tiles.Sight(first_row, before, first_cell)
         # A warpgroup past the last unit computes the last one once more, and writes nothing.
         length = gl.where(unit + group < work.all_tiles, tiles.lane_length(lane, job, work.n), 0)
         rows = tiles.place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
-        running_max, weight, sums = tiles.begin_softmax(
-            rows, job.index_stride, output.row, layout, sum_layout, D_V, WIDTH_V, ACCUMULATE
-        )  # fmt: skip
+        state = tiles.begin_softmax(rows, layout, D_V, WIDTH_V, ACCUMULATE)
 
         query = queries.wait_full(GROUPS * turn + group).load(tiles.operand_layout(layout))
         queries.release(GROUPS * turn + group)
@@ -198,31 +189,29 @@ def compute_tiles(
             begin = gl.where(is_cell, 0, own_turn)
             # Keys that all of these queries see, and those that any of them sees.
             all_see = gl.where(is_cell, before, gl.maximum(0, first_row - job.near + 1))
-            any_sees = gl.where(is_cell, before, first_row + HALF - job.near)
+            any_sees = gl.where(is_cell, before, first_row + ROWS - job.near)
             if not KEYS.own:
                 all_see = gl.where(is_cell, before, 0)
             whole = all_see // TILE
             skip(keys, count + done, count + begin)
             for tile in range(whole):
-                running_max, weight, sums = take_tile(
-                    running_max, weight, sums, query, keys, values, count + begin + tile, scale
-                )  # fmt: skip
+                state = take_tile(state, query, keys, values, count + begin + tile, scale)
             done = begin + whole
-            halves = (any_sees + HALF - 1) // HALF
+            halves = (any_sees + ROWS - 1) // ROWS
             for half in range(2 * whole, halves):
                 is_last = (half % 2 == 1) | (half == halves - 1)
-                running_max, weight, sums = take_half(
-                    running_max, weight, sums, query, keys, values, count + begin, half, is_last, is_cell, before,
-                    first_cell, first_row, job, scale, KEYS,
+                state = take_half(
+                    state, query, keys, values, count + begin, half, is_last, is_cell, sight, job, scale, KEYS
                 )  # fmt: skip
                 done += is_last.to(gl.int32)
         skip(keys, count + done, count + total)
         count += total
 
+        running_max, weight, sums = state
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
         result = sums * by_sums(1.0 / weight, sums)
-        tiles.store_rows(result, running_max, weight, nothing, rows, job.index_stride, output.row, D_V)
+        tiles.store_rows(result, running_max, weight, nothing, rows, D_V)
 
 
 @gluon.jit
@@ -232,16 +221,16 @@ def past_forward(
 ):  # fmt: skip
     """q to v_cells: tensor descriptors. The tiles in `work` are units. ACCUMULATE: as in window_forward."""
     dtype: gl.constexpr = q.dtype
-    queries = make_ring(dtype, 2 * GROUPS, HALF, q.block_type.shape[4], 1)
+    queries = make_ring(dtype, 2 * GROUPS, ROWS, q.block_type.shape[4], 1)
     keys = make_ring(dtype, STAGES, TILE, k.block_type.shape[4], GROUPS)
     values = beside(keys, dtype, TILE, v.block_type.shape[4])
     fence_async_shared()
     gl.warp_specialize(
         [
-            (compute_tiles, (gl.constexpr(0), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-            (compute_tiles, (gl.constexpr(1), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-            (compute_tiles, (gl.constexpr(2), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-            (copy_tiles, (q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS)),
+            (compute_past, (gl.constexpr(0), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
+            (compute_past, (gl.constexpr(1), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
+            (compute_past, (gl.constexpr(2), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
+            (copy_past, (q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS)),
         ],
         [4, 4, 1],  # warps of the other warpgroups and of the producer
         [160, 160, 24],  # and their registers

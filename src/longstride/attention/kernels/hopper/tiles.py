@@ -13,6 +13,7 @@ from longstride.attention.kernels.primitives import LOWEST
 
 TILE = gl.constexpr(choice.TILE)
 ROWS = gl.constexpr(choice.ROWS)
+"""Rows of a warpgroup: queries, or keys where pairs lie keys down. Half a tile."""
 
 
 class Work(NamedTuple):
@@ -50,11 +51,21 @@ class WarpgroupRows(NamedTuple):
     """The queries of a warpgroup: ROWS rows of a lane, from `first` on. Rows from `length` on are not there."""
 
     output: Any  # pointer to the head's first row
+    stride: Any  # of the output
     lse: Any  # pointer to the lane's first row
     start: Any  # position of the lane's first row
+    step: Any  # from one row's position to the next
     first: Any
     index: Any  # all rows, as scores lie; made before the loop over keys, which costs fewer spills than after it
     length: Any
+
+
+class Sight(NamedTuple):
+    """What says which keys the queries of a warpgroup see, with the `Job`."""
+
+    first_row: Any
+    before: Any  # summary cells before the lane
+    first_cell: Any  # of a block
 
 
 @gluon.constexpr_function
@@ -109,12 +120,18 @@ def cell_coordinates(batch, head, key, first_cell, KEYS: gl.constexpr):
 
 
 @gluon.jit
+def cell_tiles(lane, job):
+    """How many tiles of cells there are before a lane."""
+    return (lane * job.cells + TILE - 1) // TILE
+
+
+@gluon.jit
 def key_tiles(lane, first_row, job, KEYS: gl.constexpr):
     """How many tiles of cells the lane's queries see, the first tile of their window, and how many that has, at least one.
 
     Without a window there is at least one tile of cells; in the first lane all of it is masked.
     """
-    cells = (lane * job.cells + TILE - 1) // TILE
+    cells = cell_tiles(lane, job)
     if KEYS.window:
         first = gl.maximum(0, first_row - job.far) // TILE
         last = (first_row + TILE - 1 - job.near) // TILE
@@ -130,9 +147,13 @@ def first_key(tile, cell_tiles, first_tile):
 
 
 @gluon.jit
-def mask_scores(
-    scores, start, is_cell, before, first_cell, first_row, job, KEYS: gl.constexpr, ALWAYS: gl.constexpr
-):  # fmt: skip
+def is_summary_cell(key, first_cell, job):
+    """Whether a key of the own block is one of its summary cells."""
+    return (key >= first_cell) & (key < first_cell + job.cells)
+
+
+@gluon.jit
+def mask_scores(scores, start, is_cell, sight, job, KEYS: gl.constexpr, ALWAYS: gl.constexpr):
     """-inf for pairs that do not count: cells that are not among the `before` ones, and keys outside of the window.
 
     The keys have the indices from `start` on. Without cells all tiles are of the window. ALWAYS: does not look first whether
@@ -140,6 +161,7 @@ def mask_scores(
     """
     layout: gl.constexpr = scores.type.layout
     COLUMNS: gl.constexpr = scores.shape[1]
+    first_row, before, first_cell = sight
     outside = (start + COLUMNS - 1 > first_row - job.near) | (start < first_row + ROWS - 1 - job.far)
     if not KEYS.own:
         outside = outside | (start == start)
@@ -158,7 +180,7 @@ def mask_scores(
             least = gl.where(is_cell, 0, least)
         seen = (column[None, :] <= last[:, None]) & (column[None, :] >= least[:, None])
         if not KEYS.own:
-            in_cells = (start + column >= first_cell) & (start + column < first_cell + job.cells)
+            in_cells = is_summary_cell(start + column, first_cell, job)
             if KEYS.cells > 0:
                 in_cells = in_cells | is_cell
             seen = seen & in_cells[None, :]
@@ -205,27 +227,27 @@ def place_rows(output, lse, batch, head, lane, first, length, job, work, layout:
     start = lane * job.lane_stride
     lse += (batch * work.heads + head).to(gl.int64) * work.n + start
     index = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    return WarpgroupRows(head_pointer(output, batch, head), lse, start, first, index, length)
+    return WarpgroupRows(
+        head_pointer(output, batch, head), output.row, lse, start, job.index_stride, first, index, length
+    )  # fmt: skip
 
 
 @gluon.jit
-def output_pointers(rows, step, stride, D: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
+def output_pointers(rows, D: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
     row = rows.first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    return row_pointers(rows.output, rows.start + row * step, row < rows.length, stride, D, WIDTH, layout)
+    return row_pointers(rows.output, rows.start + row * rows.step, row < rows.length, rows.stride, D, WIDTH, layout)
 
 
 @gluon.jit
-def begin_softmax(
-    rows, step, stride, layout: gl.constexpr, sum_layout: gl.constexpr,
-    D: gl.constexpr, WIDTH: gl.constexpr, ACCUMULATE: gl.constexpr,
-):  # fmt: skip
-    """Running maximum, weight and weighted sum of values before the first key, or after an earlier pass."""
+def begin_softmax(rows, layout: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, ACCUMULATE: gl.constexpr):
+    """The state before the first key, or after an earlier pass: running maximum, weight and weighted sum of values."""
+    sum_layout: gl.constexpr = mma_layout(WIDTH)
     running_max = gl.full([ROWS], LOWEST, gl.float32, gl.SliceLayout(1, layout))
     weight = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, layout))
     sums = gl.zeros([ROWS, WIDTH], gl.float32, sum_layout)
     if ACCUMULATE:
-        pointers, mask = output_pointers(rows, step, stride, D, WIDTH, sum_layout)
-        earlier = gl.load(rows.lse + rows.index * step, mask=rows.index < rows.length, other=float("-inf"))
+        pointers, mask = output_pointers(rows, D, WIDTH, sum_layout)
+        earlier = gl.load(rows.lse + rows.index * rows.step, mask=rows.index < rows.length, other=float("-inf"))
         weight = gl.where(earlier == float("-inf"), 0.0, 1.0)
         running_max = gl.where(earlier == float("-inf"), LOWEST, earlier)
         sums = gl.load(pointers, mask=mask, other=0.0).to(gl.float32)
@@ -233,11 +255,11 @@ def begin_softmax(
 
 
 @gluon.jit
-def store_rows(result, running_max, weight, nothing, rows, step, stride, D: gl.constexpr):
+def store_rows(result, running_max, weight, nothing, rows, D: gl.constexpr):
     """Writes output and lse. nothing: where a query has no key; its weight is 1 here."""
     WIDTH: gl.constexpr = result.shape[1]
     store_layout: gl.constexpr = row_layout(WIDTH)
-    pointers, mask = output_pointers(rows, step, stride, D, WIDTH, store_layout)
+    pointers, mask = output_pointers(rows, D, WIDTH, store_layout)
     gl.store(pointers, gl.convert_layout(result.to(rows.output.dtype.element_ty), store_layout), mask=mask)
     lse = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
-    gl.store(rows.lse + rows.index * step, lse, mask=rows.index < rows.length)
+    gl.store(rows.lse + rows.index * rows.step, lse, mask=rows.index < rows.length)

@@ -22,6 +22,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
     copy_all,
     copy_out,
     empty_sums,
+    expect_tiles,
     load_panels,
     panels_at,
     row_products,
@@ -31,33 +32,33 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
     walk_range,
 )
 from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
-from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs, without_keys
+from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
-from longstride.attention.kernels.hopper.tiles import head_pointer, mma_layout, row_layout, row_pointers
+from longstride.attention.kernels.hopper.tiles import ROWS, head_pointer, mma_layout, row_layout, row_pointers
 from longstride.attention.kernels.launch import Launch
+from longstride.attention.kernels.primitives import without_keys
 
 
 @gluon.jit
-def fetch(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK: gl.constexpr):
+def fetch_position(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK: gl.constexpr):
     """Starts to copy in the values and keys of a position, and the last queries that see them.
 
     Tensors with several panels come first in both: Triton 3.6 takes ((a, b), (c,)) and ((a,), (b, c)) for one type, and
     would compile copy_all only once.
     """
     present = position < end
-    panels: gl.constexpr = 2 + len(queries) * len(key_tiles[0])
-    mbarrier.expect(full, panels * key_tiles[0][0].shape[0] * key_tiles[0][0].shape[1] * 2, pred=present)
+    expect_tiles(full, query_tiles + key_tiles, present)
     batch, head, tile = walk_place(position + BACK, work, BACK)
-    copy_all(queries, batch, head, 0, tile * 64, full, query_tiles, present)
+    copy_all(queries, (batch, head, 0, tile * ROWS), full, query_tiles, present)
     batch, head, tile = walk_place(position, work, BACK)
-    copy_all(keys, batch, head, 0, tile * 64, full, key_tiles, present)
+    copy_all(keys, (batch, head, 0, tile * ROWS), full, key_tiles, present)
 
 
 @gluon.jit
 def load_rows(matrix, batch, head, tile, position, work, D: gl.constexpr, PANELS: gl.constexpr):
     """The panels of a tile, in registers; zeros after the last head."""
     layout: gl.constexpr = row_layout(D)
-    row = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    row = tile * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     valid = (row >= 0) & (row < work.n) & (position < work.positions)
     first = head_pointer(matrix, batch, head)
     result = ()
@@ -68,12 +69,12 @@ def load_rows(matrix, batch, head, tile, position, work, D: gl.constexpr, PANELS
 
 
 @gluon.jit
-def store_tile(value, descriptor, batch, head, tile, staged, PANEL: gl.constexpr = 0):
+def store_panel(value, descriptor, batch, head, tile, staged, PANEL: gl.constexpr = 0):
     """Starts to write a panel of a gradient's tile."""
     tma.store_wait(2)
     staged.store(value.to(descriptor.dtype))
     fence_async_shared()
-    copy_out(descriptor, batch, head, 0, tile * 64, staged, PANEL)
+    copy_out(descriptor, (batch, head, 0, tile * ROWS), (staged,), PANEL)
 
 
 @gluon.jit
@@ -100,16 +101,16 @@ def walk_backward(
     load_layout: gl.constexpr = row_layout(D)
     vector_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     PANELS: gl.constexpr = WALK.panels
-    q_tiles = make_panels(dtype, RING, 64, D, 1)
-    d_output_tiles = make_panels(dtype, RING, 64, D, PANELS)
-    k_tiles = make_panels(dtype, AHEAD, 64, D, 1)
-    v_tiles = make_panels(dtype, AHEAD, 64, D, PANELS)
-    d_scores_tile = make_tiles(dtype, 1, 64, 64).index(0)
+    q_tiles = make_panels(dtype, RING, ROWS, D, 1)
+    d_output_tiles = make_panels(dtype, RING, ROWS, D, PANELS)
+    k_tiles = make_panels(dtype, AHEAD, ROWS, D, 1)
+    v_tiles = make_panels(dtype, AHEAD, ROWS, D, PANELS)
+    d_scores_tile = make_tiles(dtype, 1, ROWS, ROWS).index(0)
     if PANELS == 1:
-        output_tiles = make_panels(dtype, AHEAD, 64, D, 1)
-        staging = make_tiles(dtype, 3, 64, D)
-    lse_rows = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
-    delta_rows = gl.allocate_shared_memory(gl.float32, [RING, 64], vector_layout)
+        output_tiles = make_panels(dtype, AHEAD, ROWS, D, 1)
+        staging = make_tiles(dtype, 3, ROWS, D)
+    lse_rows = gl.allocate_shared_memory(gl.float32, [RING, ROWS], vector_layout)
+    delta_rows = gl.allocate_shared_memory(gl.float32, [RING, ROWS], vector_layout)
     full = make_barriers(AHEAD)
     fence_async_shared()
     start, end = walk_range(work.positions)
@@ -117,24 +118,24 @@ def walk_backward(
     first = start - BACK
     for slot in gl.static_range(AHEAD):
         newest = (slot + BACK) % RING
-        newest_tiles, keys = tiles_at((d_output_tiles, q_tiles), newest), tiles_at((v_tiles, k_tiles), slot)
+        newest_tiles, first_keys = tiles_at((d_output_tiles, q_tiles), newest), tiles_at((v_tiles, k_tiles), slot)
         if PANELS == 1:
-            fetch(
-                (output, d_output, q), (panels_at(output_tiles, slot),) + newest_tiles, (v, k), keys, first + slot, end,
-                work, full.index(slot), BACK,
+            fetch_position(
+                (output, d_output, q), (panels_at(output_tiles, slot),) + newest_tiles, (v, k), first_keys, first + slot,
+                end, work, full.index(slot), BACK,
             )  # fmt: skip
         else:
-            fetch((d_output, q), newest_tiles, (v, k), keys, first + slot, end, work, full.index(slot), BACK)
+            fetch_position((d_output, q), newest_tiles, (v, k), first_keys, first + slot, end, work, full.index(slot), BACK)
 
-    row = gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
-    dq_next = gl.zeros([64, D], gl.float32, sum_layout)
-    dq_last = gl.zeros([64, D], gl.float32, sum_layout)
+    row = gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [4], [0]))
+    dq_next = gl.zeros([ROWS, D], gl.float32, sum_layout)
+    dq_last = gl.zeros([ROWS, D], gl.float32, sum_layout)
     for position in range(first, end):
         count = position - first
         # Not known to be 0 before the loop: masks and addresses that the compiler makes there would fill the registers.
         zero = count >> 30
         batch, head, tile = walk_place(position + BACK, work, BACK)
-        index = tile * 64 + row
+        index = tile * ROWS + row
         pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + index
         # The last positions have no newer tile: memory after the last head is not the caller's.
         valid = (index >= 0) & (index < work.n) & (position + BACK < work.positions)
@@ -147,6 +148,7 @@ def walk_backward(
         after = (count + 1) % RING
         newest = (count + BACK) % RING
         k_tile, v_tile = tiles_at((k_tiles, v_tiles), stage)
+        keys = k_tile[0], v_tile
         mbarrier.wait(full.index(stage), (count // AHEAD) & 1)
         lse_rows.index(newest).store(newest_lse)
         d_outputs = load_panels(panels_at(d_output_tiles, newest), load_layout)
@@ -155,45 +157,44 @@ def walk_backward(
             outputs = load_panels(output_tile, load_layout)
         delta_rows.index(newest).store(row_products(d_outputs, outputs))
         if (tile >= 0) & (tile < work.tiles):
-            dk_sum = gl.zeros([64, D], gl.float32, sum_layout)
+            dk_sum = gl.zeros([ROWS, D], gl.float32, sum_layout)
             dv_sum = empty_sums(PANELS, D, sum_layout)
             queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, now)
             dq_sum, dk_sum, dv_sum = add_pairs(
-                dq_next, dk_sum, dv_sum, queries, k_tile[0], v_tile, d_scores_tile, scale, zero, 0, 0, FAR, PART, False,
-                True,
+                (dq_next, dk_sum, dv_sum), queries, keys, d_scores_tile, scale, zero, 0, 0, FAR, PART, False, True
             )  # fmt: skip
             if position >= start:
                 dq_tile = staging.index(0) if PANELS == 1 else q_tiles[0].index(now)
-                store_tile(dq_sum * softmax_scale, dq, batch, head, tile, dq_tile)
+                store_panel(dq_sum * softmax_scale, dq, batch, head, tile, dq_tile)
             queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, after)
             dq_next, dk_sum, dv_sum = add_pairs(
-                dq_last, dk_sum, dv_sum, queries, k_tile[0], v_tile, d_scores_tile, scale, zero, 64, 0, FAR, PART, BACK == 1,
-                False,
+                (dq_last, dk_sum, dv_sum), queries, keys, d_scores_tile, scale, zero, ROWS, 0, FAR, PART, BACK == 1, False
             )  # fmt: skip
             if BACK == 2:
                 queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, newest)
                 dq_last, dk_sum, dv_sum = add_pairs(
-                    dq_last, dk_sum, dv_sum, queries, k_tile[0], v_tile, d_scores_tile, scale, zero, 128, 0, FAR, PART,
-                    True, False,
+                    (dq_last, dk_sum, dv_sum), queries, keys, d_scores_tile, scale, zero, 2 * ROWS, 0, FAR, PART, True, False
                 )  # fmt: skip
             if position >= start:
                 dk_tile = staging.index(1) if PANELS == 1 else k_tile[0]
-                store_tile(dk_sum * softmax_scale, dk, batch, head, tile, dk_tile)
+                store_panel(dk_sum * softmax_scale, dk, batch, head, tile, dk_tile)
                 for panel in gl.static_range(PANELS):
                     dv_tile = staging.index(2) if PANELS == 1 else v_tile[panel]
-                    store_tile(dv_sum[panel], dv, batch, head, tile, dv_tile, panel)
+                    store_panel(dv_sum[panel], dv, batch, head, tile, dv_tile, panel)
         else:
-            dq_next = gl.zeros([64, D], gl.float32, sum_layout)
-            dq_last = gl.zeros([64, D], gl.float32, sum_layout)
+            dq_next = gl.zeros([ROWS, D], gl.float32, sum_layout)
+            dq_last = gl.zeros([ROWS, D], gl.float32, sum_layout)
         done_tiles = tiles_at((d_output_tiles, q_tiles), now)
         if PANELS == 1:
-            fetch(
+            fetch_position(
                 (output, d_output, q), (output_tile,) + done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work,
                 full.index(stage), BACK,
             )  # fmt: skip
         else:
             tma.store_wait(0)  # The next tiles are copied to where gradients are written from.
-            fetch((d_output, q), done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work, full.index(stage), BACK)
+            fetch_position(
+                (d_output, q), done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work, full.index(stage), BACK
+            )  # fmt: skip
     tma.store_wait(0)
 
 

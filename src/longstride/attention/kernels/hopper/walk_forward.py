@@ -24,6 +24,8 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
     copy_all,
     copy_out,
     empty_sums,
+    expect_tiles,
+    mask_distances,
     panels_at,
     tiles_at,
     wait_for,
@@ -33,7 +35,7 @@ from longstride.attention.kernels.hopper.lane_descriptors import (
 )
 from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
-from longstride.attention.kernels.hopper.tiles import mma_layout, operand_layout
+from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout
 from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.primitives import LOWEST
 
@@ -46,7 +48,7 @@ def place(position, work, BACK: gl.constexpr):
 
 
 @gluon.jit
-def following(batch, head, tile, work, BACK: gl.constexpr):
+def following_place(batch, head, tile, work, BACK: gl.constexpr):
     """The place after this one."""
     tile += 1
     head += (tile == work.tiles).to(gl.int32)
@@ -57,32 +59,16 @@ def following(batch, head, tile, work, BACK: gl.constexpr):
 
 
 @gluon.jit
-def fetch(descriptors, batch, head, tile, present, full, tiles):
+def fetch_tile(descriptors, batch, head, tile, present, full, tiles):
     """Starts to copy the tile at a place in, if it is present."""
-    panels: gl.constexpr = len(tiles) - 1 + len(tiles[-1])
-    mbarrier.expect(full, panels * tiles[0][0].shape[0] * tiles[0][0].shape[1] * 2, pred=present)
-    copy_all(descriptors, batch, head, 0, tile * 64, full, tiles, present)
+    expect_tiles(full, tiles, present)
+    copy_all(descriptors, (batch, head, 0, tile * ROWS), full, tiles, present)
 
 
 @gluon.jit
 def score(query, key, zeros):
     """Starts the product of queries and keys."""
     return warpgroup_mma(query[0], key[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def mask_scores(scores, tile, zero, DISTANCE: gl.constexpr, FAR: gl.constexpr, layout: gl.constexpr):
-    """-inf for pairs with a tile DISTANCE tiles back that are not in the window; and each query's largest score."""
-    row = zero + gl.arange(0, 64, gl.SliceLayout(1, layout))
-    column = gl.arange(0, 64, gl.SliceLayout(0, layout))
-    if DISTANCE == 0:
-        scores = gl.where(column[None, :] <= row[:, None], scores, float("-inf"))
-    if DISTANCE * 64 + 63 > FAR:
-        scores = gl.where(column[None, :] >= row[:, None] + (DISTANCE * 64 - FAR), scores, float("-inf"))
-    largest = gl.max(scores, 1)
-    if DISTANCE > 0:
-        largest = gl.where(tile >= DISTANCE, largest, float("-inf"))
-    return scores, largest
 
 
 @gluon.jit
@@ -94,14 +80,6 @@ def weigh(scores, largest, tile, scale, DISTANCE: gl.constexpr):
 
 
 @gluon.jit
-def add_values(weights, sums, value, FIRST: gl.constexpr):
-    """Starts the product of weights and values, in panels."""
-    layout: gl.constexpr = mma_layout(value[0].shape[1])
-    operand = gl.convert_layout(weights.to(value[0].dtype), operand_layout(layout))
-    return add_products(operand, value, sums, not FIRST)
-
-
-@gluon.jit
 def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
     """q, k, v, output: tensor descriptors."""
     dtype: gl.constexpr = q.dtype
@@ -110,12 +88,12 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
     BACK: gl.constexpr = WALK.back
     AHEAD: gl.constexpr = WALK.ahead
     RING: gl.constexpr = AHEAD + BACK
-    layout: gl.constexpr = mma_layout(64)
+    layout: gl.constexpr = mma_layout(ROWS)
     sum_layout: gl.constexpr = mma_layout(D)
-    q_tiles = make_panels(dtype, AHEAD, 64, D, 1)
-    k_tiles = make_panels(dtype, RING, 64, D, 1)
-    v_tiles = make_panels(dtype, RING, 64, D, WALK.panels)
-    staged = panels_at(make_panels(dtype, 1, 64, D, WALK.panels), 0)
+    q_tiles = make_panels(dtype, AHEAD, ROWS, D, 1)
+    k_tiles = make_panels(dtype, RING, ROWS, D, 1)
+    v_tiles = make_panels(dtype, RING, ROWS, D, WALK.panels)
+    staged = panels_at(make_panels(dtype, 1, ROWS, D, WALK.panels), 0)
     full = make_barriers(RING)
     fence_async_shared()
     start, end = walk_range(work.positions)
@@ -123,10 +101,10 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
         # The tiles before the program's own have keys and values for it, but no queries.
         batch, head, tile = place(start - BACK + slot, work, BACK)
         if slot < BACK:
-            fetch((k, v), batch, head, tile, True, full.index(slot), tiles_at((k_tiles, v_tiles), slot))
+            fetch_tile((k, v), batch, head, tile, True, full.index(slot), tiles_at((k_tiles, v_tiles), slot))
         else:
             tiles = panels_at(q_tiles, slot - BACK), panels_at(k_tiles, slot), panels_at(v_tiles, slot)
-            fetch((q, k, v), batch, head, tile, start - BACK + slot < end, full.index(slot), tiles)
+            fetch_tile((q, k, v), batch, head, tile, start - BACK + slot < end, full.index(slot), tiles)
     for slot in gl.static_range(BACK):
         mbarrier.wait(full.index(slot), 0)
 
@@ -140,27 +118,29 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
         q_tile = panels_at(q_tiles, count % AHEAD)
         mbarrier.wait(full.index(now), ((count + BACK) // RING) & 1)
         if tile >= 0:
-            zeros = gl.zeros([64, 64], gl.float32, layout)
+            zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
             scores = ()
             for distance in gl.static_range(BACK + 1):
                 scores = scores + (score(q_tile, panels_at(k_tiles, (count + BACK - distance) % RING), zeros),)
-            first, largest = mask_scores(warpgroup_mma_wait(BACK, deps=(scores[0],)), tile, zero, 0, FAR, layout)
+            first = mask_distances(warpgroup_mma_wait(BACK, deps=(scores[0],)), zero, 0, 0, FAR)
+            largest = gl.max(first, 1)
             others = wait_for(scores[1:])
             earlier = ()
-            for number in gl.static_range(BACK):  # The farthest first.
-                masked, largest_there = mask_scores(others[BACK - 1 - number], tile, zero, BACK - number, FAR, layout)
-                largest = gl.maximum(largest, largest_there)
+            for distance in gl.static_range(BACK, 0, -1):
+                masked = mask_distances(others[distance - 1], zero, distance * ROWS, 0, FAR)
+                largest_there = gl.max(masked, 1)
+                largest = gl.maximum(largest, gl.where(tile >= distance, largest_there, float("-inf")))
                 earlier = (masked,) + earlier
             largest = gl.maximum(largest * scale, LOWEST)  # A score of -inf weighs 0.
             all_weights = weigh(first, largest, tile, scale, 0)
             sums = empty_sums(WALK.panels, D, sum_layout)
-            sums = add_values(all_weights, sums, panels_at(v_tiles, now), True)
+            sums = add_products(all_weights, panels_at(v_tiles, now), sums, False)
             for distance in gl.static_range(1, BACK + 1):
                 weights = weigh(earlier[distance - 1], largest, tile, scale, distance)
                 all_weights += weights
-                sums = add_values(weights, sums, panels_at(v_tiles, (count + BACK - distance) % RING), False)
+                sums = add_products(weights, panels_at(v_tiles, (count + BACK - distance) % RING), sums, True)
             weight = gl.sum(all_weights, 1)
-            row = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+            row = tile * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
             lse_rows = lse + (batch * work.heads + head).to(gl.int64) * work.n + row
             gl.store(lse_rows, largest + gl.log2(weight), mask=row < work.n)
             inverse = gl.convert_layout(1.0 / gl.where(weight == 0, 1.0, weight), gl.SliceLayout(1, sum_layout))
@@ -169,13 +149,12 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
             for panel in gl.static_range(WALK.panels):
                 staged[panel].store((sums[panel] * inverse[:, None]).to(dtype))
             fence_async_shared()
-            for panel in gl.static_range(WALK.panels):
-                copy_out(output, batch, head, 0, tile * 64, staged[panel], panel)
+            copy_out(output, (batch, head, 0, tile * ROWS), staged)
         free = (count + BACK + AHEAD) % RING
         tiles = q_tile, panels_at(k_tiles, free), panels_at(v_tiles, free)
-        fetch((q, k, v), ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), tiles)
-        batch, head, tile = following(batch, head, tile, work, BACK)
-        ahead_batch, ahead_head, ahead_tile = following(ahead_batch, ahead_head, ahead_tile, work, BACK)
+        fetch_tile((q, k, v), ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), tiles)
+        batch, head, tile = following_place(batch, head, tile, work, BACK)
+        ahead_batch, ahead_head, ahead_tile = following_place(ahead_batch, ahead_head, ahead_tile, work, BACK)
     tma.store_wait(0)
 
 

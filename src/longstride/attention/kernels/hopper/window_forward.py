@@ -20,7 +20,7 @@ STAGES = gl.constexpr(4)
 
 
 @gluon.jit
-def copy_tiles(q, k, v, queries, keys, values, job, work, KEYS: gl.constexpr):
+def copy_window(q, k, v, queries, keys, values, job, work, KEYS: gl.constexpr):
     """The producer warp."""
     count = 0
     for turn in range(rounds(work.items)):
@@ -36,42 +36,40 @@ def copy_tiles(q, k, v, queries, keys, values, job, work, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def add_values(scores, running_max, weight, sums, value, scale):
+def add_softmax(scores, state, value, scale):
     """Takes the softmax of a tile's scores, and starts the product of its weights with the values."""
+    running_max, weight, sums = state
     sum_layout: gl.constexpr = sums.type.layout
     weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
     operand = gl.convert_layout(weights.to(value.dtype), tiles.operand_layout(sum_layout))
-    return warpgroup_mma(operand, value, sums, is_async=True), running_max, weight
+    return running_max, weight, warpgroup_mma(operand, value, sums, is_async=True)
 
 
 @gluon.jit
-def compute_tile(
-    scores, running_max, weight, sums, query, keys, values, count, tile, first_row, job, scale, KEYS: gl.constexpr
-):  # fmt: skip
+def compute_tile(scores, state, query, keys, values, count, tile, sight, job, scale, KEYS: gl.constexpr):
     """Adds a tile whose scores are there. Returns the scores of the next one, which are computed meanwhile."""
     layout: gl.constexpr = scores.type.layout
     zeros = gl.zeros([ROWS, TILE], gl.float32, layout)
     key = keys.wait_full(count + 1)
     scoring = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    scores = tiles.mask_scores(scores, tile * TILE, False, 0, 0, first_row, job, KEYS, False)
-    adding, running_max, weight = add_values(scores, running_max, weight, sums, values.wait_full(count), scale)
+    scores = tiles.mask_scores(scores, tile * TILE, False, sight, job, KEYS, False)
+    running_max, weight, adding = add_softmax(scores, state, values.wait_full(count), scale)
     following = warpgroup_mma_wait(1, deps=(scoring,))
     keys.release(count + 1)
     sums = warpgroup_mma_wait(0, deps=(adding,))
     values.release(count)
-    return following, running_max, weight, sums
+    return following, (running_max, weight, sums)
 
 
 @gluon.jit
-def compute_tiles(
+def compute_window(
     group: gl.constexpr, queries, keys, values, output, lse, job, work, scale,
     D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup, for its 64 rows of an item."""
     WIDTH_V: gl.constexpr = values.tiles.shape[2]
     layout: gl.constexpr = tiles.mma_layout(TILE)
-    sum_layout: gl.constexpr = tiles.mma_layout(WIDTH_V)
     zeros = gl.zeros([ROWS, TILE], gl.float32, layout)
     count = 0
     for turn in range(rounds(work.items)):
@@ -80,32 +78,29 @@ def compute_tiles(
         first_row += group * ROWS
         length = tiles.lane_length(lane, job, work.n)
         rows = tiles.place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
-        running_max, weight, sums = tiles.begin_softmax(
-            rows, job.index_stride, output.row, layout, sum_layout, D_V, WIDTH_V, ACCUMULATE
-        )  # fmt: skip
+        sight = tiles.Sight(first_row, 0, 0)
+        state = tiles.begin_softmax(rows, layout, D_V, WIDTH_V, ACCUMULATE)
 
         query = queries.wait_full(2 * turn + group)
         scoring = warpgroup_mma(query, keys.wait_full(count).permute((1, 0)), zeros, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=(scoring,))
         keys.release(count)
         for tile in range(first_tile, first_tile + total - 1):
-            scores, running_max, weight, sums = compute_tile(
-                scores, running_max, weight, sums, query, keys, values, count, tile, first_row, job, scale, KEYS
-            )  # fmt: skip
+            scores, state = compute_tile(scores, state, query, keys, values, count, tile, sight, job, scale, KEYS)
             count += 1
         # There is no next tile whose scores could be computed meanwhile, and most often there are pairs to mask.
         queries.release(2 * turn + group)
         start = (first_tile + total - 1) * TILE
-        scores = tiles.mask_scores(scores, start, False, 0, 0, first_row, job, KEYS, True)
-        adding, running_max, weight = add_values(scores, running_max, weight, sums, values.wait_full(count), scale)
+        scores = tiles.mask_scores(scores, start, False, sight, job, KEYS, True)
+        running_max, weight, adding = add_softmax(scores, state, values.wait_full(count), scale)
         sums = warpgroup_mma_wait(0, deps=(adding,))
         values.release(count)
         count += 1
 
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
-        result = sums / gl.convert_layout(weight, gl.SliceLayout(1, sum_layout))[:, None]
-        tiles.store_rows(result, running_max, weight, nothing, rows, job.index_stride, output.row, D_V)
+        result = sums / gl.convert_layout(weight, gl.SliceLayout(1, tiles.mma_layout(WIDTH_V)))[:, None]
+        tiles.store_rows(result, running_max, weight, nothing, rows, D_V)
 
 
 @gluon.jit
@@ -120,9 +115,9 @@ def window_forward(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (compute_tiles, (gl.constexpr(0), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-            (compute_tiles, (gl.constexpr(1), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-            (copy_tiles, (q, k, v, queries, keys, values, job, work, KEYS)),
+            (compute_window, (gl.constexpr(0), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
+            (compute_window, (gl.constexpr(1), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
+            (copy_window, (q, k, v, queries, keys, values, job, work, KEYS)),
         ],
         [4, 1],  # warps of the second warpgroup and of the producer
         [240, 24],  # and their registers
