@@ -196,6 +196,43 @@ def test_a_full_queue_refuses_and_a_sample_that_leaves_makes_room():
     assert found[0] == alone(made, Job(b"e", 3))
 
 
+def test_a_burst_gets_all_places_and_the_whole_queue():
+    made = model()
+
+    async def work(engine):
+        for _ in range(3):
+            found = await asyncio.gather(*(collect(engine.submit([Job(b"a", 3)])) for _ in range(4)))
+            assert [one[0][0] for one in found] == [alone(made, Job(b"a", 3))] * 4
+        answers = [engine.submit([Job(b"a", 300)]) for _ in range(4)]
+        with pytest.raises(BusyError):
+            engine.submit([Job(b"a", 3)])
+        for one in answers:
+            one.cancel()
+
+    serve(made, work, streams=2, queue=2)
+
+
+def test_scores_of_all_samples_together_have_a_limit(monkeypatch):
+    made = model()
+    monkeypatch.setattr("longstride.serving.engine.MOST_NUMBERS", 50)
+    places = HeldPlaces(made, 1)
+    scored, plain = Job(b"abcd", 6, likely=1, scores_prompt=True), Job(b"abcd", 6)
+    assert (scored.numbers, plain.numbers) == (30, 0)
+
+    async def work(engine):
+        first = engine.submit([scored])
+        with pytest.raises(BusyError):
+            engine.submit([scored])
+        second = engine.submit([plain])
+        for _ in range(20):
+            places.let.release()
+        await collect(first)
+        await collect(second)
+        return (await collect(engine.submit([scored])))[0][0]
+
+    assert serve(made, work, places=places) == alone(made, plain)
+
+
 def test_a_sample_that_leaves_frees_its_place():
     made = model()
     places = HeldPlaces(made, 1)
@@ -258,7 +295,7 @@ def test_a_short_request_does_not_wait_for_a_long_prompt():
     assert serve(made, work) == (alone(made, Job(b"a", 5)), 1, 2)
 
 
-@pytest.mark.parametrize(("waiting", "share"), [(1, 1), (3, 3)])
+@pytest.mark.parametrize(("waiting", "share"), [(1, 1), (3, 3), (8, 4)])
 def test_prompts_take_as_much_time_as_bytes(monkeypatch, waiting, share):
     """For each stream that waits; a part of a prompt takes as long as five steps here."""
     made, now, seen = model(), [0.0], list[str]()
@@ -300,6 +337,46 @@ def test_samples_go_on_between_two_calls():
         return counts
 
     assert serve(made, work) == [1, 2, 3, 4, 5]
+
+
+def test_calls_take_no_more_time_than_bytes(monkeypatch):
+    """A call takes as long as four steps here."""
+    made, now, seen = model(), [0.0], list[str]()
+    monkeypatch.setattr("longstride.serving.engine.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Timed(TorchPlaces):
+        def extend(self, *args):
+            now[0] += 1
+            seen.append("step")
+            return super().extend(*args)
+
+    def call():
+        now[0] += 4
+        seen.append("call")
+
+    async def work(engine):
+        answers = engine.submit([Job(b"", 20)])
+        await asyncio.gather(collect(answers), *(engine.run(call) for _ in range(4)))
+
+    serve(made, work, places=Timed(made, 1))
+    calls = [at for at, name in enumerate(seen) if name == "call"]
+    assert [later - earlier - 1 for earlier, later in pairwise(calls)][1:] == [4, 4]
+
+
+def test_a_short_prompt_is_read_beside_long_ones():
+    made, seen = model(), list[int]()
+
+    class Seen(TorchPlaces):
+        def join(self, place, prompt, state, params):
+            for _ in super().join(place, prompt, state, params):
+                seen.append(len(prompt))
+                yield
+
+    jobs = [Job(prompt, 2) for prompt in (b"abcdefgh", b"ijklmnop", b"x")]
+    found = serve(made, lambda engine: collect(engine.submit(jobs)), places=Seen(made, 3))
+    assert [one[0] for one in found] == [alone(made, job) for job in jobs]
+    assert seen.index(1) <= 1
+    assert seen[: 2 * made.config.layers].count(1) == made.config.layers
 
 
 def test_calls_run_in_the_thread_of_the_model_between_bytes():

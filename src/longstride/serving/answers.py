@@ -25,6 +25,12 @@ class Job:
     """With a number, bytes are scored, and each score has so many of the likeliest bytes."""
     scores_prompt: bool = False
 
+    @property
+    def numbers(self) -> int:
+        """Bytes and logprobs that its scores have."""
+        scored = self.length + (len(self.prompt) if self.scores_prompt else 0)
+        return 0 if self.likely is None else scored * (2 + self.likely)
+
 
 @dataclass
 class Piece:

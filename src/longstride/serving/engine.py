@@ -31,6 +31,10 @@ Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
 HAND_OVER_SECONDS = 0.02
 """Time between two pieces of a sample. For each byte, the event loop would take as long as a step of a small model."""
+MOST_NUMBERS = 2**24
+"""The most bytes and logprobs that all samples together may have to be scored for; each takes up to 100 bytes of memory."""
+MOST_SHARE = 4.0
+"""The most time that prompts get for each second of turns."""
 READING_SECONDS = 0.05
 """Time for which prompts are read, if no sample is being made, before the engine looks for those that come and leave."""
 
@@ -111,6 +115,10 @@ class Engine:
         """Of the last turn, and of each of its steps."""
         self._owed_seconds = 0.0
         """For which turns are taken before prompts are read again, as these took longer than the turn before."""
+        self._owed_to_calls = 0.0
+        """The same for the next call."""
+        self._parts = 0
+        """Of prompts that were read."""
         self._handed_over = 0.0
         self._thread = threading.Thread(target=self._work, name="longstride engine", daemon=True)
 
@@ -137,8 +145,10 @@ class Engine:
         answers = Answers(jobs, self.wake)
         streams = [Stream(answers, answer, loop, self.config.context) for answer in answers.answers]
         with self._lock:
-            room = self.queue + max(0, len(self._free) - len(self._new)) - len(self._new)
-            if len(jobs) > room:
+            held = list(self._held)
+            room = self.queue + len(self._free) + sum(stream.done for stream in held) - len(self._new)
+            numbers = sum(stream.job.numbers for stream in (*held, *self._new, *streams))
+            if len(jobs) > room or (numbers > MOST_NUMBERS and any(job.numbers for job in jobs)):
                 self.counts.refused += len(jobs)
                 raise BusyError(self._retry_after())
             self._new.extend(streams)
@@ -185,8 +195,10 @@ class Engine:
     def _go_on(self) -> bool:
         """Takes a turn, or waits if there is nothing to do. Returns whether there will be more."""
         self._wake.clear()
-        if self._calls:  # One at a time: samples go on between two.
+        if self._calls and (self._owed_to_calls <= 0 or not self._running):  # Samples go on between two.
+            begun = time.perf_counter()
             _call(*self._calls.popleft())
+            self._owed_to_calls = time.perf_counter() - begun
         self._drop_left()
         self._admit()
         if not self._held and self._turn is None:
@@ -206,6 +218,11 @@ class Engine:
                 self._fail(stream, ModelError(FAILED))
         self._hand_over(self._held)
         return True
+
+    @property
+    def _running(self) -> int:
+        """Streams that turns extend."""
+        return sum(stream.joining is None and not stream.done for stream in self._held)
 
     def _drop_left(self) -> None:
         """Frees the places of samples that have ended or that nobody waits for."""
@@ -261,17 +278,19 @@ class Engine:
             self._finish(stream, "length")
 
     def _read_prompts(self) -> None:
-        """Reads prompts for as long as turns take, so that neither these nor the running streams wait for long; for longer
-        if more streams wait for theirs than run. The next prompt is that of the stream that has waited longest; one of
-        several windows waits again after each."""
+        """Reads prompts for as long as turns take, so that neither these nor the running streams wait for long; for up to
+        MOST_SHARE times as long if more streams wait for theirs than run. The next part is in turns that of the stream that
+        has waited longest and that of the shortest prompt; one of several windows waits again after each."""
         begun = time.perf_counter()
         reading = sum(stream.joining is not None for stream in self._held)
-        running = sum(stream.joining is None and not stream.done for stream in self._held)
-        share = max(1.0, reading / running) if running else 1.0
+        running = self._running
+        share = min(MOST_SHARE, max(1.0, reading / running)) if running else 1.0
         if running and self._owed_seconds > self._turn_seconds:
             self._owed_seconds -= self._turn_seconds
             return
-        while stream := next((stream for stream in self._held if stream.joining is not None), None):
+        while waiting := [stream for stream in self._held if stream.joining is not None]:
+            self._parts += 1
+            stream = min(waiting, key=lambda one: len(one.window)) if self._parts % 2 else waiting[0]
             assert stream.joining is not None
             try:
                 if next(stream.joining):
@@ -311,6 +330,7 @@ class Engine:
         if ready:
             self._turn_seconds = time.perf_counter() - begun
             self._step_seconds = self._turn_seconds / steps
+            self._owed_to_calls -= self._turn_seconds
 
     def _take(self, turn: Turn, streams: Sequence[Stream]) -> None:
         """Gives the bytes of a turn to their streams."""
