@@ -17,8 +17,8 @@ from transformers import (
 
 from longstride import Column, Local
 from longstride.patterns.notation import parse
-from longstride.transformers import attention, set_attention_pattern
-from tests.transformers.small import CHECKPOINTING
+from longstride.transformers import ByteTokenizer, attention, set_attention_pattern
+from tests.transformers.small import CHECKPOINTING, wrapped
 
 WORDS, LAYERS, HEADS = 53, 2, 4
 SIZES = {
@@ -187,6 +187,23 @@ def test_checkpointing_changes_nothing(name):
 def test_bad_patterns_are_refused(pattern, message):
     with pytest.raises(ValueError, match=message):
         set_attention_pattern(make(), pattern)
+
+
+def test_generation_takes_stop_strings():
+    model, given = make(), tokens(1, 12)
+    ones = torch.ones_like(given)
+    whole = model.generate(given, attention_mask=ones, max_new_tokens=8, do_sample=False)
+    stops = ByteTokenizer().decode(whole[0, 14:15])
+    found = model.generate(
+        given, attention_mask=ones, max_new_tokens=8, do_sample=False, stop_strings=[stops], tokenizer=ByteTokenizer()
+    )
+    assert len(found[0]) <= 15
+    assert torch.equal(found[0], whole[0, : len(found[0])])
+
+
+def test_our_own_models_are_refused():
+    with pytest.raises(ValueError, match="LongstrideForCausalLM has its own pattern; give it as `pattern` in its config"):
+        set_attention_pattern(wrapped(), "local(3)")
 
 
 def test_what_is_no_model_is_refused():

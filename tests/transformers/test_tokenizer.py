@@ -1,4 +1,5 @@
 import pytest
+import torch
 from transformers import AutoTokenizer, pipeline
 
 from longstride.transformers import ByteTokenizer
@@ -30,6 +31,16 @@ def test_there_is_no_padding():
     assert ByteTokenizer()(["abc", "def"], return_tensors="pt")["input_ids"].shape == (2, 3)
     with pytest.raises(ValueError, match="padding token"):
         ByteTokenizer()(["abc", "d"], padding=True)
+
+
+def test_generation_takes_stop_strings():
+    model, tokenizer = wrapped(), ByteTokenizer()
+    given = tokenizer("The cat", return_tensors="pt")
+    whole = model.generate(**given, max_new_tokens=20, do_sample=False)[0]
+    stops = [tokenizer.decode(whole[10:11])]
+    found = model.generate(**given, max_new_tokens=20, do_sample=False, stop_strings=stops, tokenizer=tokenizer)[0]
+    assert 7 < len(found) <= 11
+    assert torch.equal(found, whole[: len(found)])
 
 
 def test_a_pipeline_generates_text(tmp_path):

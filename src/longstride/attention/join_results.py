@@ -11,6 +11,9 @@ from longstride.common.checks import short_repr
 def join(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Joins results of `attend(..., return_lse=True)` for the same queries over disjoint sets of keys.
 
+    In each call the queries are at positions of its own keys, by default the last ones. So several queries do not see all
+    of a part that lies before them; join a query at a time, or parts in which that holds.
+
     Args:
         outputs: Each [batch, heads, n_q, d_v].
         lses: Each [batch, heads, n_q], float32 or float64.

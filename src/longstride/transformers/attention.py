@@ -20,6 +20,7 @@ from transformers.masking_utils import causal_mask_function
 
 from longstride.attention.api import attend
 from longstride.common.checks import short_repr
+from longstride.model.saved_config import MODEL_TYPE
 from longstride.patterns import Pattern
 from longstride.patterns.notation import parse, write
 
@@ -29,8 +30,9 @@ FIELD = "longstride_pattern"
 DOCUMENTS_DTYPE = torch.int32
 """Of the tensor that says where padding ends. Masks of users have other dtypes."""
 HARMLESS = {
-    "cache_position", "is_causal", "labels", "logits_to_keep", "num_items_in_batch", "output_hidden_states",
-    "past_key_values", "position_embeddings", "position_ids", "return_dict", "use_cache",
+    "cache_position", "ignore_index", "is_causal", "labels", "logits_to_keep", "num_items_in_batch",
+    "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings", "position_ids",
+    "return_dict", "shift_labels", "tokenizer", "use_cache",
 }  # fmt: skip
 """Arguments of attention functions that do not change what is computed from query, key and value."""
 
@@ -48,6 +50,8 @@ def set_attention_pattern(model: PreTrainedModel, pattern: PatternLike | Sequenc
     owner, config = "set_attention_pattern", getattr(model, "config", None)
     if not isinstance(model, PreTrainedModel) or config is None:
         raise ValueError(f"{owner}: model must be a model of transformers, got {type(model).__name__}")
+    if getattr(config, "model_type", None) == MODEL_TYPE:
+        raise ValueError(f"{owner}: model = {type(model).__name__} has its own pattern; give it as `pattern` in its config")
     layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
     if layers is None or heads is None:
         raise ValueError(f"{owner}: model = {type(model).__name__} has no single stack of layers; give its text model alone")

@@ -105,7 +105,7 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             num_items_in_batch: Number that the sum of the loss is divided by, instead of the number of scored labels.
         """
         for name, given in others.items():
-            if given is not None and given is not False:
+            if given is not None and given is not False and name != "tokenizer":  # generate() has one for stop_strings.
                 shown = "a tensor" if isinstance(given, Tensor) else short_repr(given)
                 raise ValueError(f"{OWNER}: {name} = {shown} is not supported; leave it out")
         if input_ids is None or input_ids.dim() != 2:
