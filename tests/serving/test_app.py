@@ -127,6 +127,11 @@ def test_the_window_slides_if_asked(api, tiny):
     assert bytes(found) == alone(tiny.model, Job(b"a", 100, seed=1))
 
 
+def test_brackets_in_a_prompt(api):
+    found = post(api, prompt="[" * 100_001, overflow="slide", max_tokens=2)
+    assert found["usage"]["prompt_tokens"] == 100_001
+
+
 def test_models(api):
     found = api.get("/v1/models").json()
     assert found["object"] == "list"

@@ -126,8 +126,9 @@ def test_the_context():
         assert no.value.code == "context_length_exceeded"
         assert read("slide", **body).length == body.get("max_tokens", 16)
         assert read_completion({**body, "overflow": "slide"}, "tiny", TEXT, "refuse").length == body.get("max_tokens", 16)
-    with pytest.raises(RequestError, match="at most"):
-        read("slide", prompt=[0] * (MOST_BYTES + 1))
+    for prompt in ([0] * (MOST_BYTES + 1), [0] * MOST_BYTES + ["a"], "a" * (MOST_BYTES + 1)):
+        with pytest.raises(RequestError, match="prompt must have at most 1,048,576 bytes, got 1,048,577"):
+            read("slide", prompt=prompt)
 
 
 def test_the_size_of_an_answer():

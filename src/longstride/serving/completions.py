@@ -105,6 +105,8 @@ def _read_prompts(given: Any) -> list[bytes]:
         raise RequestError(
             f"prompt must be text, a list of bytes (0 to 255), or a list of either, got {short_repr(given)}", "prompt"
         )
+    if _is_whole(given[0]) and len(given) > MOST_BYTES:  # Before each of them is looked at.
+        raise RequestError(f"prompt must have at most {MOST_BYTES:,} bytes, got {len(given):,}", "prompt")
     if all(_is_whole(item) for item in given):
         return [_to_bytes(given)]
     if len(given) > MOST_PROMPTS:
