@@ -72,6 +72,16 @@ def test_a_stream_is_the_same_as_the_whole(api):
     assert all("usage" not in chunk for chunk in chunks)
 
 
+def test_a_stream_names_the_seed_that_repeats_it(api):
+    body = {"prompt": "ab", "max_tokens": 20}
+    chunks = events(api, **body, stream_options={"include_usage": True})
+    (seed,) = {chunk["seed"] for chunk in chunks}
+    again = post(api, **body, seed=seed)
+    made = [byte for chunk in chunks for choice in chunk["choices"] for byte in choice["byte_ids"]]
+    assert again["choices"][0]["byte_ids"] == made
+    assert again["seed"] == seed
+
+
 def test_usage_at_the_end_of_a_stream(api):
     *chunks, last = events(api, prompt="ab", max_tokens=3, stream_options={"include_usage": True})
     assert last["choices"] == []

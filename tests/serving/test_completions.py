@@ -36,6 +36,7 @@ def test_defaults():
     assert (made.choices, made.length, made.params, made.stop) == (1, 16, SamplingParams(), ())
     assert (made.echo, made.likely, made.stream, made.includes_usage) == (False, None, False, False)
     assert made.seed != read().seed
+    assert all(0 <= read().seed < 2**53 for _ in range(50))  # JavaScript rounds larger ones.
 
 
 def test_values():

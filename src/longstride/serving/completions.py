@@ -26,6 +26,8 @@ MOST_LIKELY = 20
 MOST_STOPS, LONGEST_STOP = 16, 1024
 """The most stop sequences, and the most bytes of each."""
 LONGEST_USER = 1024
+SEED_BITS = 53
+"""Of a seed that the server chooses: JavaScript rounds larger integers."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "presence_penalty": (0,),
@@ -186,7 +188,7 @@ def _read_params(body: Mapping[str, Any]) -> SamplingParams:
 
 def _read_seed(body: Mapping[str, Any]) -> int:
     if body.get("seed") is None:
-        return secrets.randbits(63)
+        return secrets.randbits(SEED_BITS)
     return _whole(body, "seed", -(2**63), 2**64 - 1)
 
 
