@@ -178,6 +178,16 @@ def test_a_body_that_breaks_off_is_no_error_of_ours(running, caplog, path, at_on
     assert not caplog.records
 
 
+def test_a_client_that_closes_its_half_gets_no_late_answer(tiny, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "serving.md"
+    assert f"gets no answer that takes longer than {connections.HALF_CLOSED_SECONDS} s." in page.read_text()
+    monkeypatch.setattr(connections, "HALF_CLOSED_SECONDS", 0.05)
+    with server(tiny) as made, ask(made.port, prompt="a", max_tokens=10**6, overflow="slide") as connection:
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(65536) == b""
+        wait_until(lambda: made.app.state.engine.counts.samples["left"] == 1)
+
+
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
