@@ -23,6 +23,8 @@ from longstride.serving.metrics import HttpCounts
 LOG = logging.getLogger("longstride")
 LARGEST_BODY = 2**23
 """The most bytes of a request."""
+REFUSAL_SECONDS = 1.0
+"""Seconds in which a client must take in that the server stops. One that reads nothing would keep it from that."""
 HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 """A Host header: an address or a name, and a port."""
 OPEN = ("/", "/health", "/favicon.ico")
@@ -76,12 +78,13 @@ class Guard:
             pass
         except asyncio.CancelledError:  # The server stops, and its time for what is under way has passed.
             refusal = stopping("the server stops before the answer is complete; send the request again")
-            with suppress(asyncio.CancelledError):  # Again, if the client reads nothing.
-                if not status:
-                    await refusal.response()(scope, receive, guarded_send)
-                elif is_open_stream:
-                    event = f"data: {json.dumps(refusal.body())}\n\n"
-                    await guarded_send({"type": "http.response.body", "body": event.encode()})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFUSAL_SECONDS):
+                    if not status:
+                        await refusal.response()(scope, receive, guarded_send)
+                    elif is_open_stream:
+                        event = f"data: {json.dumps(refusal.body())}\n\n"
+                        await guarded_send({"type": "http.response.body", "body": event.encode()})
         except Exception:  # Our own mistakes: clients learn nothing of the machine.
             LOG.exception("a request failed")
             if not status:
