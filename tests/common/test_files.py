@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 
@@ -20,6 +21,7 @@ NESTED = {
     "a list in a list": "[" * 100_000,
     "an object in an object": '{"a":' * 100_000,
     "whole, and deeper than the limit": '{"a":' * (LEVELS + 1) + "1" + "}" * (LEVELS + 1),
+    "deeper than the limit, with nothing inside": '{"a":' * LEVELS + "[]" + "}" * LEVELS,
     "as deep as Python reads": '{"a":' + "[" * 900 + "]" * 900 + "}",
 }
 
@@ -85,6 +87,24 @@ def test_what_is_no_object(text, kind):
 def test_many_small_lists_are_refused_before_they_are_made():
     with pytest.raises(ValueError, match=f"it has more than {CONTAINERS:,} lists and objects"):
         parse_object('{"a": [' + "[]," * CONTAINERS + "1]}", "x")
+
+
+@pytest.mark.parametrize("before", ["", '"', "\\", '\\"'], ids=["nothing", "a quote", "a backslash", "both"])
+def test_brackets_inside_strings_are_no_lists(before):
+    string = before + "[" * (CONTAINERS // 2 + 1) + before
+    text = json.dumps({"a": string, "b": [1], "c": string})
+    assert parse_object(text, "x") == {"a": string, "b": [1], "c": string}
+
+
+def test_lists_between_strings_are_counted():
+    with pytest.raises(ValueError, match=f"it has more than {CONTAINERS:,} lists and objects"):
+        parse_object('{"a\\\\": [' + '"\\"", [],' * CONTAINERS + "1]}", "x")
+
+
+def test_the_depth_of_few_brackets_is_not_searched(monkeypatch):
+    """That would take longer than to parse many numbers."""
+    monkeypatch.setattr(files, "_is_shallow", None)
+    assert parse_object('{"a": [1, 2, 3]}', "x") == {"a": [1, 2, 3]}
 
 
 def test_large_files_are_not_read(tmp_path):

@@ -72,6 +72,16 @@ def test_a_stream_is_the_same_as_the_whole(api):
     assert all("usage" not in chunk for chunk in chunks)
 
 
+def test_a_stream_names_the_seed_that_repeats_it(api):
+    body = {"prompt": "ab", "max_tokens": 20}
+    chunks = events(api, **body, stream_options={"include_usage": True})
+    (seed,) = {chunk["seed"] for chunk in chunks}
+    again = post(api, **body, seed=seed)
+    made = [byte for chunk in chunks for choice in chunk["choices"] for byte in choice["byte_ids"]]
+    assert again["choices"][0]["byte_ids"] == made
+    assert again["seed"] == seed
+
+
 def test_usage_at_the_end_of_a_stream(api):
     *chunks, last = events(api, prompt="ab", max_tokens=3, stream_options={"include_usage": True})
     assert last["choices"] == []
@@ -125,6 +135,11 @@ def test_the_window_slides_if_asked(api, tiny):
     assert len(found) == 5
     found = post(api, prompt="a", overflow="slide", max_tokens=100, seed=1)["choices"][0]["byte_ids"]
     assert bytes(found) == alone(tiny.model, Job(b"a", 100, seed=1))
+
+
+def test_brackets_in_a_prompt(api):
+    found = post(api, prompt="[" * 100_001, overflow="slide", max_tokens=2)
+    assert found["usage"]["prompt_tokens"] == 100_001
 
 
 def test_models(api):

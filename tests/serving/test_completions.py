@@ -36,6 +36,7 @@ def test_defaults():
     assert (made.choices, made.length, made.params, made.stop) == (1, 16, SamplingParams(), ())
     assert (made.echo, made.likely, made.stream, made.includes_usage) == (False, None, False, False)
     assert made.seed != read().seed
+    assert all(0 <= read().seed < 2**53 for _ in range(50))  # JavaScript rounds larger ones.
 
 
 def test_values():
@@ -126,8 +127,9 @@ def test_the_context():
         assert no.value.code == "context_length_exceeded"
         assert read("slide", **body).length == body.get("max_tokens", 16)
         assert read_completion({**body, "overflow": "slide"}, "tiny", TEXT, "refuse").length == body.get("max_tokens", 16)
-    with pytest.raises(RequestError, match="at most"):
-        read("slide", prompt=[0] * (MOST_BYTES + 1))
+    for prompt in ([0] * (MOST_BYTES + 1), [0] * MOST_BYTES + ["a"], "a" * (MOST_BYTES + 1)):
+        with pytest.raises(RequestError, match="prompt must have at most 1,048,576 bytes, got 1,048,577"):
+            read("slide", prompt=prompt)
 
 
 def test_the_size_of_an_answer():

@@ -1,7 +1,11 @@
 """Who may use the server: hosts, origins, keys, and bodies of limited size."""
 
+import asyncio
+
 import pytest
 
+from longstride.serving import guard
+from longstride.serving.metrics import HttpCounts
 from tests.serving.small import app, client
 
 BODY = {"prompt": "a", "max_tokens": 1}
@@ -125,3 +129,34 @@ def test_headers_that_come_twice():
     with client() as made:
         found = made.get("/health", headers=[("host", "localhost"), ("host", "evil.com")])
     assert found.status_code == 400
+
+
+@pytest.mark.parametrize("begins", [True, False], ids=["a stream", "a whole answer"])
+def test_a_client_that_reads_nothing_does_not_keep_the_server_from_its_end(monkeypatch, begins):
+    monkeypatch.setattr(guard, "REFUSAL_SECONDS", 0.01)
+    sent = []
+
+    async def endless(scope, receive, send):
+        if begins:
+            head = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+            await send(head)
+        started.set()
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+        if started.is_set():
+            await asyncio.Event().wait()
+
+    async def stop():
+        scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}
+        task = asyncio.create_task(guard.Guard(endless, None, (), HttpCounts())(scope, None, send))
+        await started.wait()
+        task.cancel()
+        async with asyncio.timeout(60):
+            await task
+
+    started = asyncio.Event()
+    asyncio.run(stop())
+    assert len(sent) == 1 + begins
+    assert b'"code": "stopping"' in sent[1]["body"] if begins else sent[0]["status"] == 503

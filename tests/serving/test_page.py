@@ -24,7 +24,7 @@ from tests.serving.browser import open_browser, open_server, open_tab
 pytestmark = pytest.mark.page
 SMALLER = ["--steps", "4", "--batch", "1", "--validate-every", "2", "--log-every", "1", "--validate-bytes", "512"]
 SMALL_MODEL = ["--model.layers", "2", "--model.width", "32"]
-NARROW = 360
+NARROW = 320
 
 
 @pytest.fixture(scope="module")
@@ -304,6 +304,21 @@ def test_the_card_of_a_saved_model(browser, folder, text):
         expect(panel).to_contain_text("CC BY 4.0.")
         expect(panel).to_contain_text("It knows <b>nothing</b>.")
         expect(panel.get_by_role("row").nth(1)).to_have_text("a book1,2342562.346")
+
+
+def test_a_narrow_table_shows_its_last_column(browser, folder, text):
+    main(["export", str(folder / "text"), str(folder / "narrow")])
+    card = json.loads((folder / "narrow" / "card.json").read_text())
+    name = "the last 5,000,000 bytes of enwik8, of which a/very/long/name/without/any/space/tells, bundled with longstride"
+    card |= {"figures": [{"data": name, "bytes": 5_000_000, "min_context": 12_288, "bits_per_byte": 2.3456}]}
+    (folder / "narrow" / "card.json").write_text(json.dumps(card))
+    with open_server(folder / "narrow") as address, open_tab(browser, address, width=NARROW, height=800) as tab:
+        tab.locator("#tab-about").click()
+        expect(tab.get_by_role("cell", name="2.346")).to_be_visible()
+        assert tab.eval_on_selector(".scroll", "box => box.scrollWidth - box.clientWidth") == 0
+        for cell in ("2.346", "5,000,000"):
+            box = tab.get_by_role("cell", name=cell, exact=True).bounding_box()
+            assert 0 <= box["x"] < box["x"] + box["width"] <= NARROW
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

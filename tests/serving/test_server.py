@@ -178,6 +178,16 @@ def test_a_body_that_breaks_off_is_no_error_of_ours(running, caplog, path, at_on
     assert not caplog.records
 
 
+def test_a_client_that_closes_its_half_gets_no_late_answer(tiny, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "serving.md"
+    assert f"gets no answer that takes longer than {connections.HALF_CLOSED_SECONDS} s." in page.read_text()
+    monkeypatch.setattr(connections, "HALF_CLOSED_SECONDS", 0.05)
+    with server(tiny) as made, ask(made.port, prompt="a", max_tokens=10**6, overflow="slide") as connection:
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(65536) == b""
+        wait_until(lambda: made.app.state.engine.counts.samples["left"] == 1)
+
+
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -242,23 +252,37 @@ def test_more_connections_than_files_are_closed(tiny, monkeypatch):
             assert last.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_sigterm_finishes_what_is_under_way(tiny, tmp_path):
-    folder = tmp_path / "model"
+@contextlib.contextmanager
+def process_of(tiny, folder, *flags):
+    """Runs `longstride serve`: yields the process and its port."""
     tiny.model.save_pretrained(folder)
     command = [sys.executable, "-m", "longstride", "serve", str(folder), "--port", "0", "--kind", "text", "--name", "tiny",
-               "--streams", "2", "--overflow", "slide"]  # fmt: skip
+               "--streams", "2", "--overflow", "slide", *flags]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         line = process.stderr.readline()
         assert "serving tiny on http://127.0.0.1:" in line, line + process.stderr.read()
-        port = int(line.split("127.0.0.1:")[1].split(":")[0])
-        body = {"prompt": "a", "max_tokens": 400, "seed": 6, "stream": True}
-        with ask(port, **body) as connection:
+        yield process, int(line.split("127.0.0.1:")[1].split(":")[0])
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def receive_all(connection) -> bytes:
+    content = b""
+    while part := connection.recv(65536):
+        content += part
+    return content
+
+
+def test_sigterm_finishes_what_is_under_way(tiny, tmp_path):
+    with process_of(tiny, tmp_path / "model") as (process, port):
+        with ask(port, prompt="a", max_tokens=400, seed=6, stream=True) as connection:
             content = connection.recv(65536)
             assert content.startswith(b"HTTP/1.1 200 ")
             process.send_signal(signal.SIGTERM)
-            while part := connection.recv(65536):
-                content += part
+            content += receive_all(connection)
         assert b"data: [DONE]" in content
         made = b"".join(
             bytes(json.loads(line[6:])["choices"][0]["byte_ids"])
@@ -270,10 +294,32 @@ def test_sigterm_finishes_what_is_under_way(tiny, tmp_path):
         assert process.stderr.read() == ""
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=5)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+
+
+def test_sigterm_ends_what_takes_longer_than_the_grace(tiny, tmp_path):
+    endless = {"prompt": "a", "max_tokens": 10**6}
+    with (
+        process_of(tiny, tmp_path / "model", "--grace", "0") as (process, port),
+        ask(port, **endless) as whole,
+        ask(port, **endless, stream=True) as stream,
+        ask(port, **endless, stream=True) as queued,
+    ):
+        for connection in (stream, queued):
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        process.send_signal(signal.SIGTERM)
+        head, _, body = receive_all(whole).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 5" in head.lower()
+        assert json.loads(body)["error"]["code"] == "stopping"
+        for connection in (stream, queued):
+            content = receive_all(connection)
+            *_, last = (line for line in content.split(b"\n") if line.startswith(b"data: "))
+            assert json.loads(last[6:])["error"]["code"] == "stopping"
+            assert content.endswith(b"\r\n0\r\n\r\n")
+        assert process.wait(60) == 0
+        said = process.stderr.read()
+        assert "Traceback" not in said
+        assert said.count("\n") <= 1
 
 
 def test_no_path_of_the_machine_is_shown(running):

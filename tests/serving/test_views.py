@@ -160,12 +160,21 @@ def test_bytes_must_be_bytes(client, value):
 
 @pytest.mark.parametrize("position", [None, -1, 40, 10**30, 1.5, "1", True, [0]])
 def test_position_must_be_in_the_bytes(client, position):
-    refused(client.post("/page/look", json={"bytes": DATA, "position": position}), param="position")
+    message = refused(client.post("/page/look", json={"bytes": DATA, "position": position}), param="position")
+    assert message.startswith("position must be ")
+
+
+def test_errors_repeat_little_of_a_long_value(client):
+    for position in (10**3999, -(10**3999), "1" * 4000, [1] * 4000):
+        message = refused(client.post("/page/look", json={"bytes": DATA, "position": position}), param="position")
+        assert len(message) < 250
+        assert message.startswith("position must be at most 39, got 1000") == (position == 10**3999)
 
 
 @pytest.mark.parametrize("layers", [[], [3], [-1], ["0"], 0, "all", [0, 0], [0, 1, 2, 0], [True]])
 def test_layers_must_be_layers(client, layers):
-    refused(client.post("/page/look", json={"bytes": DATA, "position": 5, "layers": layers}), param="layers")
+    message = refused(client.post("/page/look", json={"bytes": DATA, "position": 5, "layers": layers}), param="layers")
+    assert message.startswith("layers must be ")
 
 
 def test_sizes_are_limited(client):

@@ -6,6 +6,7 @@ Opening a FIFO may block for ever, reading a device may never end, and a link ma
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +20,8 @@ LEVELS = 32
 """The deepest nesting of lists and objects in a JSON file."""
 CONTAINERS = 100_000
 """The most lists and objects in a JSON file: each takes far more memory than its two bytes of text."""
+STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A string in JSON, or one that does not end."""
 
 DEEPEST = 64
 """The most levels of folders inside each other."""
@@ -82,11 +85,14 @@ def parse_object(text: str, owner: str, finite: bool = True) -> dict[str, Any]:
     try:
         if len(text) > LARGEST_JSON:
             raise ValueError(f"it has {len(text):,} characters; at most {LARGEST_JSON:,} are read")
-        if text.count("[") + text.count("{") > CONTAINERS:
+        containers = _count_opened(text)
+        if containers > CONTAINERS:
+            containers = _count_opened(STRING.sub("", text))
+        if containers > CONTAINERS:
             raise ValueError(f"it has more than {CONTAINERS:,} lists and objects")
         hooks: dict[str, Any] = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
         content = json.loads(text, **hooks)
-        if not _is_shallow(content):
+        if containers > LEVELS and not _is_shallow(content):
             raise RecursionError
     except RecursionError:
         raise ValueError(f"{owner} is not JSON as this package writes it: more than {LEVELS} levels are nested") from None
@@ -177,14 +183,18 @@ def _finite(text: str) -> float:
     return number
 
 
+def _count_opened(text: str) -> int:
+    return text.count("[") + text.count("{")
+
+
 def _is_shallow(content: Any) -> bool:
-    level = [content]
-    for _ in range(LEVELS + 1):
+    level = [content] if type(content) in (dict, list) else []
+    for _ in range(LEVELS):
         level = [
             inner
             for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) in (dict, list)
         ]
         if not level:
             return True

@@ -68,6 +68,7 @@ def _add_completions(app: FastAPI, served: Served, engine: Engine, settings: Ser
             "object": "text_completion",
             "created": int(time.time()),
             "model": served.name,
+            "seed": completion.seed,
         }
         if completion.stream:
             events = _events(completion, answers, head, request.receive)
@@ -133,7 +134,7 @@ async def _whole_answer(completion: Completion, answers: Answers, head: dict[str
         with errors_of_engine():
             async for index, piece in answers:
                 _append(whole[index], choices[index].chunk(piece))
-    return {**head, "choices": whole, "usage": _usage(completion, choices), "seed": completion.seed}
+    return {**head, "choices": whole, "usage": _usage(completion, choices)}
 
 
 def _append(whole: dict[str, Any], chunk: dict[str, Any]) -> None:

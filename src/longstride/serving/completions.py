@@ -26,6 +26,8 @@ MOST_LIKELY = 20
 MOST_STOPS, LONGEST_STOP = 16, 1024
 """The most stop sequences, and the most bytes of each."""
 LONGEST_USER = 1024
+SEED_BITS = 53
+"""Of a seed that the server chooses: JavaScript rounds larger integers."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "presence_penalty": (0,),
@@ -105,6 +107,8 @@ def _read_prompts(given: Any) -> list[bytes]:
         raise RequestError(
             f"prompt must be text, a list of bytes (0 to 255), or a list of either, got {short_repr(given)}", "prompt"
         )
+    if _is_whole(given[0]) and len(given) > MOST_BYTES:  # Before each of them is looked at.
+        raise RequestError(f"prompt must have at most {MOST_BYTES:,} bytes, got {len(given):,}", "prompt")
     if all(_is_whole(item) for item in given):
         return [_to_bytes(given)]
     if len(given) > MOST_PROMPTS:
@@ -184,7 +188,7 @@ def _read_params(body: Mapping[str, Any]) -> SamplingParams:
 
 def _read_seed(body: Mapping[str, Any]) -> int:
     if body.get("seed") is None:
-        return secrets.randbits(63)
+        return secrets.randbits(SEED_BITS)
     return _whole(body, "seed", -(2**63), 2**64 - 1)
 
 

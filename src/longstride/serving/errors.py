@@ -28,3 +28,7 @@ class RequestError(Exception):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, headers=dict(self.headers or {}))
+
+
+def stopping(message: str) -> RequestError:
+    return RequestError(message, code="stopping", status=503, headers={"Retry-After": "5"})

@@ -4,22 +4,27 @@ A browser that shows another site must not be able to use the server. That site 
 or resolve a name of its own to this machine's address (refused by their Host).
 """
 
+import asyncio
 import hmac
 import ipaddress
+import json
 import logging
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from longstride.serving.errors import RequestError
+from longstride.serving.errors import RequestError, stopping
 from longstride.serving.metrics import HttpCounts
 
 LOG = logging.getLogger("longstride")
 LARGEST_BODY = 2**23
 """The most bytes of a request."""
+REFUSAL_SECONDS = 1.0
+"""Seconds in which a client must take in that the server stops. One that reads nothing would keep it from that."""
 HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 """A Host header: an address or a name, and a port."""
 OPEN = ("/", "/health", "/favicon.ico")
@@ -48,15 +53,18 @@ class Guard:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return None  # A websocket, of which there are none: the server refuses it.
-        begun, status = time.perf_counter(), 0
+        begun, status, is_open_stream = time.perf_counter(), 0, False
 
         async def guarded_send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_open_stream
             if message["type"] == "http.response.start":
                 status = message["status"]
+                is_open_stream = any(value.startswith(b"text/event-stream") for _, value in message.get("headers", ()))
                 present = {name.lower() for name, _ in message.get("headers", ())}
                 added = [(name, value) for name, value in HEADERS if name not in present]
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
+            elif not message.get("more_body", False):
+                is_open_stream = False
             await send(message)
 
         try:
@@ -68,6 +76,15 @@ class Guard:
                 await error.response()(scope, receive, guarded_send)
         except ClientDisconnect:
             pass
+        except asyncio.CancelledError:  # The server stops, and its time for what is under way has passed.
+            refusal = stopping("the server stops before the answer is complete; send the request again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFUSAL_SECONDS):
+                    if not status:
+                        await refusal.response()(scope, receive, guarded_send)
+                    elif is_open_stream:
+                        event = f"data: {json.dumps(refusal.body())}\n\n"
+                        await guarded_send({"type": "http.response.body", "body": event.encode()})
         except Exception:  # Our own mistakes: clients learn nothing of the machine.
             LOG.exception("a request failed")
             if not status:

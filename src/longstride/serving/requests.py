@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from longstride.common.files import parse_object
 from longstride.serving.engine import BusyError, ModelError, StoppingError
-from longstride.serving.errors import RequestError
+from longstride.serving.errors import RequestError, stopping
 
 BODY_SECONDS = 30
 """Seconds that a client has to send its request."""
@@ -41,6 +41,6 @@ def errors_of_engine() -> Iterator[None]:
         headers = {"Retry-After": str(error.retry_after)}
         raise RequestError(str(error), code="queue_full", status=429, headers=headers) from None
     except StoppingError as error:
-        raise RequestError(str(error), code="stopping", status=503, headers={"Retry-After": "5"}) from None
+        raise stopping(str(error)) from None
     except ModelError as error:
         raise RequestError(str(error), code="model_error", status=500) from None

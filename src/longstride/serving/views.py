@@ -117,7 +117,8 @@ class Desk:
             try:
                 seen = await self.engine.run(partial(look_at, self.model, data, position, layers))
             except ValueError as error:
-                raise RequestError(str(error).removeprefix("look: "), "layers") from None
+                message = str(error).removeprefix("look: ").removeprefix("inspect_attention: ")
+                raise RequestError(message, "layers") from None
         chances = np.nan_to_num(seen.probabilities)
         order = np.argsort(-chances, kind="stable")
         known = chances[chances > 0]
@@ -222,10 +223,9 @@ def check_names(given: dict[str, Any], *names: str) -> None:
 
 
 def read_whole(name: str, value: object, most: int) -> int:
+    if type(value) is int and value > most:  # Before the limit of all integers, which says less.
+        raise RequestError(f"{name} must be at most {most:,}, got {short_repr(value)}", name)
     try:
-        number = whole_number("page", name, value, 0)
+        return whole_number("page", name, value, 0)
     except ValueError as error:
         raise RequestError(str(error).removeprefix("page: "), name) from None
-    if number > most:
-        raise RequestError(f"{name} must be at most {most:,}, got {number:,}", name)
-    return number
