@@ -98,6 +98,32 @@ class Case(NamedTuple):
         exact = gradients(*oracle(*doubles, self.heads, self.offset, self.rows), doubles, of_lse)
         assert_errors_within_the_rule(NAMES, ours, plain, exact)
 
+    def check_isolation(
+        self, impl: str, dtype: torch.dtype, device: str, parts: Sequence[tuple[int, int]], future: int, huge: float
+    ) -> None:
+        """Not one bit of a part [start, end) depends on the rest of the row, NaN included; nor one before `future` on huge
+        values from there on."""
+        inputs = [x.detach() for x in self.tensors(dtype, device)]
+        slopes = torch.randn(*inputs[0].shape[:3], inputs[2].shape[3], device=device, dtype=dtype)
+
+        def results(*changed: Tensor) -> list[Tensor]:
+            leaves = [x.clone().requires_grad_() for x in changed]
+            output, lse = attend(*leaves, self.heads, impl=impl, return_lse=True, **self.options)
+            return [output.detach(), lse.detach(), *torch.autograd.grad(output, leaves, slopes)]
+
+        before = results(*inputs)
+        for start, end in parts:
+            other = [torch.full_like(x, torch.nan) for x in inputs]
+            for x, y in zip(other, inputs):
+                x[:, :, start:end] = y[:, :, start:end]
+            for ours, theirs in zip(results(*other), before):
+                assert torch.equal(ours[:, :, start:end], theirs[:, :, start:end])
+        later = [x.clone() for x in inputs]
+        for x in later:
+            x[:, :, future:] = huge
+        for ours, theirs in zip(results(*later)[:2], before):
+            assert torch.equal(ours[:, :, :future], theirs[:, :, :future])
+
 
 @st.composite
 def cases(draw: st.DrawFn, longest_n: int = 60, longest_stride: int = 16) -> Case:

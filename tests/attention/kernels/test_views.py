@@ -97,27 +97,8 @@ def test_a_gradient_of_the_lse_takes_the_kernels_for_documents(least, plain_call
 def test_pieces_do_not_see_each_other(plain_calls, monkeypatch):
     """Not one bit of a piece, or of a document in it, depends on another; nor on the future."""
     monkeypatch.setattr(views, "LEAST_ROWS", 24)
-    inputs = [x.detach() for x in PIECES.tensors(device=DEVICE)]
-    slopes = torch.randn(1, 2, 32, 6, device=DEVICE)
-
-    def results(*changed):
-        leaves = [x.clone().requires_grad_() for x in changed]
-        output, lse = attend(*leaves, PIECES.heads, impl="triton", return_lse=True, **PIECES.options)
-        return [output.detach(), lse.detach(), *torch.autograd.grad(output, leaves, slopes)]
-
     with tiles_of(16, 16):
-        before = results(*inputs)
-        for start, end in ((3, 17), (23, 29), (30, 31)):
-            other = [torch.full_like(x, torch.nan) for x in inputs]
-            for x, y in zip(other, inputs):
-                x[:, :, start:end] = y[:, :, start:end]
-            for ours, theirs in zip(results(*other), before):
-                assert torch.equal(ours[:, :, start:end], theirs[:, :, start:end])
-        later = [x.clone() for x in inputs]
-        for x in later:
-            x[:, :, 10:] = 1e30
-        for ours, theirs in zip(results(*later)[:2], before):
-            assert torch.equal(ours[:, :, :10], theirs[:, :, :10])
+        PIECES.check_isolation("triton", torch.float32, DEVICE, [(3, 17), (23, 29), (30, 31)], 10, 1e30)
     assert all(plain for *_, plain in plain_calls)
 
 
