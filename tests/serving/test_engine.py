@@ -214,7 +214,7 @@ def test_a_burst_gets_all_places_and_the_whole_queue():
 
 def test_scores_of_all_samples_together_have_a_limit(monkeypatch):
     made = model()
-    monkeypatch.setattr("longstride.serving.engine.MOST_NUMBERS", 50)
+    monkeypatch.setattr("longstride.serving.engine.MOST_SCORED", 50)
     places = HeldPlaces(made, 1)
     scored, plain = Job(b"abcd", 6, likely=1, scores_prompt=True), Job(b"abcd", 6)
     assert (scored.numbers, plain.numbers) == (30, 0)

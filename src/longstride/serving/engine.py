@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
 HAND_OVER_SECONDS = 0.02
 """Time between two pieces of a sample. For each byte, the event loop would take as long as a step of a small model."""
-MOST_NUMBERS = 2**24
+MOST_SCORED = 2**24
 """The most bytes and logprobs that all samples together may have to be scored for; each takes up to 100 bytes of memory."""
 MOST_SHARE = 4.0
 """The most time that prompts get for each second of turns."""
@@ -148,7 +148,7 @@ class Engine:
             held = list(self._held)
             room = self.queue + len(self._free) + sum(stream.done for stream in held) - len(self._new)
             numbers = sum(stream.job.numbers for stream in (*held, *self._new, *streams))
-            if len(jobs) > room or (numbers > MOST_NUMBERS and any(job.numbers for job in jobs)):
+            if len(jobs) > room or (numbers > MOST_SCORED and any(job.numbers for job in jobs)):
                 self.counts.refused += len(jobs)
                 raise BusyError(self._retry_after())
             self._new.extend(streams)
