@@ -29,3 +29,12 @@ def test_each_kind_of_data_has_two_panels(tmp_path, monkeypatch):
 def test_without_curves_there_is_no_picture(tmp_path):
     with pytest.raises(ValueError, match="no row has been trained"):
         plot_curves([row(validation_steps=[])], tmp_path / "curves.png", "table 2")
+
+
+def test_without_times_bytes_have_the_one_panel(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(reproduced, "write_figure", lambda figure, path: drawn.append(figure))
+    plot_curves([row(step_seconds=None), row("enwik8-dense", step_seconds=None)], tmp_path / "curves.png", "ablations")
+    (panel,) = drawn[0].axes
+    assert panel.get_xlabel() == "training bytes, million"
+    assert len(panel.lines) == len(panel.get_legend().get_texts()) == 2

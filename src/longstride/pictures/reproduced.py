@@ -3,6 +3,7 @@
 Needs matplotlib (`pip install 'longstride[plot]'`).
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -35,33 +36,34 @@ class Curve(Protocol):
 
 
 def plot_curves(rows: Sequence[Curve], path: str | Path, title: str) -> Path:
-    """Draws a row of two panels for each kind of data. Seeds of a row share its colour."""
+    """Draws two panels for each kind of data, or one where no row has the time of a step. Seeds share their row's colour."""
     path = picture_path(OWNER, path)
-    drawn = [row for row in rows if row.validation_steps and row.step_seconds]
+    drawn = [row for row in rows if row.validation_steps]
     if not drawn:
         raise ValueError(f"{OWNER}: there are no curves to draw: no row has been trained")
+    labels = ["training bytes, million"] + ["training time, seconds"] * any(row.step_seconds for row in drawn)
     kinds = list(dict.fromkeys(row.data for row in drawn))
     figure = new_figure(OWNER, 12, 0.6 + 4.2 * len(kinds), layout="constrained")
     figure.suptitle(title)
-    grid = figure.subplots(len(kinds), 2, sharey="row", squeeze=False)
-    for pair, kind in zip(grid, kinds):
+    grid = figure.subplots(len(kinds), len(labels), sharey="row", squeeze=False)
+    for panels, kind in zip(grid, kinds):
         own = [row for row in drawn if row.data == kind]
         names = list(dict.fromkeys(row.name for row in own))
         for row in own:
             place = names.index(row.name)
             bytes_seen = [step * row.batch * row.context / 1e6 for step in row.validation_steps]
-            seconds = [step * (row.step_seconds or 0.0) for step in row.validation_steps]
+            seconds = [step * (row.step_seconds or math.nan) for step in row.validation_steps]
             new = row is next(other for other in own if other.name == row.name)
-            for axes, across in zip(pair, (bytes_seen, seconds)):
+            for axes, across in zip(panels, (bytes_seen, seconds)):
                 axes.plot(
                     across, row.validation_bits, color=f"C{place % COLOURS}", marker="o", markersize=3,
                     linestyle=DASHES[min(place // COLOURS, len(DASHES) - 1)], label=row.name if new else "_",
                 )  # fmt: skip
-        pair[0].set_ylabel("bits per dim" if kind == "images" else "bits per byte")
-        for axes, label in zip(pair, ("training bytes, million", "training time, seconds")):
+        panels[0].set_ylabel("bits per dim" if kind == "images" else "bits per byte")
+        for axes, label in zip(panels, labels):
             axes.set_xlabel(label)
             axes.grid(color="#e4e8ec", linewidth=0.5)
             axes.set_axisbelow(True)
-        pair[1].legend(frameon=False, fontsize=8)
+        panels[-1].legend(frameon=False, fontsize=8)
     write_figure(figure, path)
     return path

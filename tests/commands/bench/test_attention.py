@@ -2,6 +2,7 @@ import io
 import json
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
 import pytest
 import torch
@@ -127,8 +128,9 @@ def fake_clocks(monkeypatch):
     """A GPU's measurements on a CPU: which clock was asked for which calls, in which mode; every time is 2 s."""
     asked = []
 
-    def seconds_each(calls, repeats, device, clock=None, within=None):
+    def seconds_each(calls, repeats, device, clock=None, within=None, pick=median):
         name = None if clock is None else clock.__name__
+        assert (pick is min) == (name == "host_seconds")
         asked.append((name, tuple(calls), torch.is_grad_enabled(), repeats))
         for call in calls.values():
             call()
@@ -174,21 +176,30 @@ def test_chosen_lengths_are_compiled(monkeypatch, fake_clocks, chosen):
     assert "n = 64, a caller's time under torch.compile(fullgraph=True)" in printed(console)
 
 
-def test_compiled_times_come_last_and_are_saved_one_by_one(tmp_path, monkeypatch, fake_clocks):
+def test_compiled_times_come_last_and_are_saved_shape_by_shape(tmp_path, monkeypatch, fake_clocks):
     path, saved = tmp_path / "result.json", []
 
-    def stop_at_the_third(call, **options):
+    def stop_at_the_fourth(call, **options):
         saved.append([(row["n"], row["name"], bool(row["compiled"])) for row in json.loads(path.read_text())["rows"]])
-        if len(saved) == 3:
+        if len(saved) == 4:
             raise KeyboardInterrupt
         return call
 
-    monkeypatch.setattr(torch, "compile", stop_at_the_third)
+    monkeypatch.setattr(torch, "compile", stop_at_the_fourth)
     settings = AttentionBenchmark(lengths=(32, 64), patterns=("local(8)",), repeats=1, compile=("all",), json=path)
     with pytest.raises(KeyboardInterrupt):
         run(settings, quiet())
     every = [(n, name) for n in (32, 64) for name in ("SDPA dense", "local(8)")]
-    assert saved == [[(*one, number < done) for number, one in enumerate(every)] for done in range(3)]
+    assert saved == [[(*one, number < done) for number, one in enumerate(every)] for done in (0, 0, 2, 2)]
+
+
+def test_compiled_contenders_take_turns_and_share_no_compiled_code(monkeypatch, fake_clocks):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda call, **options: (compiled.append(call), call)[1])
+    settings = AttentionBenchmark(lengths=(64,), patterns=("local(8)", "block(8)"), peers="sdpa", repeats=1, compile=("64",))
+    run(settings, quiet())
+    assert fake_clocks[-1][1] == ("SDPA dense", "local(8)", "block(8)")
+    assert len({id(call.__code__) for call in compiled}) == len(compiled) == 3
 
 
 def test_a_call_that_does_not_compile_is_reported(monkeypatch):

@@ -5,7 +5,10 @@ longstride bench attention --shapes enwik8 cifar10 --json result.json
 longstride bench attention --read result.json --picture times.png
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
+from types import FunctionType
 
 import torch
 from rich.console import Console
@@ -20,7 +23,9 @@ from longstride.commands.bench.checks import ALL, Shape, check_attention
 from longstride.commands.bench.measure import (
     Call,
     Ceilings,
+    Clock,
     Context,
+    Pick,
     ceilings,
     elapsed_seconds,
     host_seconds,
@@ -82,11 +87,9 @@ def run(settings: AttentionBenchmark, console: Console | None = None) -> Result:
             progress.advance(task)
         for shape in compiled_shapes:
             progress.update(task, description=f"{shape.name}, compiled")
-            for number, row in enumerate(result.rows):
-                if row.shape == shape.name:
-                    result.rows[number] = _compiled_row(settings, shape, dtype, device, row)
-                    conclude(result)
-                    save(result, settings.json)
+            result.rows[:] = _with_compiled(result.rows, settings, shape, dtype, device)
+            conclude(result)
+            save(result, settings.json)
             progress.advance(task)
     show(result, console)
     return result
@@ -177,14 +180,16 @@ def _try(contender: Contender, call: Attention, inputs: list[Tensor], calls: Cal
 
 
 def _caller_times(calls: Calls, repeats: int, device: torch.device) -> dict[str, CallerTimes]:
-    """Elapsed time of each call; on a GPU the host's time, too."""
+    """The median elapsed time of each call; on a GPU the host's least time, too."""
     rounds, on_gpu = min(repeats, CALLER_ROUNDS), device.type == "cuda"
-    clocks = {"elapsed": elapsed_seconds, "host": host_seconds} if on_gpu else {"elapsed": None}
+    clocks: dict[str, tuple[Clock | None, Pick]] = {"elapsed": (elapsed_seconds if on_gpu else None, median)}
+    if on_gpu:
+        clocks["host"] = host_seconds, min
     times: dict[tuple[str, str], dict[str, float]] = {}
-    for name, clock in clocks.items():
+    for name, (clock, pick) in clocks.items():
         with torch.no_grad():
-            times[name, "forward"] = seconds_each(calls.forward, rounds, device, clock, calls.within)
-        times[name, "both"] = seconds_each(calls.both, rounds, device, clock, calls.within)
+            times[name, "forward"] = seconds_each(calls.forward, rounds, device, clock, calls.within, pick)
+        times[name, "both"] = seconds_each(calls.both, rounds, device, clock, calls.within, pick)
     return {
         name: CallerTimes(
             forward_ms=_rounded(times["elapsed", "forward"].get(name), 1e3),
@@ -196,21 +201,34 @@ def _caller_times(calls: Calls, repeats: int, device: torch.device) -> dict[str,
     }
 
 
-def _compiled_row(settings: AttentionBenchmark, shape: Shape, dtype: torch.dtype, device: torch.device, row: Row) -> Row:
-    """The row with times under torch.compile, if its contender has them. Each is compiled and measured by itself: compiled
-    code of others would be among the candidates that each call checks."""
-    contender = next(other for other in _contenders(settings, shape, device) if other.name == row.name)
-    if not contender.compiled or row.forward_ms is None:
-        return row
+def _with_compiled(
+    rows: Sequence[Row], settings: AttentionBenchmark, shape: Shape, dtype: torch.dtype, device: torch.device
+) -> list[Row]:
+    """The rows; those of this shape with times under torch.compile, if their contenders have them."""
     torch.compiler.reset()
-    calls = Calls()
-    _try(contender, _compiled(contender.call), _inputs(shape, dtype, device), calls, "compiled ")
+    calls, inputs = Calls(), _inputs(shape, dtype, device)
+    ran = {row.name for row in rows if row.shape == shape.name and row.forward_ms is not None}
+    for contender in _contenders(settings, shape, device):
+        if contender.compiled and contender.name in ran:
+            _try(contender, _compiled(contender.call), inputs, calls, "compiled ")
     times = _caller_times(calls, settings.repeats, device)
-    return replace(row, compiled=times.get(row.name), failure=row.failure or calls.failures.get(row.name))
+    return [
+        replace(row, compiled=times.get(row.name), failure=row.failure or calls.failures.get(row.name))
+        if row.shape == shape.name
+        else row
+        for row in rows
+    ]
 
 
 def _compiled(call: Attention) -> Attention:
-    made: Attention = torch.compile(call, fullgraph=True, dynamic=False)
+    """Each has a code object of its own: torch.compile keeps compiled code by code object, and a call checks all that its
+    code object has, those of other contenders included."""
+
+    def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return call(q, k, v)
+
+    copy = FunctionType(own.__code__.replace(), own.__globals__, closure=own.__closure__)
+    made: Attention = torch.compile(copy, fullgraph=True, dynamic=False)
     return made
 
 

@@ -34,6 +34,7 @@ three exceed the budget have one."""
 Call = Callable[[], Any]
 Clock = Callable[[Call, torch.device], float]
 Context = Callable[[], AbstractContextManager[Any]]
+Pick = Callable[[list[float]], float]
 
 
 def seconds_each(
@@ -42,11 +43,12 @@ def seconds_each(
     device: torch.device,
     clock: Clock | None = None,
     within: Mapping[str, Context] | None = None,
+    pick: Pick = median,
 ) -> dict[str, float]:
-    """The median time of each call. The calls take turns, so that slow phases of the machine affect all of them.
+    """The time of each call. The calls take turns, so that slow phases of the machine affect all of them.
 
     `clock`: left out, `gpu_seconds` on a GPU and wall time elsewhere. `within`: contexts that a call needs; they are entered
-    before its time starts.
+    before its time starts. `pick`: which of the repeats counts.
     """
     clock = clock or (gpu_seconds if device.type == "cuda" else _seconds)
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -57,7 +59,7 @@ def seconds_each(
                     times[name].append(clock(call, device))
                 else:
                     call()
-    return {name: median(values) for name, values in times.items()}
+    return {name: pick(values) for name, values in times.items()}
 
 
 def _seconds(call: Call, device: torch.device) -> float:
