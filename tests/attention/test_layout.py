@@ -260,14 +260,14 @@ def test_operators_keep_their_promises(impl, case):
     documents = list(case.options.get("documents", []))
     k, v = (x[:, :, : case.offset + case.n_q] for x in (k, v))
     documents[-1:] = [k.shape[2] - sum(documents[:-1])] if documents else []
-    forward = getattr(torch.ops.longstride, f"{impl}_layout_forward").default
+    forward = getattr(torch.ops.longstride, f"{impl}_forward").default
     torch.library.opcheck(forward, (q, k, v, text, 0.5, documents))
     with torch.no_grad():
-        output, lse, *by_query = forward(q, k, v, text, 0.5, documents)
+        output, stats = forward(q, k, v, text, 0.5, documents)
         inputs = (x.detach() for x in (q, k, v))
-        for d_lse in (None, torch.ones_like(lse)):
-            arguments = output.cos(), d_lse, *inputs, output, *by_query, text, 0.5, documents, [True, False, True]
-            torch.library.opcheck(getattr(torch.ops.longstride, f"{impl}_layout_backward").default, arguments)
+        for d_stats in (None, torch.ones_like(stats)):
+            arguments = output.cos(), d_stats, *inputs, output, stats, text, 0.5, documents, [True, False, True]
+            torch.library.opcheck(getattr(torch.ops.longstride, f"{impl}_backward").default, arguments)
             inputs = (x.detach() for x in (q, k, v))
 
 
