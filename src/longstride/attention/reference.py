@@ -19,22 +19,19 @@ def attend_reference(
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """softmax(q k^T * scale) v over the pairs of each head's pattern, with the whole n x n score matrix in memory."""
+    if q.shape == k.shape and not documents and not return_lse:
+        return _over_pairs(_attend, q, k, v, _masks(q, k, heads), scale)
     group = q.shape[1] // k.shape[1]
-    if group > 1:
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     by_rows: dict[int, list[Any]] = {}
     for part in layout_documents(q.shape, k.shape, documents):
         inputs = q[part.batch, :, part.queries], k[part.batch, :, part.keys], v[part.batch, :, part.keys]
         masks = _masks(*inputs[:2], heads)
         results = [_over_pairs(compute, *inputs, masks, scale) for compute in (_attend, _log_sums)[: 1 + return_lse]]
         by_rows.setdefault(part.batch.start, []).append(results)
-    rows = [[_join(parts, 2) for parts in zip(*row)] for row in by_rows.values()]
-    output, *lse = (_join(parts, 0) for parts in zip(*rows))
+    rows = [[torch.cat(parts, 2) for parts in zip(*row)] for row in by_rows.values()]
+    output, *lse = map(torch.cat, zip(*rows))
     return (output, lse[0]) if return_lse else output
-
-
-def _join(parts: tuple[Tensor, ...], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _masks(q: Tensor, k: Tensor, heads: Sequence[Pattern]) -> Tensor:
