@@ -1,7 +1,7 @@
-"""One run of the kernels, forward or backward. Patterns, scale, shapes, strides, dtype and device determine the launches,
-which are kept as a plan (`launch.py`).
+"""One run of the kernels, forward or backward, by a plan (`launch.py`).
 
-Inputs may have any strides; only one whose last dimension is not contiguous is copied.
+Patterns, scale, shapes, strides, dtype and device determine the launches. Inputs may have any strides; only one whose last
+dimension is not contiguous is copied.
 """
 
 from collections.abc import Sequence
