@@ -280,11 +280,22 @@ def test_operators_keep_their_promises(impl, case):
 def test_training_keeps_the_inputs_the_output_and_the_stats(impl, options, dispatched):
     inputs = LSE.tensors(device=DEVICE)
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.numel()), x)[1], lambda x: x):
-        with FlopCounterMode(display=False) if dispatched else nullcontext():
-            output = attend(*inputs, HEADS, impl=impl, **options)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.numel()), x)[1], lambda x: x)
+    with hooks, FlopCounterMode(display=False) if dispatched else nullcontext():
+        output = attend(*inputs, HEADS, impl=impl, **options)
     rows = LSE.batch * len(HEADS) * LSE.n_q
     assert kept == [*(x.numel() for x in inputs), output.numel(), rows * (2 if impl == "blocked" else 1)]
+
+
+@FAST
+def test_sums_over_heads_that_share_keys_are_rounded_once(impl):
+    inputs = Case([Local(3)] * 32, 1, 1, 9, 9, 4, 4, {}).tensors(torch.float16, DEVICE)
+    slopes = torch.rand(1, 32, 9, 4, device=DEVICE).half()
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    (exact,) = torch.autograd.grad(attend(*doubles, Local(3), impl="reference"), doubles[2], slopes.double())
+    with tiles_of(16, 16):
+        (ours,) = torch.autograd.grad(attend(*inputs, Local(3), impl=impl), inputs[2], slopes)
+    assert ((ours - exact) / exact).abs().max() < 1.5 * 2**-11
 
 
 def test_calls_past_the_dispatcher_give_the_same():
