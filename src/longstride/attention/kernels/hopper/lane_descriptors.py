@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from longstride.attention.kernels.arguments import compiled
 from longstride.attention.kernels.hopper import choice
-from longstride.attention.kernels.hopper.lane_settings import LaneBackward, LaneForward, Walk
+from longstride.attention.kernels.hopper.lane_settings import LaneSetting
 from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, operand_layout
 from longstride.attention.kernels.launch import Descriptor, Launch
 from longstride.attention.kernels.settings import processors
@@ -102,7 +102,7 @@ def value_panels(matrices: Sequence[Tensor]) -> int:
 
 
 def walk_launch(
-    kernel: Any, matrices: Sequence[Any], lse: Tensor, reach: int, settings: Callable[[int, int], Walk], *scales: float
+    kernel: Any, matrices: Sequence[Any], lse: Tensor, reach: int, settings: Callable[..., LaneSetting], *scales: float
 ) -> Launch:  # fmt: skip
     """The launch of a walk for Local(reach), whose programs share the positions of all heads. TMA copies those of `matrices`
     that are tensors, others are arguments as they are.
@@ -120,7 +120,7 @@ def walk_launch(
     work = WalkWork(batch * heads * (tiles + back), heads, n, tiles)
     described = [lane_descriptor(x, whole, choice.ROWS, d) if isinstance(x, Tensor) else x for x in matrices]
     arguments = *described, lse, work, *scales
-    walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.ahead, part=setting.part, panels=panels)
+    walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.stages, part=setting.part, panels=panels)
     programs = processors(lse.device) * setting.per_processor
     if heads_side_by_side(matrices[0]) and programs > batch * heads:
         programs -= programs % (batch * heads)
@@ -129,7 +129,7 @@ def walk_launch(
 
 
 def lane_launch(
-    kernel: Any, settings: Callable[..., LaneForward | LaneBackward], matrices: Sequence[Tensor], results: Sequence[Tensor],
+    kernel: Any, settings: Callable[..., LaneSetting], matrices: Sequence[Tensor], results: Sequence[Tensor],
     lanes: Lanes, near: int, others: Sequence[Any], scales: Sequence[float], accumulate: bool, **flags: bool,
 ) -> Launch:  # fmt: skip
     """The launch for these lanes. TMA copies whole lanes of `matrices` in, and tiles of `results` out."""
@@ -141,7 +141,7 @@ def lane_launch(
     boxes = [(x, rows) for x in matrices] + [(x, choice.ROWS) for x in results]
     descriptors = [lane_descriptor(x, lanes, height, d) for x, height in boxes]
     tiles = compiled(
-        LaneTiles, near=near, stages=getattr(setting, "stages", 1), staged=setting.staged, part=setting.part,
+        LaneTiles, near=near, stages=setting.stages, staged=setting.staged, part=setting.part,
         panels=panels, heads_first=heads_side_by_side(matrices[0]),
     )  # fmt: skip
     programs = min(work.items, processors(matrices[0].device) * setting.per_processor)
