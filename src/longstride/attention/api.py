@@ -222,14 +222,14 @@ def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> bool:
         if not isinstance(x, Tensor):
             raise ValueError(f"attend: {name} must be a tensor, got {type(x).__name__}")
         if x.dim() != 4:
-            raise ValueError(f"attend: {name} must be [batch, heads, n, d], got {x.dim()} dimensions: {_shape(x)}")
+            raise ValueError(f"attend: {name} must be [batch, heads, n, d], got {x.dim()} dimensions: {list(x.shape)}")
         if x.dtype not in DTYPES:
             raise ValueError(f"attend: {name} has dtype {x.dtype}; it must be float64, float32, bfloat16 or float16")
     batch, heads, n, d_qk = q.shape
     d_v = v.shape[3]
     if not (heads and n and d_qk and d_v):
         name, x = ("v", v) if heads and n and d_qk else ("q", q)
-        raise ValueError(f"attend: {name} has shape {_shape(x)}; heads, n and d must be at least 1 (batch may be 0)")
+        raise ValueError(f"attend: {name} has shape {list(x.shape)}; heads, n and d must be at least 1 (batch may be 0)")
     alike = q.shape == k.shape and v.shape == (batch, heads, n, d_v)
     if not alike:
         validate_shapes(q, k, v)
@@ -265,7 +265,3 @@ def _validate_scale(scale: float | None, d_qk: int) -> float:
     if not isinstance(scale, int | float | Real) or not -SCALE_LIMIT < scale < SCALE_LIMIT:
         raise ValueError(f"attend: scale must be a finite number or None for 1 / sqrt(d_qk), got {scale!r}")
     return float(scale)
-
-
-def _shape(x: Tensor) -> list[int]:
-    return list(x.shape)

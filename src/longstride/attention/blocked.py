@@ -224,7 +224,7 @@ def _heads(
     for part in layout_documents(q.shape, k.shape, documents):
         if part.queries.start == part.queries.stop:
             continue
-        at_once = max(1, budget(q.device).positions // (part.keys.stop - part.keys.start))
+        at_once = max(1, budget(q.device).positions // part.n)
         for head, pattern in enumerate(notation.parse_heads(patterns, q.shape[1])):
             for start in range(part.batch.start, part.batch.stop, at_once):
                 batch = slice(start, min(start + at_once, part.batch.stop))
@@ -270,8 +270,4 @@ def _forward_like(
     return q.new_empty((batch, heads, n, v.shape[3])), q.new_empty((batch, 2, heads, n), dtype=_working_dtype(q))
 
 
-def _gradient_like(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-define_ops("blocked", blocked_forward, _forward_like, fill_gradients, _gradient_like)
+define_ops("blocked", blocked_forward, _forward_like, fill_gradients, lambda x: x.new_empty(x.shape))

@@ -87,8 +87,7 @@ def _pairs(patterns: str, q: Sequence[int], k: Sequence[int], documents: Sequenc
     heads = notation.parse(patterns)
     total = 0
     for document in layout_documents(q, k, documents):
-        keys, offset = document.keys.stop - document.keys.start, document.offset
-        pairs = sum(pattern.pairs(keys) - pattern.pairs(offset) for pattern in heads)
+        pairs = sum(pattern.pairs(document.n) - pattern.pairs(document.offset) for pattern in heads)
         total += pairs * (document.batch.stop - document.batch.start)
     return total
 

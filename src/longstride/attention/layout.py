@@ -27,6 +27,10 @@ class Document(NamedTuple):
     offset: int
     """Position of the first query among the keys."""
 
+    @property
+    def n(self) -> int:
+        return self.keys.stop - self.keys.start  # type: ignore[no-any-return]
+
 
 def layout_documents(q: Sequence[int], k: Sequence[int], lengths: Sequence[int]) -> list[Document]:
     """Returns the documents of q and k, which are shapes. Some may have no queries."""

@@ -159,9 +159,8 @@ def _cover(arrangement: Arrangement) -> tuple[Tiles, ...]:
     for rectangle in rectangles:
         if lanes.position(lanes.lanes - 1, rectangle.query + rectangle.rows - 1) >= offset:
             cut = lanes.position(0, rectangle.query) < offset
-            alike.setdefault((rectangle.rows, rectangle.columns, rectangle.first, rectangle.family, cut), []).append(
-                rectangle
-            )
+            shape = rectangle.rows, rectangle.columns, rectangle.first, rectangle.family, cut
+            alike.setdefault(shape, []).append(rectangle)
     return tuple(_make_tiles(arrangement, group) for group in alike.values())
 
 

@@ -62,13 +62,7 @@ def document_table(q: Sequence[int], k: Sequence[int], lengths: Sequence[int]) -
         return None
     documents = layout_documents(q, k, lengths)
     rows = [
-        DocumentRow(
-            part.batch.start,
-            part.queries.start - part.offset,
-            part.keys.start,
-            part.keys.stop - part.keys.start,
-            part.offset,
-        )
+        DocumentRow(part.batch.start, part.queries.start - part.offset, part.keys.start, part.n, part.offset)
         for part in documents
     ]
     return Documents(tuple(rows), documents[0].batch.stop - documents[0].batch.start)
@@ -77,8 +71,8 @@ def document_table(q: Sequence[int], k: Sequence[int], lengths: Sequence[int]) -
 def tile_items(pass_: Pass, documents: Documents, size: int, accumulate: bool, of_keys: bool) -> Tensor:
     """Returns a row of `TileWork` for each tile of `size` queries, or keys, int32 [items, fields].
 
-    In the order of `primitives.read_tile`: the tiles with most work first. There are none without queries, and with
-    `accumulate` none whose queries see no key of their lane, or whose keys no query of their lane sees.
+    In the order of `primitives.read_tile`: the tiles with most work first. Tiles of queries have at least one that is there.
+    accumulate: at least one also sees a key of its lane, or is a key that a query of its lane sees.
     """
     *_, n, offset = torch.tensor(documents.rows).unbind(1)
     kept = []

@@ -187,7 +187,7 @@ def launch_chunk_forward(call: Forward, lanes: Lanes) -> Launch:
     assert lse.is_contiguous()
     setting = chunk_settings(d)
     work = LaneWork(*lanes, batch * heads * lanes.lanes * -(-lanes.length // ROWS.value), heads, n)
-    descriptors = [lane_descriptor(x, lanes, ROWS.value, d) for x in matrices]
+    descriptors = [lane_descriptor(x, lanes, (1, ROWS.value, d)) for x in matrices]
     constants = {
         "STAGES": setting.stages, "HEADS_FIRST": heads_side_by_side(call.q), "num_warps": 4, "maxnreg": setting.registers,
     }  # fmt: skip

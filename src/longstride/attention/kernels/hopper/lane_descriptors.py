@@ -74,18 +74,13 @@ class LaneTiles(NamedTuple):
     heads_first: Any  # whether neighbouring programs take neighbouring heads, not lanes
 
 
-def lane_descriptor(x: Tensor, lanes: Lanes, rows: int, width: int) -> Descriptor:
-    """Describes x [batch, heads, n, d] as lanes, of which a copy takes `rows` positions and `width` columns."""
-    batch, heads, _, d = x.shape
-    row = tma_stride(x, 2)
-    shape = batch, heads, lanes.lanes, lanes.length, d
-    strides = tma_stride(x, 0), tma_stride(x, 1), lanes.lane_stride * row, lanes.index_stride * row, 1
-    return Descriptor(x, lanes.first * x.stride(2), shape, strides, (1, 1, 1, rows, width))
-
-
-def tma_stride(x: Tensor, dimension: int) -> int:
-    """The stride. Where a dimension has one entry it may be any number, and not always one that TMA takes."""
-    return x.stride(dimension) if x.shape[dimension] > 1 else APART
+def lane_descriptor(x: Tensor, lanes: Lanes, block: tuple[int, int, int]) -> Descriptor:
+    """Describes x [batch, heads, n, d] as [batch, heads, lanes, length, d]. block: what a copy takes of the last three."""
+    # Where a dimension has one entry its stride may be any number, and not always one that TMA takes.
+    batch, head, row = (x.stride(index) if x.shape[index] > 1 else APART for index in range(3))
+    shape = *x.shape[:2], lanes.lanes, lanes.length, x.shape[3]
+    strides = batch, head, lanes.lane_stride * row, lanes.index_stride * row, 1
+    return Descriptor(x, lanes.first * x.stride(2), shape, strides, (1, 1, *block))
 
 
 def heads_side_by_side(x: Tensor) -> bool:
@@ -118,7 +113,7 @@ def walk_launch(
     whole = Lanes(0, 1, n, n, 1)
     tiles, back = -(-n // choice.ROWS), 1 if reach <= choice.ROWS else 2
     work = WalkWork(batch * heads * (tiles + back), heads, n, tiles)
-    described = [lane_descriptor(x, whole, choice.ROWS, d) if isinstance(x, Tensor) else x for x in matrices]
+    described = [lane_descriptor(x, whole, (1, choice.ROWS, d)) if isinstance(x, Tensor) else x for x in matrices]
     arguments = *described, lse, work, *scales
     walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.stages, part=setting.part, panels=panels)
     programs = processors(lse.device) * setting.per_processor
@@ -139,7 +134,7 @@ def lane_launch(
     setting = settings(d, panels, rows, accumulate)
     work = LaneWork(*lanes, batch * heads * lanes.lanes, heads, n)
     boxes = [(x, rows) for x in matrices] + [(x, choice.ROWS) for x in results]
-    descriptors = [lane_descriptor(x, lanes, height, d) for x, height in boxes]
+    descriptors = [lane_descriptor(x, lanes, (1, height, d)) for x, height in boxes]
     tiles = compiled(
         LaneTiles, near=near, stages=setting.stages, staged=setting.staged, part=setting.part,
         panels=panels, heads_first=heads_side_by_side(matrices[0]),

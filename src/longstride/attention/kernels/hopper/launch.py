@@ -17,7 +17,7 @@ from longstride.attention.kernels.hopper.backward_dq import hopper_dq
 from longstride.attention.kernels.hopper.choice import ROWS, TILE, Kind, choose, fits_tma, whole_lanes
 from longstride.attention.kernels.hopper.chunk_forward import launch_chunk_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
-from longstride.attention.kernels.hopper.lane_descriptors import tma_stride
+from longstride.attention.kernels.hopper.lane_descriptors import lane_descriptor
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
 from longstride.attention.kernels.hopper.past_forward import GROUPS, past_forward
 from longstride.attention.kernels.hopper.tiles import KeyKinds, RowStats, Work
@@ -27,7 +27,7 @@ from longstride.attention.kernels.hopper.window_forward import window_forward
 from longstride.attention.kernels.jobs import Job, Pass
 from longstride.attention.kernels.launch import Descriptor, Launch, constant
 from longstride.attention.kernels.settings import padded, processors
-from longstride.patterns.geometry import lane_sets
+from longstride.patterns.geometry import Lanes, lane_sets
 
 STATS_ROWS = 64
 """Queries of a program of `backward_row_stats`."""
@@ -152,7 +152,7 @@ def _sum_parts(parts: Tensor, gradient: Tensor, pass_: Pass, splits: int) -> Lau
 
 
 def _new_row_stats(call: Backward, step: int) -> Tensor:
-    """[batch * heads, 2, n], padded after each lane. TMA reads zeros past n, and a query whose stats are zeros adds nothing."""
+    """[batch * heads, 2, n], padded after each lane. TMA reads zeros past n, and a query with stats of 0 adds nothing."""
     size, heads, n = call.lse.shape
     return call.workspace.new(size * heads, 2, step * _stats_of_lane(n, step), zero=step > 1)
 
@@ -198,17 +198,13 @@ def _key_descriptors(k: Tensor, v: Tensor, pass_: Pass) -> list[Descriptor]:
 
 
 def _lanes(x: Tensor, step: int, rows: int) -> Descriptor:
-    return _divided(x, step, (rows, 1))
+    return lane_descriptor(x, _whole_blocks(x, step), (rows, 1, padded(x.shape[3])))
 
 
 def _cells(x: Tensor, job: Job) -> Descriptor:
     together = max(1, TILE // job.cells)
-    return _divided(x, job.block, (together, TILE // together))
+    return lane_descriptor(x, _whole_blocks(x, job.block), (together, TILE // together, padded(x.shape[3])))
 
 
-def _divided(x: Tensor, length: int, copied: tuple[int, int]) -> Descriptor:
-    """Describes x [batch, heads, n, d] as [batch, heads, n / length, length, d], of which a copy takes so much."""
-    batch, heads, n, d = x.shape
-    row = tma_stride(x, 2)
-    strides = tma_stride(x, 0), tma_stride(x, 1), length * row, row, 1
-    return Descriptor(x, 0, (batch, heads, n // length, length, d), strides, (1, 1, *copied, padded(d)))
+def _whole_blocks(x: Tensor, length: int) -> Lanes:
+    return Lanes(0, x.shape[2] // length, length, length, 1)
