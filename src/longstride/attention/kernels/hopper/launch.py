@@ -77,7 +77,8 @@ def _kind(call: Forward | Backward, pass_: Pass, accumulate: bool) -> Kind | Non
     """The kind of kernel for a pass; None if there is none, or TMA does not read the tensors."""
     if call.layout is not None or not fits_tma(*(x for x in call.tensors if x is not call.lse)):
         return None
-    return choose(pass_, isinstance(call, Backward), accumulate, *call.q.shape[1:], call.v.shape[3])
+    _, heads, n, d_qk = call.q.shape
+    return choose(pass_, isinstance(call, Backward), accumulate, heads, n, d_qk, call.v.shape[3])
 
 
 def _tiles(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
