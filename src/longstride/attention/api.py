@@ -31,7 +31,7 @@ def _attend_triton(*arguments: Any) -> Tensor | tuple[Tensor, Tensor]:
 IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked, "triton": _attend_triton}
 """Their arguments are (q, k, v, patterns of the heads, scale, documents, return_lse), with the shapes of `layout.py`."""
 SCALE_LIMIT = 1e38  # About the largest float32.
-CHOICES = ("auto", "reference", "blocked", "triton")
+CHOICES = ("auto", *IMPLEMENTATIONS)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Looked up at import: some versions of torch.compile cannot trace `find_spec`."""
 

@@ -14,7 +14,7 @@ from longstride.attention.kernels.backward import backward_row_stats, backward_s
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
-from longstride.attention.kernels.hopper.choice import ROWS, TILE, Kind, choose, fits_tma, whole_lanes
+from longstride.attention.kernels.hopper.choice import ROWS, TILE, Kind, choose, fits_tma, own_blocks_apart
 from longstride.attention.kernels.hopper.chunk_forward import launch_chunk_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
 from longstride.attention.kernels.hopper.lane_descriptors import lane_descriptor
@@ -59,14 +59,14 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | No
     if kind == "lanes":
         return [launch_lane_backward(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
     row_stats = _new_row_stats(call, job.index_stride)
-    whole = pass_.summary and bool(job.own) and whole_lanes(job, True, call.q.shape[3], call.v.shape[3])
-    if whole:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
+    apart = own_blocks_apart(pass_, call.q.shape[3], call.v.shape[3])
+    if apart:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
         launches = [launch_lane_backward(call, lanes, 0, accumulate, row_stats) for lanes in lane_sets(job, n)]
     else:
         launches = [_fill_row_stats(call, row_stats, job.index_stride)]
     if call.need_q:
-        launches.append(_dq(call, row_stats, pass_, not whole, accumulate or whole))
-    if call.need_kv and not whole:
+        launches.append(_dq(call, row_stats, pass_, not apart, accumulate or apart))
+    if call.need_kv and not apart:
         launches += _dkv(call, row_stats, pass_, False, accumulate)
     if call.need_kv and pass_.summary:
         launches += _dkv(call, row_stats, pass_, True, True)
