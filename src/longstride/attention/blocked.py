@@ -26,7 +26,6 @@ from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups, til
 from longstride.attention.gradient import define_ops
 from longstride.attention.layout import layout_documents
 from longstride.attention.precision import without_autocast
-from longstride.attention.tiles import plan
 from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
@@ -121,14 +120,13 @@ def _forward_head(
     q, k, v = inputs
     row_sum = torch.zeros_like(accumulator[..., :1])
     row_max = torch.full_like(row_sum, torch.finfo(row_sum.dtype).min)
-    for arrangement in plan(pattern, q.shape[1], offset):
-        for lanes in lane_groups(arrangement, q):
-            arranged = lanes.load_queries(q), lanes.load_keys(k), lanes.load_keys(v)
-            states = [lanes.load_queries(state) for state in (row_max, row_sum, accumulator)]
-            for chunk in tile_chunks(lanes, arranged[0], exact):
-                _forward_chunk(chunk, scratch, scale, arranged, states)
-            for state, total in zip(states, (row_max, row_sum, accumulator)):
-                lanes.store_queries(state, total)
+    for lanes in lane_groups(pattern, q, offset):
+        arranged = lanes.load_queries(q), lanes.load_keys(k), lanes.load_keys(v)
+        states = [lanes.load_queries(state) for state in (row_max, row_sum, accumulator)]
+        for chunk in tile_chunks(lanes, arranged[0], exact):
+            _forward_chunk(chunk, scratch, scale, arranged, states)
+        for state, total in zip(states, (row_max, row_sum, accumulator)):
+            lanes.store_queries(state, total)
     row_sum.masked_fill_(row_sum == 0, 1)  # Avoids 0 / 0 for a query that sees no key.
     accumulator.div_(row_sum)
     return row_max, row_sum
@@ -139,18 +137,17 @@ def _backward_head(
     totals: Sequence[Tensor | None], exact: bool,
 ) -> None:  # fmt: skip
     """Adds a head's gradients to `totals`; those that are not needed are None."""
-    for arrangement in plan(pattern, inputs[0].shape[1], offset):
-        for lanes in lane_groups(arrangement, inputs[0]):
-            loads = lanes.load_queries, lanes.load_keys, lanes.load_keys
-            stores = lanes.store_queries, lanes.store_keys, lanes.store_keys
-            arranged = [load(x) for load, x in zip(loads, inputs)]
-            sums = [None if x is None else load(x) for load, x in zip(loads, totals)]
-            stats = [lanes.load_queries(x) for x in row_stats]
-            for chunk in tile_chunks(lanes, arranged[0], exact):
-                _backward_chunk(chunk, scratch, scale, arranged, stats, sums)
-            for store, part, total in zip(stores, sums, totals):
-                if part is not None and total is not None:
-                    store(part, total)
+    for lanes in lane_groups(pattern, inputs[0], offset):
+        loads = lanes.load_queries, lanes.load_keys, lanes.load_keys
+        stores = lanes.store_queries, lanes.store_keys, lanes.store_keys
+        arranged = [load(x) for load, x in zip(loads, inputs)]
+        sums = [None if x is None else load(x) for load, x in zip(loads, totals)]
+        stats = [lanes.load_queries(x) for x in row_stats]
+        for chunk in tile_chunks(lanes, arranged[0], exact):
+            _backward_chunk(chunk, scratch, scale, arranged, stats, sums)
+        for store, part, total in zip(stores, sums, totals):
+            if part is not None and total is not None:
+                store(part, total)
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
