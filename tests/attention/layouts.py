@@ -92,7 +92,7 @@ class Case(NamedTuple):
         with Ran() as ran:
             ours = gradients(*attend(*inputs, self.heads, impl=impl, return_lse=True, **self.options), inputs, of_lse)
         if impl != "reference":
-            assert {f"longstride.{impl}_layout_forward", f"longstride.{impl}_layout_backward"} <= set(ran.ops)
+            assert {f"longstride.{impl}_forward", f"longstride.{impl}_backward"} <= set(ran.ops)
         plain = gradients(*oracle(*inputs, self.heads, self.offset, self.rows), inputs, of_lse)
         doubles = [x.detach().double().requires_grad_() for x in inputs]
         exact = gradients(*oracle(*doubles, self.heads, self.offset, self.rows), doubles, of_lse)

@@ -111,10 +111,10 @@ def test_operators_keep_their_promises():
     q, k, v, slopes = tensors(2, 2, 20, 4, 3)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     text = "Local(3) | Column(5), Block(4) | Summary(4, 1)"
-    torch.library.opcheck(torch.ops.longstride.blocked_forward.default, (*inputs, text, 0.5))
+    torch.library.opcheck(torch.ops.longstride.blocked_forward.default, (*inputs, text, 0.5, []))
     with torch.no_grad():
-        saved = torch.ops.longstride.blocked_forward(*inputs, text, 0.5)
-        arguments = (slopes, *(x.detach() for x in inputs), *saved, text, 0.5, [True, False, True])
+        saved = torch.ops.longstride.blocked_forward(*inputs, text, 0.5, [])
+        arguments = (slopes, None, *(x.detach() for x in inputs), *saved, text, 0.5, [], [True, False, True])
         torch.library.opcheck(torch.ops.longstride.blocked_backward.default, arguments)
 
 

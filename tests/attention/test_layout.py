@@ -1,5 +1,7 @@
 """attend with grouped queries, offsets, documents and the lse, against an explicit mask."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from longstride import attend
 from longstride.patterns import Block, Column, Dense, Local, Summary
+from tests.attention.error_rule import Ran
 from tests.attention.layouts import Case, cases
 from tests.attention.plans import tiles_of
 
@@ -260,15 +263,54 @@ def test_operators_keep_their_promises(impl, case):
     documents = list(case.options.get("documents", []))
     k, v = (x[:, :, : case.offset + case.n_q] for x in (k, v))
     documents[-1:] = [k.shape[2] - sum(documents[:-1])] if documents else []
-    forward = getattr(torch.ops.longstride, f"{impl}_layout_forward").default
+    forward = getattr(torch.ops.longstride, f"{impl}_forward").default
     torch.library.opcheck(forward, (q, k, v, text, 0.5, documents))
     with torch.no_grad():
-        output, lse, *by_query = forward(q, k, v, text, 0.5, documents)
+        output, stats = forward(q, k, v, text, 0.5, documents)
         inputs = (x.detach() for x in (q, k, v))
-        for d_lse in (None, torch.ones_like(lse)):
-            arguments = output.cos(), d_lse, *inputs, output, *by_query, text, 0.5, documents, [True, False, True]
-            torch.library.opcheck(getattr(torch.ops.longstride, f"{impl}_layout_backward").default, arguments)
+        for d_stats in (None, torch.ones_like(stats)):
+            arguments = output.cos(), d_stats, *inputs, output, stats, text, 0.5, documents, [True, False, True]
+            torch.library.opcheck(getattr(torch.ops.longstride, f"{impl}_backward").default, arguments)
             inputs = (x.detach() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("options", [{}, {"documents": [4, 2, 3]}], ids=str)
+@FAST
+def test_training_keeps_the_inputs_the_output_and_the_stats(impl, options, dispatched):
+    inputs = LSE.tensors(device=DEVICE)
+    kept = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.numel()), x)[1], lambda x: x)
+    with hooks, FlopCounterMode(display=False) if dispatched else nullcontext():
+        output = attend(*inputs, HEADS, impl=impl, **options)
+    rows = LSE.batch * len(HEADS) * LSE.n_q
+    assert kept == [*(x.numel() for x in inputs), output.numel(), rows * (2 if impl == "blocked" else 1)]
+
+
+@FAST
+def test_sums_over_heads_that_share_keys_are_rounded_once(impl):
+    inputs = Case([Local(3)] * 32, 1, 1, 9, 9, 4, 4, {}).tensors(torch.float16, DEVICE)
+    slopes = torch.rand(1, 32, 9, 4, device=DEVICE).half()
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    (exact,) = torch.autograd.grad(attend(*doubles, Local(3), impl="reference"), doubles[2], slopes.double())
+    with tiles_of(16, 16):
+        (ours,) = torch.autograd.grad(attend(*inputs, Local(3), impl=impl), inputs[2], slopes)
+    assert ((ours - exact) / exact).abs().max() < 1.5 * 2**-11
+
+
+def test_calls_past_the_dispatcher_give_the_same():
+    case = LAYOUTS["documents"]
+    inputs = case.tensors(device=DEVICE)
+
+    def results():
+        output = attend(*inputs, HEADS, impl="triton", **case.options)
+        return output, *torch.autograd.grad(output.sin().sum(), inputs)
+
+    with tiles_of(16, 16), Ran() as ran:
+        dispatched = results()
+    assert {"longstride.triton_forward", "longstride.triton_backward"} <= set(ran.ops)
+    with tiles_of(16, 16):
+        assert all(torch.equal(x, y) for x, y in zip(results(), dispatched))
 
 
 @FAST

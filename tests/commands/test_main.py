@@ -47,7 +47,7 @@ def test_doctor_says_what_runs_and_why(capsys):
 def test_doctor_sees_a_wrong_result(capsys, monkeypatch):
     import longstride.attention.api as api
 
-    monkeypatch.setitem(api.IMPLEMENTATIONS, "blocked", lambda q, k, v, heads, scale: q + k + v)
+    monkeypatch.setitem(api.IMPLEMENTATIONS, "blocked", lambda q, k, v, *_: q + k + v)
     code, out, _ = run(capsys, "doctor")
     assert code == 1
     assert "DISAGREES with the oracle" in out

@@ -9,7 +9,7 @@ from longstride import attend
 from longstride.attention.tiles import plan
 from longstride.model.slots import Slots, slots
 from longstride.patterns import Block, Column, Dense, Leaf, Local, Pattern, Summary, connects, notation
-from longstride.patterns.geometry import geometry
+from longstride.patterns.geometry import geometry, lane_sets
 from tests.strategies import leaves, patterns, summaries
 
 
@@ -51,7 +51,7 @@ def test_records_compute_every_pair_once(pattern, n, by_leaf):
 def test_sets_of_lanes_hold_every_position_once_and_no_pair_lies_across_two(leaf, n):
     (record,) = geometry(leaf, n)
     lane_of = {}
-    for number, lanes in enumerate(record.lane_sets):
+    for number, lanes in enumerate(lane_sets(record, n)):
         for lane in range(lanes.lanes):
             for index in range(lanes.length):
                 assert lane_of.setdefault(lanes.position(lane, index), (number, lane)) == (number, lane)

@@ -16,21 +16,22 @@ from torch import Tensor
 from longstride.attention.blocked import attend_blocked
 from longstride.attention.layout import lay_out, validate_shapes
 from longstride.attention.precision import DTYPES, autocast_is_enabled, cast_as_autocast_would, without_autocast
-from longstride.attention.reference import attend_reference, attend_reference_layout
+from longstride.attention.reference import attend_reference
 from longstride.common.checks import suggest
 from longstride.patterns import Pattern, notation
 
 
-def _attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
+def _attend_triton(*arguments: Any) -> Tensor | tuple[Tensor, Tensor]:
     # Imported on first use, since Triton is optional.
     from longstride.attention.kernels.ops import attend_triton
 
-    return attend_triton(q, k, v, heads, scale)
+    return attend_triton(*arguments)
 
 
 IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked, "triton": _attend_triton}
+"""Their arguments are (q, k, v, patterns of the heads, scale, documents, return_lse), with the shapes of `layout.py`."""
 SCALE_LIMIT = 1e38  # About the largest float32.
-CHOICES = ("auto", "reference", "blocked", "triton")
+CHOICES = ("auto", *IMPLEMENTATIONS)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Looked up at import: some versions of torch.compile cannot trace `find_spec`."""
 
@@ -112,11 +113,10 @@ def attend(
         raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
     heads = _patterns_per_head(pattern, q.shape[1])
     name, scale = _implementation_name(impl, q.device.type), _validate_scale(scale, q.shape[3])
-    if not alike or offset is not None or documents is not None or return_lse:
+    lengths: Sequence[int] = ()
+    if not alike or offset is not None or documents is not None:
         k, v, lengths = lay_out(q, k, v, offset, documents)
-        output, lse = _attend_layout(name, q, k, v, heads, scale, lengths)
-        return (output, lse) if return_lse else output
-    return IMPLEMENTATIONS[name](q, k, v, heads, scale)
+    return IMPLEMENTATIONS[name](q, k, v, heads, scale, lengths, return_lse)
 
 
 def attend_packed(
@@ -150,13 +150,13 @@ def unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
     return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
 
 
-def attend_forward(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern]) -> tuple[Tensor, ...]:
+def attend_forward(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern]) -> tuple[Tensor, Tensor]:
     """`attend` for a caller that keeps and frees the tensors itself: nothing is saved for a gradient.
 
-    Returns the output [batch, heads, n, d_v], and the tensors by query that `attend_backward` needs.
+    Returns the output [batch, heads, n, d_v], and the stats of each query that `attend_backward` needs.
     """
     forward = _operator(choose("auto", q.device).impl, "forward")
-    results: tuple[Tensor, ...] = forward(q, k, v, notation.write(heads), 1 / sqrt(q.shape[3]))
+    results: tuple[Tensor, Tensor] = forward(q, k, v, notation.write(heads), 1 / sqrt(q.shape[3]), ())
     return results
 
 
@@ -166,24 +166,14 @@ def attend_backward(
     """Returns the gradients of q, k and v. `results`: of `attend_forward`."""
     backward = _operator(choose("auto", q.device).impl, "backward")
     gradients: tuple[Tensor, Tensor, Tensor] = backward(
-        d_output, q, k, v, *results, notation.write(heads), 1 / sqrt(q.shape[3]), [True] * 3
+        d_output, None, q, k, v, *results, notation.write(heads), 1 / sqrt(q.shape[3]), (), [True] * 3
     )
     return gradients
 
 
-def _attend_layout(
-    impl: str, q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int]
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Returns the output and the lse, for the shapes of `layout.py`."""
-    if impl == "reference":
-        return attend_reference_layout(q, k, v, heads, scale, documents)
-    output, lse, *_ = _operator(impl, "layout_forward")(q, k, v, notation.write(heads), scale, documents)
-    return output, lse
-
-
 def _operator(impl: str, direction: str) -> Any:
     if impl == "triton":
-        import longstride.attention.kernels.layout_ops  # noqa: F401  # Defines the operators, with those of `ops.py`.
+        import longstride.attention.kernels.ops  # noqa: F401  # Defines the operators.
     return getattr(torch.ops.longstride, f"{impl}_{direction}").default
 
 
@@ -232,14 +222,14 @@ def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> bool:
         if not isinstance(x, Tensor):
             raise ValueError(f"attend: {name} must be a tensor, got {type(x).__name__}")
         if x.dim() != 4:
-            raise ValueError(f"attend: {name} must be [batch, heads, n, d], got {x.dim()} dimensions: {_shape(x)}")
+            raise ValueError(f"attend: {name} must be [batch, heads, n, d], got {x.dim()} dimensions: {list(x.shape)}")
         if x.dtype not in DTYPES:
             raise ValueError(f"attend: {name} has dtype {x.dtype}; it must be float64, float32, bfloat16 or float16")
     batch, heads, n, d_qk = q.shape
     d_v = v.shape[3]
     if not (heads and n and d_qk and d_v):
         name, x = ("v", v) if heads and n and d_qk else ("q", q)
-        raise ValueError(f"attend: {name} has shape {_shape(x)}; heads, n and d must be at least 1 (batch may be 0)")
+        raise ValueError(f"attend: {name} has shape {list(x.shape)}; heads, n and d must be at least 1 (batch may be 0)")
     alike = q.shape == k.shape and v.shape == (batch, heads, n, d_v)
     if not alike:
         validate_shapes(q, k, v)
@@ -275,7 +265,3 @@ def _validate_scale(scale: float | None, d_qk: int) -> float:
     if not isinstance(scale, int | float | Real) or not -SCALE_LIMIT < scale < SCALE_LIMIT:
         raise ValueError(f"attend: scale must be a finite number or None for 1 / sqrt(d_qk), got {scale!r}")
     return float(scale)
-
-
-def _shape(x: Tensor) -> list[int]:
-    return list(x.shape)

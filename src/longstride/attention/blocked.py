@@ -24,77 +24,93 @@ from torch.nn.functional import pad
 
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups, tile_chunks
 from longstride.attention.gradient import define_ops
-from longstride.attention.layout import fill_in_float32, layout_documents
+from longstride.attention.layout import layout_documents
 from longstride.attention.precision import without_autocast
-from longstride.attention.tiles import plan
 from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
-Head = tuple[slice, int]
-"""An index into [batch, heads]."""
+Place = tuple[slice, int, slice]
+"""Some rows of a head: an index into [batch, heads, n]."""
 
 
-def attend_blocked(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
+def attend_blocked(
+    q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int], return_lse: bool
+) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(q k^T * scale) v over the pairs of each head's pattern, tile by tile."""
-    return torch.ops.longstride.blocked_forward.default(q, k, v, notation.write(heads), scale)[0]  # type: ignore[no-any-return]
+    output, stats = torch.ops.longstride.blocked_forward.default(q, k, v, notation.write(heads), scale, documents)
+    return (output, _lse(stats)) if return_lse else output
 
 
-def blocked_forward(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the output and, for every query, the maximum of its scores and the sum of exp(score - maximum).
+def _lse(stats: Tensor) -> Tensor:
+    """The natural log-sum-exp of each query's scores. Its slope reaches `fill_gradients` as that of the maximum."""
+    row_max, row_sum = stats.unbind(1)
+    nothing = row_max == torch.finfo(row_max.dtype).min
+    return (row_max + row_sum.detach().log()).masked_fill(nothing, -torch.inf)
 
-    The last two are not combined into an lse, which would add a rounding error to every weight in backward.
+
+def blocked_forward(
+    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the output and, as stats [batch, 2, heads, n], each query's largest score and its sum of exp(score - largest).
+
+    The two are not combined into an lse, which would add a rounding error to every weight in backward.
     """
-    results = _forward_like(q, k, v, patterns, scale)
-    _fill_results(results, (q, k, v), patterns, scale)
-    return results
-
-
-def _fill_results(results: Sequence[Tensor], inputs: Sequence[Tensor], patterns: str, scale: float) -> None:
-    (output, all_row_max, all_row_sum), (q, k, v) = results, inputs
-    offset = k.shape[2] - q.shape[2]
+    output, stats = _forward_like(q, k, v, patterns, scale, documents)
+    all_row_max, all_row_sum = stats.unbind(1)
     scratch = Scratch(_working_dtype(q), q.device)
     with without_autocast(q.device):
-        for pattern, head, kv_head, _ in _heads(q, k, patterns):
-            rows = _load_head(q, head, offset), _load_head(k, kv_head), _load_head(v, kv_head)
-            accumulator = _head_accumulator(output, head, offset)
+        for pattern, place, kv_place, offset, _ in _heads(q, k, patterns, documents):
+            rows = _load_head(q, place, offset), _load_head(k, kv_place), _load_head(v, kv_place)
+            result = output[place]
+            accumulator = _accumulator(result, offset)
             row_max, row_sum = _forward_head(pattern, offset, scratch, scale, rows, accumulator, exact=False)
             if not _all_finite([accumulator]):
                 row_max, row_sum = _forward_head(pattern, offset, scratch, scale, rows, accumulator.zero_(), exact=True)
-            _store_head(accumulator, output, head, offset)
-            all_row_max[head], all_row_sum[head] = row_max[:, offset:].squeeze(-1), row_sum[:, offset:].squeeze(-1)
+            _store(accumulator, result, offset)
+            all_row_max[place], all_row_sum[place] = row_max[:, offset:].squeeze(-1), row_sum[:, offset:].squeeze(-1)
+    return output, stats
 
 
 def fill_gradients(
-    gradients: Sequence[Tensor], d_output: Tensor, inputs: Sequence[Tensor], saved: Sequence[Tensor], patterns: str,
-    scale: float, needed: Sequence[bool], d_lse: Tensor | None = None,
+    gradients: Sequence[Tensor], d_output: Tensor, d_stats: Tensor | None, inputs: Sequence[Tensor], saved: Sequence[Tensor],
+    patterns: str, scale: float, documents: Sequence[int], needed: Sequence[bool],
 ) -> None:  # fmt: skip
     """Fills the gradients of q, k and v that are needed."""
-    (q, k, v), (output, row_max, row_sum) = inputs, saved
-    offset = k.shape[2] - q.shape[2]
+    (dq, *d_keys), (q, k, v), (output, stats) = gradients, inputs, saved
+    row_max, row_sum = stats.unbind(1)
+    sums = d_keys
+    if q.shape[1] > k.shape[1] and q.dtype != _working_dtype(q):  # Sums over heads that share keys are rounded once.
+        sums = [torch.empty_like(x, dtype=_working_dtype(x)) for x in d_keys]
+    if documents and q.shape[2] < k.shape[2]:
+        for x in sums:
+            x.zero_()  # Documents before the first query.
     scratch = Scratch(_working_dtype(q), q.device)
     with without_autocast(q.device):
-        for pattern, head, kv_head, first in _heads(q, k, patterns):
-            rows = _load_head(q, head, offset), _load_head(k, kv_head), _load_head(v, kv_head)
-            d_rows = _load_head(d_output, head, offset)
+        for pattern, place, kv_place, offset, first in _heads(q, k, patterns, documents):
+            rows = _load_head(q, place, offset), _load_head(k, kv_place), _load_head(v, kv_place)
+            d_rows = _load_head(d_output, place, offset)
             # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta). The lse's own slope is the weight.
-            delta = (d_rows * _load_head(output, head, offset)).sum(-1, keepdim=True)
-            if d_lse is not None:
-                delta[:, offset:] -= d_lse[head].unsqueeze(-1)
-            stats = [_padded(x.unsqueeze(-1), offset) for x in (row_max[head], row_sum[head].log2().neg_())]
-            places = (head, offset, True), (kv_head, 0, first), (kv_head, 0, first)
-            totals = [
-                _head_accumulator(x, *place) if wanted else None for x, place, wanted in zip(gradients, places, needed)
-            ]
-            row_stats = d_rows, delta, *stats
+            delta = (d_rows * _load_head(output, place, offset)).sum(-1, keepdim=True)
+            if d_stats is not None:
+                delta[:, offset:] -= d_stats[:, 0][place].unsqueeze(-1)
+            log2_scale = row_sum[place].log2().neg_()
+            row_stats = d_rows, delta, *(_padded(x.unsqueeze(-1), offset) for x in (row_max[place], log2_scale))
+            places = zip((dq, *sums), (place, kv_place, kv_place), needed)
+            results = [x[where] if wanted else None for x, where, wanted in places]
+            rules = (offset, True), (0, first), (0, first)
+            totals = [None if x is None else _accumulator(x, *rule) for x, rule in zip(results, rules)]
             _backward_head(pattern, offset, scratch, scale, rows, row_stats, totals, exact=False)
-            sums = [total for total in totals if total is not None]
-            if not _all_finite(sums):
-                for x in sums:
+            found = [total for total in totals if total is not None]
+            if not _all_finite(found):
+                for x in found:
                     x.zero_()
                 _backward_head(pattern, offset, scratch, scale, rows, row_stats, totals, exact=True)
-            for gradient, total, place in zip(gradients, totals, places):
-                if total is not None:
-                    _store_head(total, gradient, *place)
+            for result, total, rule in zip(results, totals, rules):
+                if result is not None and total is not None:
+                    _store(total, result, *rule)
+    for x, total in zip(d_keys, sums):
+        if total is not x:
+            x.copy_(total)
 
 
 def _forward_head(
@@ -104,14 +120,13 @@ def _forward_head(
     q, k, v = inputs
     row_sum = torch.zeros_like(accumulator[..., :1])
     row_max = torch.full_like(row_sum, torch.finfo(row_sum.dtype).min)
-    for arrangement in plan(pattern, q.shape[1], offset):
-        for lanes in lane_groups(arrangement, q):
-            arranged = lanes.load_queries(q), lanes.load_keys(k), lanes.load_keys(v)
-            states = [lanes.load_queries(state) for state in (row_max, row_sum, accumulator)]
-            for chunk in tile_chunks(lanes, arranged[0], exact):
-                _forward_chunk(chunk, scratch, scale, arranged, states)
-            for state, total in zip(states, (row_max, row_sum, accumulator)):
-                lanes.store_queries(state, total)
+    for lanes in lane_groups(pattern, q, offset):
+        arranged = lanes.load_queries(q), lanes.load_keys(k), lanes.load_keys(v)
+        states = [lanes.load_queries(state) for state in (row_max, row_sum, accumulator)]
+        for chunk in tile_chunks(lanes, arranged[0], exact):
+            _forward_chunk(chunk, scratch, scale, arranged, states)
+        for state, total in zip(states, (row_max, row_sum, accumulator)):
+            lanes.store_queries(state, total)
     row_sum.masked_fill_(row_sum == 0, 1)  # Avoids 0 / 0 for a query that sees no key.
     accumulator.div_(row_sum)
     return row_max, row_sum
@@ -122,18 +137,17 @@ def _backward_head(
     totals: Sequence[Tensor | None], exact: bool,
 ) -> None:  # fmt: skip
     """Adds a head's gradients to `totals`; those that are not needed are None."""
-    for arrangement in plan(pattern, inputs[0].shape[1], offset):
-        for lanes in lane_groups(arrangement, inputs[0]):
-            loads = lanes.load_queries, lanes.load_keys, lanes.load_keys
-            stores = lanes.store_queries, lanes.store_keys, lanes.store_keys
-            arranged = [load(x) for load, x in zip(loads, inputs)]
-            sums = [None if x is None else load(x) for load, x in zip(loads, totals)]
-            stats = [lanes.load_queries(x) for x in row_stats]
-            for chunk in tile_chunks(lanes, arranged[0], exact):
-                _backward_chunk(chunk, scratch, scale, arranged, stats, sums)
-            for store, part, total in zip(stores, sums, totals):
-                if part is not None and total is not None:
-                    store(part, total)
+    for lanes in lane_groups(pattern, inputs[0], offset):
+        loads = lanes.load_queries, lanes.load_keys, lanes.load_keys
+        stores = lanes.store_queries, lanes.store_keys, lanes.store_keys
+        arranged = [load(x) for load, x in zip(loads, inputs)]
+        sums = [None if x is None else load(x) for load, x in zip(loads, totals)]
+        stats = [lanes.load_queries(x) for x in row_stats]
+        for chunk in tile_chunks(lanes, arranged[0], exact):
+            _backward_chunk(chunk, scratch, scale, arranged, stats, sums)
+        for store, part, total in zip(stores, sums, totals):
+            if part is not None and total is not None:
+                store(part, total)
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
@@ -195,106 +209,62 @@ def _backward_chunk(
         chunk.add_to_keys(dk, d_scores.transpose(1, 2), queries, scale, scratch)
 
 
-def _heads(q: Tensor, k: Tensor, patterns: str) -> Iterator[tuple[Pattern, Head, Head, bool]]:
-    """Yields each head's pattern, its place and that of its keys, and whether it is the first with these keys.
+def _heads(
+    q: Tensor, k: Tensor, patterns: str, documents: Sequence[int]
+) -> Iterator[tuple[Pattern, Place, Place, int, bool]]:  # fmt: skip
+    """Yields, for the heads of each document with queries: the pattern, the places of the queries and of their keys, the
+    position of the first query among the keys, and whether the head is the first with these keys.
 
     As many sequences at a time as fit the budget.
     """
-    at_once = max(1, budget(q.device).positions // k.shape[2])
     group = q.shape[1] // k.shape[1]
-    for head, pattern in enumerate(notation.parse_heads(patterns, q.shape[1])):
-        for first in range(0, len(q), at_once):
-            batch = slice(first, first + at_once)
-            yield pattern, (batch, head), (batch, head // group), head % group == 0
+    for part in layout_documents(q.shape, k.shape, documents):
+        if part.queries.start == part.queries.stop:
+            continue
+        at_once = max(1, budget(q.device).positions // part.n)
+        for head, pattern in enumerate(notation.parse_heads(patterns, q.shape[1])):
+            for start in range(part.batch.start, part.batch.stop, at_once):
+                batch = slice(start, min(start + at_once, part.batch.stop))
+                places = (batch, head, part.queries), (batch, head // group, part.keys)
+                yield pattern, *places, part.offset, head % group == 0
 
 
-def _load_head(x: Tensor, head: Head, offset: int = 0) -> Tensor:
-    """Returns one head in the working dtype: [batch, heads, n, d] -> [batch, offset + n, d], contiguous, first rows of 0."""
-    return _padded(x[head].to(_working_dtype(x)).contiguous(), offset)
+def _load_head(x: Tensor, place: Place, offset: int = 0) -> Tensor:
+    """Returns rows of a head in the working dtype: [batch, offset + n, d], contiguous; the first `offset` rows are 0."""
+    return _padded(x[place].to(_working_dtype(x)).contiguous(), offset)
 
 
 def _padded(rows: Tensor, offset: int) -> Tensor:
     return pad(rows, (0, 0, offset, 0)) if offset else rows
 
 
-def _head_accumulator(result: Tensor, head: Head, offset: int = 0, first: bool = True) -> Tensor:
-    """Returns zeros for one head, [batch, offset + n, d]: a view of the result, or a copy if that is half precision.
+def _accumulator(result: Tensor, offset: int, first: bool = True) -> Tensor:
+    """Returns zeros for rows of a head, [batch, offset + n, d]: the result itself, or a copy if that is half precision.
 
     A copy also if there are rows before `offset`, or if the result has sums of other heads already: it is not the first.
     """
-    place = result[head]
-    if first and not offset and place.dtype == _working_dtype(place):
-        return place.zero_()
-    batch, n, d = place.shape
-    return place.new_zeros((batch, offset + n, d), dtype=_working_dtype(place))
+    if first and not offset and result.dtype == _working_dtype(result):
+        return result.zero_()
+    batch, n, d = result.shape
+    return result.new_zeros((batch, offset + n, d), dtype=_working_dtype(result))
 
 
-def _store_head(total: Tensor, result: Tensor, head: Head, offset: int = 0, first: bool = True) -> None:
-    place = result[head]
+def _store(total: Tensor, result: Tensor, offset: int, first: bool = True) -> None:
     if not first:
-        place += total
-    elif total.data_ptr() != place.data_ptr():
-        place.copy_(total[:, offset:])
+        result += total
+    elif total is not result:
+        result.copy_(total[:, offset:])
 
 
 def _working_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    row_stats = q.new_empty(q.shape[:-1], dtype=_working_dtype(v))
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), row_stats, torch.empty_like(row_stats)
-
-
-def _gradient_like(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def blocked_layout_forward(
+def _forward_like(
     q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Returns the output, the lse, and the row stats of `blocked_forward`."""
-    output, lse, row_max, row_sum = _layout_like(q, k, v, patterns, scale, documents)
-    for part in layout_documents(q.shape, k.shape, documents):
-        results = [x[part.batch, :, part.queries] for x in (output, row_max, row_sum)]
-        if results[0].numel():
-            keys = part.batch, slice(None), part.keys
-            _fill_results(results, (q[part.batch, :, part.queries], k[keys], v[keys]), patterns, scale)
-    nothing = row_max == torch.finfo(row_max.dtype).min
-    torch.add(row_max, row_sum.log(), out=lse).masked_fill_(nothing, -torch.inf)
-    return output, lse, row_max, row_sum
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    batch, heads, n, _ = q.shape
+    return q.new_empty((batch, heads, n, v.shape[3])), q.new_empty((batch, 2, heads, n), dtype=_working_dtype(q))
 
 
-def _layout_like(
-    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
-) -> tuple[Tensor, ...]:  # fmt: skip
-    output, row_max, row_sum = _forward_like(q, k, v, patterns, scale)
-    return output, torch.empty_like(row_max), row_max, row_sum
-
-
-def fill_layout_gradients(
-    gradients: Sequence[Tensor], d_output: Tensor, d_lse: Tensor | None, inputs: Sequence[Tensor], saved: Sequence[Tensor],
-    patterns: str, scale: float, documents: Sequence[int], needed: Sequence[bool],
-) -> None:  # fmt: skip
-    q, k, _ = inputs
-    for part in layout_documents(q.shape, k.shape, documents):
-        queries, keys = (part.batch, slice(None), part.queries), (part.batch, slice(None), part.keys)
-        places = queries, keys, keys
-        results = [x[place] if wanted else x for x, place, wanted in zip(gradients, places, needed)]
-        if part.queries.start == part.queries.stop:
-            for x, wanted in zip(results, needed):
-                if wanted:
-                    x.zero_()
-            continue
-        fill_gradients(
-            results, d_output[queries], [x[place] for x, place in zip(inputs, places)], [x[queries] for x in saved],
-            patterns, scale, needed, None if d_lse is None else d_lse[queries],
-        )  # fmt: skip
-
-
-ROW_STATS = ["row_max", "row_sum"]
-define_ops("blocked", blocked_forward, _forward_like, fill_gradients, _gradient_like, ROW_STATS)
-define_ops(
-    "blocked", blocked_layout_forward, _layout_like, fill_in_float32(fill_layout_gradients), _gradient_like, ROW_STATS,
-    layout=True,
-)  # fmt: skip
+define_ops("blocked", blocked_forward, _forward_like, fill_gradients, lambda x: x.new_empty(x.shape))

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longstride.attention.tiles import Arrangement, Tiles
+from longstride.attention.tiles import Arrangement, Tiles, plan
+from longstride.patterns import Pattern
 
 
 class Budget(NamedTuple):
@@ -34,13 +35,14 @@ def budget(device: torch.device) -> Budget:
     return CPU_BUDGET if device.type == "cpu" else DEVICE_BUDGET
 
 
-def lane_groups(arrangement: Arrangement, q: Tensor) -> Iterator[Arrangement]:
-    """Splits the lanes of an arrangement into groups that fit the budget."""
-    lanes = arrangement.lanes
-    at_once = max(1, budget(q.device).positions // (len(q) * lanes.length))
-    for first in range(0, lanes.lanes, at_once):
-        count = min(at_once, lanes.lanes - first)
-        yield replace(arrangement, lanes=lanes._replace(first=lanes.position(first, 0), lanes=count))
+def lane_groups(pattern: Pattern, q: Tensor, offset: int) -> Iterator[Arrangement]:
+    """Yields the arrangements of a pattern, their lanes in groups that fit the budget. q: a head's, [batch, n, d]."""
+    for arrangement in plan(pattern, q.shape[1], offset):
+        lanes = arrangement.lanes
+        at_once = max(1, budget(q.device).positions // (len(q) * lanes.length))
+        for first in range(0, lanes.lanes, at_once):
+            count = min(at_once, lanes.lanes - first)
+            yield replace(arrangement, lanes=lanes._replace(first=lanes.position(first, 0), lanes=count))
 
 
 def tile_chunks(group: Arrangement, q: Tensor, exact: bool) -> Iterator[Chunk]:

@@ -22,54 +22,43 @@ from longstride.patterns import notation
 LIBRARY = torch.library.Library("longstride", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def define_ops(
-    impl: str, forward: Any, forward_like: Any, fill_gradients: Any, like: Any, by_query: Sequence[str], layout: bool = False
-) -> Any:  # fmt: skip
+def define_ops(impl: str, forward: Any, forward_like: Any, fill_gradients: Any, like: Any) -> Any:
     """Defines longstride::{impl}_forward, and longstride::{impl}_backward, which differentiates it, and their flop formulas.
 
-    forward(q, k, v, patterns, scale) returns the output, and the tensors named `by_query` that backward needs.
+    forward(q, k, v, patterns, scale, documents) returns the output, and the stats of each query, from which the lse follows.
+    Shapes and documents are those of `layout.py`; without documents, and with equal shapes, it is a plain call.
     forward_like has the same arguments, and returns tensors of the same shapes and strides.
-    fill_gradients(gradients, d_output, (q, k, v), saved, patterns, scale, needed) computes the gradients of q, k and v from
-    what forward returned; one that is not needed is empty.
+    fill_gradients(gradients, d_output, d_stats, (q, k, v), (output, stats), patterns, scale, documents, needed) computes the
+    gradients of q, k and v; one that is not needed is empty. d_stats is None if the stats have no gradient.
     like(x) returns an empty tensor for the gradient of x.
-
-    layout: the operators are {impl}_layout_forward and {impl}_layout_backward. q, k and v have the shapes of `layout.py`,
-    `documents` follows `scale`, the second result of forward is the lse, and d_lse, which may be None, follows d_output.
 
     Returns the function behind the backward op.
     """
-    # Where q, k and v begin among the arguments of backward, what was saved, and the settings.
-    first = 1 + layout
-    first_saved = first + 3
-    first_setting = first_saved + 1 + len(by_query)
 
     def empty_gradients(inputs: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor, ...]:
         return tuple(like(x) if wanted else x.new_empty(0) for x, wanted in zip(inputs, needed))
 
-    def backward_like(*arguments: Any) -> tuple[Tensor, ...]:
-        return empty_gradients(arguments[first:first_saved], arguments[-1])
+    def backward_like(d_output: Any, d_stats: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        return empty_gradients((q, k, v), others[-1])
 
-    def backward(*arguments: Any) -> tuple[Tensor, ...]:
-        inputs = arguments[first:first_saved]
-        gradients = empty_gradients(inputs, arguments[-1])
-        fill_gradients(
-            gradients, *arguments[:first], inputs, arguments[first_saved:first_setting], *arguments[first_setting:]
-        )
+    def backward(
+        d_output: Tensor, d_stats: Tensor | None, q: Tensor, k: Tensor, v: Tensor, output: Tensor, stats: Tensor,
+        patterns: str, scale: float, documents: Sequence[int], needed: Sequence[bool],
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        inputs = q, k, v
+        gradients = empty_gradients(inputs, needed)
+        fill_gradients(gradients, d_output, d_stats, inputs, (output, stats), patterns, scale, documents, needed)
         return gradients
 
-    def flops(*arguments: Any, **_: Any) -> int:
-        return backward_flops(*arguments[first:first_saved], *arguments[first_setting:-1])
+    def flops(d_output: Any, d_stats: Any, q: Any, k: Any, v: Any, output: Any, stats: Any, *settings: Any, **_: Any) -> int:
+        return backward_flops(q, k, v, *settings[:-1])
 
-    inputs, settings = "Tensor q, Tensor k, Tensor v", "str patterns, float scale"
-    slopes, name = "Tensor d_output", impl
-    if layout:
-        settings, slopes, name = f"{settings}, int[] documents", f"{slopes}, Tensor? d_lse", f"{impl}_layout"
-    saved = "".join(f", Tensor {name}" for name in ("output", *by_query))
-    results = f"(Tensor{', Tensor' * (len(by_query) + layout)})"
-    forward_op = define(f"{name}_forward", f"({inputs}, {settings}) -> {results}", forward, forward_like, forward_flops)
-    schema = f"({slopes}, {inputs}{saved}, {settings}, bool[] needed) -> (Tensor, Tensor, Tensor)"
-    backward_op = define(f"{name}_backward", schema, backward, backward_like, flops)
-    _register_gradient(forward_op, backward_op, impl, first)
+    inputs, settings = "Tensor q, Tensor k, Tensor v", "str patterns, float scale, int[] documents"
+    schema = f"({inputs}, {settings}) -> (Tensor, Tensor)"
+    forward_op = define(f"{impl}_forward", schema, forward, forward_like, forward_flops)
+    given = f"Tensor d_output, Tensor? d_stats, {inputs}, Tensor output, Tensor stats, {settings}, bool[] needed"
+    backward_op = define(f"{impl}_backward", f"({given}) -> (Tensor, Tensor, Tensor)", backward, backward_like, flops)
+    _register_gradient(forward_op, backward_op, impl)
     return backward
 
 
@@ -83,7 +72,7 @@ def define(name: str, schema: str, compute: Any, like: Any, flops: Any) -> Any:
     return op.default
 
 
-def forward_flops(q: Any, k: Any, v: Any, patterns: str, scale: float, documents: Sequence[int] = (), **_: Any) -> int:
+def forward_flops(q: Any, k: Any, v: Any, patterns: str, scale: float, documents: Sequence[int], **_: Any) -> int:
     """Two products per pair of the patterns: query with key, and weight with value."""
     return int(2 * (q[3] + v[3]) * _pairs(patterns, q, k, documents))
 
@@ -98,8 +87,7 @@ def _pairs(patterns: str, q: Sequence[int], k: Sequence[int], documents: Sequenc
     heads = notation.parse(patterns)
     total = 0
     for document in layout_documents(q, k, documents):
-        keys, offset = document.keys.stop - document.keys.start, document.offset
-        pairs = sum(pattern.pairs(keys) - pattern.pairs(offset) for pattern in heads)
+        pairs = sum(pattern.pairs(document.n) - pattern.pairs(document.offset) for pattern in heads)
         total += pairs * (document.batch.stop - document.batch.start)
     return total
 
@@ -116,36 +104,33 @@ def _refuse_tangents(impl: str) -> Any:
     return staticmethod(jvp)
 
 
-def _register_gradient(forward: Any, backward: Any, impl: str, slopes: int) -> None:
-    """slopes: how many results have gradients; they come first."""
-
+def _register_gradient(forward: Any, backward: Any, impl: str) -> None:
     class Forward(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, compute: Any, q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Any:
-            results = compute(q, k, v, *settings)
+        def forward(ctx: Any, compute: Any, q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+            output, stats = compute(q, k, v, *settings)
             ctx.settings = settings
-            ctx.save_for_backward(q, k, v, results[0], *results[slopes:])
-            ctx.mark_non_differentiable(*results[slopes:])
+            ctx.save_for_backward(q, k, v, output, stats)
             ctx.set_materialize_grads(False)
-            return results
+            return output, stats
 
         @staticmethod
-        def backward(ctx: Any, d_output: Tensor | None, *others: Tensor | None) -> Any:
+        def backward(ctx: Any, d_output: Tensor | None, d_stats: Tensor | None) -> Any:
             needed = list(ctx.needs_input_grad[1:4])
             saved = ctx.saved_tensors
             if d_output is None:
                 d_output = torch.zeros_like(saved[3])
-            gradients = backward(d_output, *others[: slopes - 1], *saved, *ctx.settings, needed)
+            gradients = backward(d_output, d_stats, *saved, *ctx.settings, needed)
             return None, *(x if wanted else None for x, wanted in zip(gradients, needed)), *[None] * len(ctx.settings)
 
         jvp = _refuse_tangents(impl)
 
-    _register(forward, Forward, keys_at=1)
-    register_last(backward, impl, keys_at=slopes + 1)
+    _register(forward, Forward)
+    register_last(backward, impl)
 
 
-def register_last(op: Any, impl: str, keys_at: int | None) -> None:
-    """Registers an op that computes gradients: its own derivatives raise an error. `keys_at`: as in `_register`."""
+def register_last(op: Any, impl: str) -> None:
+    """Registers an op that computes gradients: its own derivatives raise an error."""
 
     class Last(torch.autograd.Function):
         @staticmethod
@@ -160,14 +145,11 @@ def register_last(op: Any, impl: str, keys_at: int | None) -> None:
 
         jvp = _refuse_tangents(impl)
 
-    _register(op, Last, keys_at)
+    _register(op, Last)
 
 
-def _register(op: Any, function: Any, keys_at: int | None) -> None:
-    """Makes an autograd.Function the op's autograd kernel, and registers the op's vmap rule.
-
-    keys_at: the index of k; None for an op without documents.
-    """
+def _register(op: Any, function: Any) -> None:
+    """Makes an autograd.Function the op's autograd kernel, and registers the op's vmap rule."""
 
     def differentiable(keys: Any, *arguments: Any) -> Any:
         def compute(*arguments: Any) -> Any:
@@ -183,7 +165,7 @@ def _register(op: Any, function: Any, keys_at: int | None) -> None:
         return function.apply(compute, *arguments)
 
     LIBRARY.impl(op._opname, differentiable, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-    torch.library.register_vmap(op.name(), _vmap_rule(op, keys_at), lib=LIBRARY)
+    torch.library.register_vmap(op.name(), _vmap_rule(op), lib=LIBRARY)
 
 
 def _apply_one_transform(function: Any, compute: Any, *arguments: Any) -> Any:
@@ -201,7 +183,9 @@ def _apply_one_transform(function: Any, compute: Any, *arguments: Any) -> Any:
         return super(torch.autograd.Function, function).apply(compute_outer, *arguments)
 
 
-def _vmap_rule(op: Any, keys_at: int | None) -> Any:
+def _vmap_rule(op: Any) -> Any:
+    names = [argument.name for argument in op._schema.arguments]
+
     def rule(info: Any, mapped: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
         batch = 0
@@ -218,19 +202,12 @@ def _vmap_rule(op: Any, keys_at: int | None) -> Any:
             # A gradient that is not needed is empty and has no batch.
             return x.unflatten(0, (size, batch)) if x.dim() > 1 else x
 
-        joined = [join_batch(x, dim) for x, dim in zip(arguments, mapped)]
-        if keys_at is not None:
-            n = joined[keys_at].shape[2]
-            joined = [_for_each(x, size, n) for x in joined]
-        results = op(*joined)
+        joined = {name: join_batch(x, dim) for name, x, dim in zip(names, arguments, mapped)}
+        if "documents" in joined and sum(joined["documents"]) > joined["k"].shape[2]:  # Of each row, so once for each entry.
+            joined["documents"] = list(joined["documents"]) * size
+        results = op(*joined.values())
         if isinstance(results, Tensor):
             return split(results), 0
         return tuple(map(split, results)), tuple(0 if x.dim() > 1 else None for x in results)
 
     return rule
-
-
-def _for_each(argument: Any, size: int, n: int) -> Any:
-    """Documents of each row, which add up to more than n, once for each of `size` entries; other arguments as they are."""
-    of_rows = isinstance(argument, list | tuple) and sum(argument) > n and not isinstance(argument[0], bool)
-    return list(argument) * size if of_rows else argument

@@ -10,7 +10,7 @@ one document.
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,13 +27,19 @@ class Document(NamedTuple):
     offset: int
     """Position of the first query among the keys."""
 
+    @property
+    def n(self) -> int:
+        return self.keys.stop - self.keys.start  # type: ignore[no-any-return]
+
 
 def layout_documents(q: Sequence[int], k: Sequence[int], lengths: Sequence[int]) -> list[Document]:
     """Returns the documents of q and k, which are shapes. Some may have no queries."""
     batch, n_k = k[0], k[2]
     offset = n_k - q[2]
+    if not lengths:
+        return [Document(slice(0, batch), slice(0, q[2]), slice(0, n_k), offset)]
     if sum(lengths) <= n_k:
-        return _documents(slice(0, batch), lengths or [n_k], offset)
+        return _documents(slice(0, batch), lengths, offset)
     rows: list[list[int]] = [[] for _ in range(batch)]
     total = 0
     for length in lengths:
@@ -141,19 +147,3 @@ def _lengths_of_runs(documents: Tensor, batch: int, n: int, end: int) -> list[in
 
 def _is_readable(x: Tensor) -> bool:
     return type(x) is Tensor and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-
-
-def fill_in_float32(fill_gradients: Any) -> Any:
-    """Returns `fill_gradients` of `gradient.define_ops`, which sums dk and dv in float32 if heads of queries share keys."""
-
-    def fill(gradients: Any, d_output: Any, d_lse: Any, inputs: Any, *others: Any) -> None:
-        q, k, _ = inputs
-        if q.shape[1] == k.shape[1] or q.dtype not in (torch.float16, torch.bfloat16):
-            fill_gradients(gradients, d_output, d_lse, inputs, *others)
-            return
-        sums = [torch.empty_like(x, dtype=torch.float32) for x in gradients[1:]]
-        fill_gradients((gradients[0], *sums), d_output, d_lse, inputs, *others)
-        for x, total in zip(gradients[1:], sums):
-            x.copy_(total)
-
-    return fill

@@ -1,6 +1,6 @@
 """The oracle: masked softmax, as the paper writes it. Short, any dtype, differentiable as often as PyTorch allows.
 
-Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batch, heads, n, d_v].
+Shapes: those of `layout.py`; the result [batch, heads, n, d_v], and the lse [batch, heads, n].
 """
 
 from collections.abc import Sequence
@@ -14,25 +14,24 @@ from longstride.attention.layout import layout_documents
 from longstride.patterns import Pattern
 
 
-def attend_reference(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
+def attend_reference(
+    q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int] = (),
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """softmax(q k^T * scale) v over the pairs of each head's pattern, with the whole n x n score matrix in memory."""
-    return _over_pairs(_attend, q, k, v, _masks(q, k, heads), scale)
-
-
-def attend_reference_layout(
-    q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int]
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same for the shapes of `layout.py`; also returns the lse."""
+    if q.shape == k.shape and not documents and not return_lse:
+        return _over_pairs(_attend, q, k, v, _masks(q, k, heads), scale)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    by_rows: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    by_rows: dict[int, list[Any]] = {}
     for part in layout_documents(q.shape, k.shape, documents):
         inputs = q[part.batch, :, part.queries], k[part.batch, :, part.keys], v[part.batch, :, part.keys]
         masks = _masks(*inputs[:2], heads)
-        results = _over_pairs(_attend, *inputs, masks, scale), _over_pairs(_log_sums, *inputs, masks, scale)
+        results = [_over_pairs(compute, *inputs, masks, scale) for compute in (_attend, _log_sums)[: 1 + return_lse]]
         by_rows.setdefault(part.batch.start, []).append(results)
-    output, lse = (torch.cat([torch.cat([r[i] for r in row], 2) for row in by_rows.values()]) for i in (0, 1))
-    return output, lse
+    rows = [[torch.cat(parts, 2) for parts in zip(*row)] for row in by_rows.values()]
+    output, *lse = map(torch.cat, zip(*rows))
+    return (output, lse[0]) if return_lse else output
 
 
 def _masks(q: Tensor, k: Tensor, heads: Sequence[Pattern]) -> Tensor:

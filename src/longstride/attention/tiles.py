@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from longstride.patterns import Pattern, Summary
-from longstride.patterns.geometry import Geometry, Lanes, geometry
+from longstride.patterns.geometry import Geometry, Lanes, geometry, lane_sets
 
 # Tile sizes. Small tiles waste little at the diagonal, large ones run matrix products at their full rate; docs/log.md has
 # the measurements.
@@ -132,7 +132,7 @@ def plan(pattern: Pattern, n: int, offset: int = 0) -> tuple[Arrangement, ...]:
     """Returns arrangements whose tiles contain every pair of the pattern, for queries from `offset` on, exactly once."""
     arrangements = []
     for record in geometry(pattern, n, by_leaf=True):
-        for lanes in record.lane_sets if record.own else [Lanes(0, 1, n, n, 1)]:
+        for lanes in lane_sets(record, n) if record.own else [Lanes(0, 1, n, n, 1)]:
             for part in _lanes_from(offset, lanes):
                 arrangement = Arrangement(record, part, offset)
                 arrangements.append(replace(arrangement, tiles=_cover(arrangement)))
@@ -159,9 +159,8 @@ def _cover(arrangement: Arrangement) -> tuple[Tiles, ...]:
     for rectangle in rectangles:
         if lanes.position(lanes.lanes - 1, rectangle.query + rectangle.rows - 1) >= offset:
             cut = lanes.position(0, rectangle.query) < offset
-            alike.setdefault((rectangle.rows, rectangle.columns, rectangle.first, rectangle.family, cut), []).append(
-                rectangle
-            )
+            shape = rectangle.rows, rectangle.columns, rectangle.first, rectangle.family, cut
+            alike.setdefault(shape, []).append(rectangle)
     return tuple(_make_tiles(arrangement, group) for group in alike.values())
 
 

@@ -128,7 +128,7 @@ class BlockParts:
             qkv, stats = kept.pop(0)
             if qkv is None:
                 qkv = self._project(group)
-            results = self._columns(output, group), *stats
+            results = self._columns(output, group), stats
             d_qkv = attend_backward(self._columns(d_output, group), *qkv, results, self.block.attention.patterns[group])
             del qkv, stats, results
             self._project_backward(group, d_qkv, d_h)
@@ -226,21 +226,21 @@ class BlockParts:
         else:
             self.gradients[parameter] = gradient.to(parameter.dtype)
 
-    def _attend(self, keep: bool = False) -> tuple[Tensor, list[tuple[QueryKeyValue | None, tuple[Tensor, ...]]]]:
+    def _attend(self, keep: bool = False) -> tuple[Tensor, list[tuple[QueryKeyValue | None, Tensor]]]:
         """Returns the output of attention, and for each group of heads q, k and v, if it is the only one, and row stats."""
         alone = len(self.groups) == 1
         whole: Tensor | None = None
-        kept: list[tuple[QueryKeyValue | None, tuple[Tensor, ...]]] = []
+        kept: list[tuple[QueryKeyValue | None, Tensor]] = []
         for group in self.groups:
             qkv = self._project(group)
-            output, *stats = attend_forward(*qkv, self.block.attention.patterns[group])
+            output, stats = attend_forward(*qkv, self.block.attention.patterns[group])
             if alone:
                 whole = output.transpose(1, 2).flatten(2)
             else:
                 whole = torch.empty_like(self.h) if whole is None else whole
                 self._columns(whole, group).copy_(output)
             if keep:
-                kept.append((qkv if alone else None, tuple(stats)))
+                kept.append((qkv if alone else None, stats))
             del qkv, output
         assert whole is not None
         return whole, kept

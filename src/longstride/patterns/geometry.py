@@ -53,6 +53,11 @@ def column_lanes(n: int, l: int) -> list[Lanes]:
     return [lanes for lanes in sets if lanes.lanes and lanes.length]
 
 
+def lane_sets(record: Any, n: int) -> list[Lanes]:
+    """Returns the residue classes, or single blocks, of a record or of a kernel's row for it, in sets of equal length."""
+    return column_lanes(n, record.index_stride) if record.lane_stride == 1 else block_lanes(n, record.block)
+
+
 class Geometry(NamedTuple):
     """A record: the pairs of a sequence of n positions that one pass computes.
 
@@ -78,7 +83,6 @@ class Geometry(NamedTuple):
     """Summary cells of a block; 0 if there are none."""
     first_cell: int
     """Offset of the first summary cell in a block."""
-    n: int
     leaves: tuple[Leaf, ...]
     """The leaves that this record stands for."""
     excluded: tuple[Leaf, ...]
@@ -96,11 +100,6 @@ class Geometry(NamedTuple):
         for leaf in self.excluded:
             seen = seen & ~leaf.sees(query, key)
         return seen
-
-    @property
-    def lane_sets(self) -> list[Lanes]:
-        """Residue classes, or single blocks, in sets of equal length: two where the last lanes are shorter."""
-        return column_lanes(self.n, self.index_stride) if self.lane_stride == 1 else block_lanes(self.n, self.block)
 
 
 @lru_cache(maxsize=1024)
@@ -135,7 +134,7 @@ def _dilated(leaf: Dilated, earlier: Sequence[Leaf], n: int) -> Geometry:
     far = (n if leaf.reach is None else min(leaf.reach, n)) // step
     return Geometry(
         lanes=step, lane_stride=1, index_stride=step, limit=-(-n // step), near=near, far=far, own=1, block=n, cells=0,
-        first_cell=0, n=n, leaves=(leaf,), excluded=tuple(excluded),
+        first_cell=0, leaves=(leaf,), excluded=tuple(excluded),
     )  # fmt: skip
 
 
@@ -147,5 +146,5 @@ def _fixed(leaf: Block | Summary, summary: Summary | None, earlier: Sequence[Lea
     return Geometry(
         lanes=-(-n // lane_stride), lane_stride=lane_stride, index_stride=1, limit=min(lane_stride, n), near=0, far=n,
         own=int(isinstance(leaf, Block)), block=block, cells=cells, first_cell=first_cell,
-        n=n, leaves=(leaf,) if summary in (None, leaf) else (leaf, summary), excluded=tuple(earlier),
+        leaves=(leaf,) if summary in (None, leaf) else (leaf, summary), excluded=tuple(earlier),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longstride.attention.kernels.jobs import Job, passes
-from longstride.attention.kernels.work import cell_items, document_table, key_items, query_items
+from longstride.attention.kernels.work import cell_items, document_table, tile_items
 from longstride.patterns import Block, Column, Local, Summary, fixed, strided, union
 from longstride.patterns.geometry import Geometry, geometry
 from tests.strategies import patterns
@@ -37,7 +37,7 @@ def pairs_of(job: Job, exclusions, n: int) -> torch.Tensor:
 
 def test_a_row_is_a_head_and_the_numbers_of_its_geometry():
     assert Job._fields[0] == "head"
-    assert {*Job._fields[1:]} == {*Geometry._fields} - {"n", "leaves", "excluded"}
+    assert {*Job._fields[1:]} == {*Geometry._fields} - {"leaves", "excluded"}
     pattern = Block(6) | Summary(6, 2) | Local(3)
     for record, one in zip(geometry(pattern, 50), passes(f"Dense(), {pattern.text}", 50), strict=True):
         assert one.jobs[-1] == Job(head=1, **{name: getattr(record, name) for name in Job._fields[1:]})
@@ -53,11 +53,11 @@ def test_kernels_step_through_tables_by_the_width_of_their_rows():
     documents = document_table((1, 1, 50, 4), (1, 1, 50, 4), [20, 30])
     assert len(documents.rows[0]) == primitives.DOCUMENT_FIELDS.value
     for items in (
-        key_items(one, documents, 16, False),
-        query_items(one, documents, 16, False),
+        tile_items(one, documents, 16, False, True),
+        tile_items(one, documents, 16, False, False),
         cell_items(one, documents, 16),
     ):
-        assert items.shape[1] == primitives.WORK_FIELDS.value
+        assert items.shape[1] == primitives.TILE_WORK_FIELDS.value
 
 
 @given(patterns(), st.integers(1, 70))

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 pytest.importorskip("triton")
 
 from longstride import attend
-from longstride.attention.kernels import launch, layout_ops  # noqa: F401 - layout_ops registers its operators
+from longstride.attention.kernels import launch, ops  # noqa: F401 - ops registers the operators
 from longstride.attention.kernels.hopper.choice import SHORT_LANE, choose
 from longstride.attention.kernels.jobs import passes
 from longstride.attention.kernels.launch import Launch, _plans, forget_plans
@@ -241,10 +241,10 @@ def test_operators_keep_their_promises():
     q, k, v, slopes = on_device(2, 2, 20, 4, 3)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     text = "Local(3) | Column(5), Block(4) | Summary(4, 1)"
-    torch.library.opcheck(torch.ops.longstride.triton_forward.default, (*inputs, text, 0.5))
+    torch.library.opcheck(torch.ops.longstride.triton_forward.default, (*inputs, text, 0.5, []))
     with torch.no_grad():
-        saved = torch.ops.longstride.triton_forward(*inputs, text, 0.5)
-        arguments = (slopes, *(x.detach() for x in inputs), *saved, text, 0.5, [True, False, True])
+        saved = torch.ops.longstride.triton_forward(*inputs, text, 0.5, [])
+        arguments = (slopes, None, *(x.detach() for x in inputs), *saved, text, 0.5, [], [True, False, True])
         torch.library.opcheck(torch.ops.longstride.triton_backward.default, arguments)
 
 
@@ -252,16 +252,16 @@ def test_operators_keep_their_promises():
 @pytest.mark.parametrize("impl", ["blocked", "triton"])
 def test_operators_want_one_pattern_for_each_head(impl, text):
     q, k, v, slopes = on_device(1, 2, 20, 4, 4)
-    ops = torch.ops.longstride
-    forward, backward = getattr(ops, f"{impl}_forward"), getattr(ops, f"{impl}_backward")
+    library = torch.ops.longstride
+    forward, backward = getattr(library, f"{impl}_forward"), getattr(library, f"{impl}_backward")
     says = r"has \d patterns for 2 heads; write one for each head"
     with pytest.raises(ValueError, match=says):
-        forward(q, k, v, text, 0.5)
+        forward(q, k, v, text, 0.5, [])
     with pytest.raises(ValueError, match=says):
-        getattr(ops, f"{impl}_layout_forward")(q[:, :, 5:], k, v, text, 0.5, [])
-    saved = forward(q, k, v, "Local(3), Local(3)", 0.5)
+        forward(q[:, :, 5:], k, v, text, 0.5, [])
+    saved = forward(q, k, v, "Local(3), Local(3)", 0.5, [])
     with pytest.raises(ValueError, match=says):
-        backward(slopes, q, k, v, *saved, text, 0.5, [True] * 3)
+        backward(slopes, None, q, k, v, *saved, text, 0.5, [], [True] * 3)
 
 
 def test_flops_are_counted_by_pairs():

@@ -78,7 +78,7 @@ def test_keeps_the_rules_of_pytorch():
 
     op = torch.ops.longstride.triton_packed_backward.default
     x, sizes = packed(2, 33, 4, 6)
-    output, lse = torch.ops.longstride.triton_forward(*unpack(x.detach(), sizes, 2), "local(7), local(7)", 0.5)
+    output, lse = torch.ops.longstride.triton_forward(*unpack(x.detach(), sizes, 2), "local(7), local(7)", 0.5, [])
     arguments = torch.randn_like(output), x.detach(), output, lse, sizes, 2, "local(7), local(7)", 0.5
     checked = torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
     assert set(checked.values()) == {"SUCCESS"}

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from longstride import attend
-from longstride.attention.kernels import call, layout_ops, views
+from longstride.attention.kernels import call, ops, views
 from longstride.attention.kernels.launch import forget_plans
 from longstride.patterns import Block, Column, Local, Summary
 from tests.attention.error_rule import assert_errors_within_the_rule
@@ -33,8 +33,8 @@ def plain_calls(monkeypatch):
     """Heads take turns also in short sequences. Returns the shapes of q in calls, and whether each was plain."""
     seen = []
     monkeypatch.setattr(views, "LEAST_ROWS", 0)
-    for name, q_at in (("triton_forward", 0), ("fill_gradients", 2)):
-        original = getattr(layout_ops, name)
+    for name, q_at in (("run_forward", 0), ("run_backward", 2)):
+        original = getattr(ops, name)
 
         def watched(*arguments, original=original, q_at=q_at, name=name):
             q = arguments[q_at] if q_at == 0 else arguments[q_at][0]
@@ -42,12 +42,12 @@ def plain_calls(monkeypatch):
             seen.append((name, tuple(q.shape[:3]), layout is None or not layout.lengths))
             original(*arguments)
 
-        monkeypatch.setattr(layout_ops, name, watched)
+        monkeypatch.setattr(ops, name, watched)
     return seen
 
 
 def calls(count, *shape):
-    return [(name, shape, True) for name in ("triton_forward", "fill_gradients") for _ in range(count)]
+    return [(name, shape, True) for name in ("run_forward", "run_backward") for _ in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_pieces_agree_with_the_oracle(case, apart, dtype, least, expected, plain
     monkeypatch.setattr(views, "LEAST_ROWS", least)
     with tiles_of(16, 16):
         case.check("triton", dtype, DEVICE, of_lse=False, apart=apart)
-    assert plain_calls == [(name, *call) for name in ("triton_forward", "fill_gradients") for call in expected]
+    assert plain_calls == [(name, *call) for name in ("run_forward", "run_backward") for call in expected]
 
 
 @pytest.mark.parametrize("least", [0, 24])
@@ -91,7 +91,7 @@ def test_a_gradient_of_the_lse_takes_the_kernels_for_documents(least, plain_call
     monkeypatch.setattr(views, "LEAST_ROWS", least)
     with tiles_of(16, 16):
         PIECES.check("triton", torch.float32, DEVICE)
-    assert plain_calls[-1] == ("fill_gradients", (1, 2, 32), False)
+    assert plain_calls[-1] == ("run_backward", (1, 2, 32), False)
 
 
 def test_pieces_do_not_see_each_other(plain_calls, monkeypatch):
@@ -143,7 +143,7 @@ def test_a_batch_of_rows_of_documents(plain_calls, monkeypatch):
         assert plain_calls == calls(2, 2, 2, 3)
         monkeypatch.setattr(views, "LEAST_ROWS", 13)
         together = results(*(x.contiguous() for x in (q, k, v)))
-    assert plain_calls == [(name, (2, 2, 6), False) for name in ("triton_forward", "fill_gradients")]
+    assert plain_calls == [(name, (2, 2, 6), False) for name in ("run_forward", "run_backward")]
     torch.testing.assert_close(folded, together)
     torch.testing.assert_close(each, together)
 

@@ -52,9 +52,9 @@ def test_tiles_hold_every_position_once(pattern, lengths, size, accumulate):
     documents = document_rows(lengths)
     for one in passes(pattern.text, max(lengths)):
         job = one.jobs[0]
-        for items, dim in ((work.query_items, 1), (work.key_items, 0)):
+        for of_keys in (False, True):
             held = Counter()
-            for _, document, lane, first in items(one, documents, size, accumulate).tolist():
+            for _, document, lane, first in work.tile_items(one, documents, size, accumulate, of_keys).tolist():
                 n, start = lengths[document], lane * job.lane_stride
                 indices = range(first, min(first + size, job.limit))
                 found = [start + index * job.index_stride for index in indices]
@@ -63,7 +63,7 @@ def test_tiles_hold_every_position_once(pattern, lengths, size, accumulate):
             for document, n in enumerate(lengths):
                 needed = range(n)
                 if accumulate:
-                    needed = seen_beyond(one, n).any(dim).nonzero().flatten().tolist()
+                    needed = seen_beyond(one, n).any(0 if of_keys else 1).nonzero().flatten().tolist()
                 assert {(document, position) for position in needed} <= set(held)
 
 

@@ -35,7 +35,7 @@ BACKENDS = (
 
 
 class Layout(NamedTuple):
-    """What a call of `layout_ops.py` has beside the tensors of a plain one."""
+    """What a call that is not plain (`ops.py`) has beside the tensors."""
 
     lengths: tuple[int, ...]
     """Of the documents, as in `layout.py`."""

@@ -64,9 +64,8 @@ class DriverLaunch:
             raise UnsupportedError("clusters or scratch memory")
         if getattr(metadata, "launch_pdl", False) or getattr(metadata, "launch_cooperative_grid", False):
             raise UnsupportedError("programmatic or cooperative launch")
-        self._library = cuda()
         self._kernel = kernel  # Keeps the module loaded.
-        parameters = _parameters(self._library, kernel.function)
+        parameters = _parameters(kernel.function)
         size = sum(parameters[-1]) if parameters else 0
         memory = bytearray(size + 2 * MAP_BYTES)
         self._pinned = (ctypes.c_char * len(memory)).from_buffer(memory)  # While this exists, the memory cannot move.
@@ -78,13 +77,13 @@ class DriverLaunch:
         self._maps: list[list[int]] = []
         """For each tensor map: its address, its tensor's index, the view's offset in bytes, and the address in it now."""
         self._constants: list[Tensor] = []
-        self._fill(_flatten(kernel.src.signature.values(), arguments), parameters, metadata, tensors)
+        self._fill(kernel, arguments, parameters, tensors)
         self._words = self._buffer.cast("Q")
         self._size = ctypes.c_size_t(size)
         extra = [BUFFER_POINTER, self._address, BUFFER_SIZE, ctypes.addressof(self._size), END]
         self._extra = (ctypes.c_void_p * len(extra))(*extra)
-        self._launch = self._library.cuLaunchKernel
-        self._replace = self._library.cuTensorMapReplaceAddress
+        self._launch = cuda().cuLaunchKernel
+        self._replace = cuda().cuTensorMapReplaceAddress
         self._before = (kernel.function, programs, 1, 1, metadata.num_warps * 32, 1, 1, metadata.shared)
         self._after = (None, ctypes.addressof(self._extra))
         self._lock = threading.Lock()
@@ -97,23 +96,19 @@ class DriverLaunch:
                 place, tensor, first, now = entry
                 address = addresses[tensor] + first
                 if address != now:
-                    _check(self._library, self._replace(place, address))
+                    _check(self._replace(place, address))
                     entry[3] = address
             code = self._launch(*self._before, stream, *self._after)
             if code in NO_CONTEXT:
                 torch.cuda.set_device(torch.cuda.current_device())  # Gives this thread a context.
                 code = self._launch(*self._before, stream, *self._after)
         if code:
-            _check(self._library, code)
+            _check(code)
 
     def _fill(
-        self,
-        arguments: Iterator[tuple[str, Any]],
-        parameters: list[tuple[int, int]],
-        metadata: Any,
-        tensors: Sequence[Tensor],
+        self, kernel: Any, arguments: Sequence[Any], parameters: list[tuple[int, int]], tensors: Sequence[Tensor]
     ) -> None:
-        descriptions = iter(getattr(metadata, "tensordesc_meta", None) or ())
+        descriptions = iter(getattr(kernel.metadata, "tensordesc_meta", None) or ())
         places = iter(parameters)
 
         def take(size: int) -> int:
@@ -122,7 +117,7 @@ class DriverLaunch:
                 raise UnsupportedError(f"a parameter of {there} bytes where one of {size} was expected")
             return offset
 
-        for kind, argument in arguments:
+        for kind, argument in _flatten(kernel.src.signature.values(), arguments):
             if kind == "constexpr":
                 continue
             if kind.startswith("*"):
@@ -139,7 +134,7 @@ class DriverLaunch:
                 place = self._address + take(MAP_BYTES)
                 tensor = tensors[argument.tensor.number]
                 first = argument.first * tensor.element_size()
-                _encode(self._library, place, tensor.data_ptr() + first, tensor.dtype, argument, description)
+                _encode(place, tensor.data_ptr() + first, tensor.dtype, argument, description)
                 self._maps.append([place, argument.tensor.number, first, tensor.data_ptr() + first])
                 for number in argument.shape:
                     struct.pack_into("i", self._buffer, take(4), number)
@@ -155,11 +150,11 @@ class DriverLaunch:
             raise UnsupportedError("more parameters than expected")
 
 
-def _parameters(library: ctypes.CDLL, function: int) -> list[tuple[int, int]]:
+def _parameters(function: int) -> list[tuple[int, int]]:
     """Returns offset and size of each parameter of a kernel, from the driver."""
     found: list[tuple[int, int]] = []
     offset, size = ctypes.c_size_t(), ctypes.c_size_t()
-    while not library.cuFuncGetParamInfo(function, len(found), ctypes.addressof(offset), ctypes.addressof(size)):
+    while not cuda().cuFuncGetParamInfo(function, len(found), ctypes.addressof(offset), ctypes.addressof(size)):
         found.append((offset.value, size.value))
     return found
 
@@ -173,14 +168,14 @@ def _flatten(types: Any, arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             yield kind, argument
 
 
-def _encode(library: ctypes.CDLL, place: int, address: int, dtype: torch.dtype, view: Any, description: Any) -> None:
+def _encode(place: int, address: int, dtype: torch.dtype, view: Any, description: Any) -> None:
     """Writes the tensor map of a `launch.Descriptor`. In a tensor map the innermost dimension comes first."""
     rank = len(view.shape)
     shape = (ctypes.c_uint64 * rank)(*reversed(view.shape))
     strides = (ctypes.c_uint64 * rank)(*(stride * dtype.itemsize for stride in reversed(view.strides[:-1])), 0)
     block = (ctypes.c_uint32 * rank)(*reversed(description["block_size"]))
     ones = (ctypes.c_uint32 * rank)(*[1] * rank)
-    code = library.cuTensorMapEncodeTiled(
+    code = cuda().cuTensorMapEncodeTiled(
         place, MAP_TYPES[dtype], rank, address, *(ctypes.addressof(x) for x in (shape, strides, block, ones)), 0,
         description["swizzle"], L2_128_BYTES, 0,
     )  # fmt: skip
@@ -188,10 +183,10 @@ def _encode(library: ctypes.CDLL, place: int, address: int, dtype: torch.dtype, 
         raise UnsupportedError(f"cuTensorMapEncodeTiled gave {code}")
 
 
-def _check(library: ctypes.CDLL, code: int) -> None:
+def _check(code: int) -> None:
     if code:
         text = ctypes.c_char_p()
-        library.cuGetErrorString(code, ctypes.byref(text))
+        cuda().cuGetErrorString(code, ctypes.byref(text))
         message = re.sub(r"\s+", " ", (text.value or b"unknown error").decode())
         raise RuntimeError(f"attend: a kernel launch failed: CUDA error {code}, {message}")
 

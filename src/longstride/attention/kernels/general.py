@@ -21,7 +21,7 @@ from longstride.attention.kernels.lanes import lane_backward, lane_forward
 from longstride.attention.kernels.launch import Launch, constant
 from longstride.attention.kernels.saved import Setting
 from longstride.attention.kernels.settings import gpu, lane_setting, padded, processors, tile_setting
-from longstride.attention.kernels.work import Documents, cell_items, key_items, lane_items, query_items
+from longstride.attention.kernels.work import Documents, cell_items, lane_items, tile_items
 
 DELTA_ROWS = 64
 """Rows per program of `backward_delta`."""
@@ -124,11 +124,10 @@ def _items(kernel: Any, pass_: Pass, documents: Documents, setting: Setting, fla
     """Returns the table of work that the kernel reads."""
     if kernel in (lane_forward, lane_backward):
         return lane_items(pass_, documents, setting.rows, flags["ACCUMULATE"])
-    if kernel is not backward_dkv:
-        return query_items(pass_, documents, setting.rows, flags["ACCUMULATE"])
-    if flags["CELLS"]:
+    if flags.get("CELLS"):
         return cell_items(pass_, documents, setting.columns)
-    return key_items(pass_, documents, setting.columns, flags["ACCUMULATE"])
+    of_keys = kernel is backward_dkv
+    return tile_items(pass_, documents, setting.columns if of_keys else setting.rows, flags["ACCUMULATE"], of_keys)
 
 
 def _delta(call: Backward, delta: Tensor) -> Launch:

@@ -21,7 +21,6 @@ from longstride.attention.kernels.primitives import (
     Rows,
     document_of,
     excluded,
-    head_of,
     load,
     read_job,
     store,
@@ -39,26 +38,27 @@ class LaneItem(NamedTuple):
     document: Any
     """Row of the document's first position; 0 without documents."""
     together: Any
-    """With documents: whole lanes of the tile. Otherwise it is `Tiling.together`."""
+    """Whole lanes of the tile."""
 
 
 @triton.jit
 def read_lanes(item, shared_job, tables, sizes, TILES: tl.constexpr):
-    """The job of an item, the item, and the rows of its lanes, which count from the start of a document."""
+    """The job of an item, the item, and the rows of its lanes, which count from the start of a document.
+
+    With documents, the item is a row of `work.LaneWork`, and the job that of the longest document, cut to this one.
+    """
     if TILES.varied:
-        job, lanes, rows = read_document_lanes(item, shared_job, tables, sizes, TILES)
+        work = tables.work + item % sizes.tiles * LANE_WORK_FIELDS
+        index, batch, document = tl.load(work), tl.load(work + 1), tl.load(work + 2)
+        n, first, together = tl.load(work + 3), tl.load(work + 4), tl.load(work + 5)
+        batch = (item // sizes.tiles + batch).to(tl.int64)
     else:
-        job, lanes, rows = read_plain_lanes(item, shared_job, tables, sizes, TILES)
-    return job, lanes, rows
-
-
-@triton.jit
-def read_document_lanes(item, shared_job, tables, sizes, TILES: tl.constexpr):
-    """Lanes of one document, from a row of `work.LaneWork`. The job is that of the longest document, cut to this one."""
-    work = tables.work + item % sizes.tiles * LANE_WORK_FIELDS
-    index, batch, document = tl.load(work), tl.load(work + 1), tl.load(work + 2)
-    n, first, together = tl.load(work + 3), tl.load(work + 4), tl.load(work + 5)
-    batch = (item // sizes.tiles + batch).to(tl.int64)
+        index = item // sizes.tiles % sizes.jobs
+        batch = (item // sizes.tiles // sizes.jobs).to(tl.int64)
+        document = item * 0
+        n = sizes.n
+        first = item % sizes.tiles * TILES.together
+        together = TILES.together
     if TILES.shared:
         job = shared_job
         head = index.to(tl.int64)
@@ -74,42 +74,15 @@ def read_document_lanes(item, shared_job, tables, sizes, TILES: tl.constexpr):
 
 
 @triton.jit
-def read_plain_lanes(item, shared_job, tables, sizes, TILES: tl.constexpr):
-    """Where each row is one document."""
-    index = item // sizes.tiles % sizes.jobs
-    batch = (item // sizes.tiles // sizes.jobs).to(tl.int64)
-    if TILES.shared:
-        job = shared_job
-        head = index.to(tl.int64)
-    else:
-        job = read_job(tables.jobs, index)
-        head = job.head
-    first = item % sizes.tiles * TILES.together
-    row = tl.arange(0, TILES.rows)
-    lane = row % TILES.together
-    start = first * job.lane_stride
-    offset = lane * job.lane_stride + row // TILES.together * job.index_stride
-    valid = (first + lane < job.lanes) & (row // TILES.together < job.limit) & (start + offset < sizes.n)
-    none = item * 0
-    return job, LaneItem(index, batch, head, none, none), Rows(start, offset, valid)
-
-
-@triton.jit
-def lanes_of(matrix, lanes, TILES: tl.constexpr):
+def lanes_of(matrix, lanes):
     """The same matrix, with its data from the item's head, and the first row of its document, on."""
-    if TILES.varied:
-        return document_of(matrix, lanes.batch, lanes.head, lanes.document)
-    else:
-        return head_of(matrix, lanes.batch, lanes.head)
+    return document_of(matrix, lanes.batch, lanes.head, lanes.document)
 
 
 @triton.jit
-def query_of(lanes, sizes, TILES: tl.constexpr):
+def query_of(lanes, sizes):
     """The place of the document's first query in tensors [batch, heads, n]."""
-    place = (lanes.batch * sizes.heads + lanes.head) * sizes.n
-    if TILES.varied:
-        place += lanes.document
-    return place
+    return (lanes.batch * sizes.heads + lanes.head) * sizes.n + lanes.document
 
 
 @triton.jit
@@ -121,13 +94,9 @@ def rows_as(matrix, other, SAME: tl.constexpr):
 @triton.jit
 def lanes_see(row, key, job, lanes, query_position, key_position, exclusions, TILES: tl.constexpr):
     """Which pairs of a tile count; all broadcast."""
-    if TILES.varied:
-        seen = window_sees(row // lanes.together, key // lanes.together, job, TILES.by_block)
+    seen = window_sees(row // lanes.together, key // lanes.together, job, TILES.by_block)
+    if TILES.varied or TILES.together > 1:
         seen = seen & (row % lanes.together == key % lanes.together)
-    else:
-        seen = window_sees(row // TILES.together, key // TILES.together, job, TILES.by_block)
-        if TILES.together > 1:
-            seen = seen & (row % TILES.together == key % TILES.together)
     if TILES.exclude > 0:
         seen = seen & ~excluded(query_position, key_position, exclusions, lanes.index, TILES.exclude)
     return seen
@@ -144,9 +113,9 @@ def lane_forward(
     for item in tl.range(tl.program_id(0), sizes.total, tl.num_programs(0), num_stages=TILES.stages):
         job, lanes, rows = read_lanes(item, shared_job, tables, sizes, TILES)
         position = rows.start + rows.offset
-        query = load(lanes_of(q, lanes, TILES), rows, DIMS.qk)
-        keys = load(lanes_of(k, lanes, TILES), rows, DIMS.qk)
-        values = load(lanes_of(v, lanes, TILES), rows, DIMS.v)
+        query = load(lanes_of(q, lanes), rows, DIMS.qk)
+        keys = load(lanes_of(k, lanes), rows, DIMS.qk)
+        values = load(lanes_of(v, lanes), rows, DIMS.v)
         scores = tl.dot(query, tl.trans(keys), input_precision=DIMS.precision)
         seen = lanes_see(
             row[:, None], row[None, :], job, lanes, position[:, None], position[None, :], tables.exclusions, TILES
@@ -154,7 +123,7 @@ def lane_forward(
         scores = tl.where(seen, scores, float("-inf"))
 
         largest = tl.max(scores, 1) * scale
-        lse_rows = lse + query_of(lanes, sizes, TILES) + rows.start + rows.offset
+        lse_rows = lse + query_of(lanes, sizes) + rows.start + rows.offset
         if ACCUMULATE:
             before = tl.load(lse_rows, mask=rows.valid, other=float("-inf"))
             largest = tl.maximum(largest, before)
@@ -165,10 +134,10 @@ def lane_forward(
         if ACCUMULATE:
             kept = tl.exp2(before - finite)
             weight += kept
-            sums += kept[:, None] * load(lanes_of(output, lanes, TILES), rows, DIMS.v).to(tl.float32)
+            sums += kept[:, None] * load(lanes_of(output, lanes), rows, DIMS.v).to(tl.float32)
         nothing = weight == 0
         weight = tl.where(nothing, 1.0, weight)
-        store(sums / weight[:, None], lanes_of(output, lanes, TILES), rows, DIMS.v, False)
+        store(sums / weight[:, None], lanes_of(output, lanes), rows, DIMS.v, False)
         tl.store(lse_rows, tl.where(nothing, float("-inf"), largest + tl.log2(weight)), mask=rows.valid)
 
 
@@ -187,12 +156,12 @@ def lane_backward(
     for item in tl.range(tl.program_id(0), sizes.total, tl.num_programs(0), num_stages=TILES.stages):
         job, lanes, rows = read_lanes(item, shared_job, tables, sizes, TILES)
         position = rows.start + rows.offset
-        query = load(lanes_of(q, lanes, TILES), rows, DIMS.qk)
-        keys = load(lanes_of(k, lanes, TILES), rows, DIMS.qk)
-        values = load(lanes_of(v, lanes, TILES), rows, DIMS.v)
-        d_outputs = load(lanes_of(d_output, lanes, TILES), rows, DIMS.v)
-        outputs = load(lanes_of(output, lanes, TILES), rows, DIMS.v)
-        lse_rows = lse + query_of(lanes, sizes, TILES) + rows.start + rows.offset
+        query = load(lanes_of(q, lanes), rows, DIMS.qk)
+        keys = load(lanes_of(k, lanes), rows, DIMS.qk)
+        values = load(lanes_of(v, lanes), rows, DIMS.v)
+        d_outputs = load(lanes_of(d_output, lanes), rows, DIMS.v)
+        outputs = load(lanes_of(output, lanes), rows, DIMS.v)
+        lse_rows = lse + query_of(lanes, sizes) + rows.start + rows.offset
         own_lse = without_keys(tl.load(lse_rows, mask=rows.valid, other=float("inf")))
         delta = tl.sum(d_outputs.to(tl.float32) * outputs.to(tl.float32), 1)
 
@@ -202,11 +171,11 @@ def lane_backward(
         )  # fmt: skip
         weights = tl.where(seen, tl.exp2(scores * scale - own_lse[None, :]), 0.0)
         dv_sum = tl.dot(weights.to(d_outputs.dtype), d_outputs, input_precision=DIMS.precision)
-        store(dv_sum, lanes_of(dv, lanes, TILES), rows, DIMS.v, ACCUMULATE)
+        store(dv_sum, lanes_of(dv, lanes), rows, DIMS.v, ACCUMULATE)
 
         d_weights = tl.dot(values, tl.trans(d_outputs), input_precision=DIMS.precision)
         d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
         dk_sum = tl.dot(d_scores, query, input_precision=DIMS.precision) * softmax_scale
-        store(dk_sum, lanes_of(dk, lanes, TILES), rows, DIMS.qk, ACCUMULATE)
+        store(dk_sum, lanes_of(dk, lanes), rows, DIMS.qk, ACCUMULATE)
         dq_sum = tl.dot(tl.trans(d_scores), keys, input_precision=DIMS.precision) * softmax_scale
-        store(dq_sum, lanes_of(dq, lanes, TILES), rows, DIMS.qk, ACCUMULATE)
+        store(dq_sum, lanes_of(dq, lanes), rows, DIMS.qk, ACCUMULATE)

@@ -1,8 +1,8 @@
 """The kernels as PyTorch operators: longstride::triton_forward and longstride::triton_backward.
 
-Inputs may have any strides; only one whose last dimension is not contiguous is copied. The output has the layout of v, and
-each gradient that of its input. Patterns, scale, shapes, strides, dtype and device determine the launches, which are kept as
-a plan (`launch.py`).
+The output has the layout of v, or of q if the shapes differ, and each gradient that of its input. A plain call, whose q, k
+and v are alike and whose rows are one document, is one run (`run.py`). Documents with many rows, and heads that share
+keys, become plain calls by `views.py`; the gradient of an lse takes the general kernels, and so does all the rest.
 """
 
 from collections.abc import Sequence
@@ -22,30 +22,31 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from longstride.attention.gradient import define_ops
-from longstride.attention.kernels.call import Backward, Forward, Layout, make_plan
-from longstride.attention.kernels.launch import Plan, plan_for
+from longstride.attention.kernels.call import Layout
+from longstride.attention.kernels.run import LOG2_E, result_like, run_backward, run_forward
+from longstride.attention.kernels.views import empty_in_order, parts, turn_heads, turn_patterns, turn_rows, turns
 from longstride.patterns import Pattern, notation
 
-LOG2_E = 1 / log(2)
-LEAST_SCALE = 1e-30
-"""Used for smaller scales, which may be 0 in float32, since -inf * 0 is NaN. Finite scores times this are practically 0."""
+LN_2 = log(2)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 256
 """Largest head dimension."""
 LONGEST = 2**29
 """Largest n: positions, and sums of two or three of them, must fit 32 bits in the kernels."""
-ALIGNMENT = 15
-"""The bits of an address that are 0 if it is a multiple of 16 bytes."""
 
 
-def attend_triton(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float) -> Tensor:
+def attend_triton(
+    q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern], scale: float, documents: Sequence[int] = (),
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """softmax(q k^T * scale) v over the pairs of each head's pattern, in Triton."""
     patterns = notation.write(heads)
-    if torch.compiler.is_compiling() or needs_dispatcher(q, k, v):
-        return torch.ops.longstride.triton_forward.default(q, k, v, patterns, scale)[0]  # type: ignore[no-any-return]
+    if return_lse or torch.compiler.is_compiling() or needs_dispatcher(q, k, v):
+        output, lse = torch.ops.longstride.triton_forward.default(q, k, v, patterns, scale, documents)
+        return (output, lse * LN_2) if return_lse else output
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _Attend.apply(q, k, v, patterns, scale)  # type: ignore[no-any-return, no-untyped-call]
-    return triton_forward(q, k, v, patterns, scale)[0]
+        return _Attend.apply(q, k, v, patterns, scale, documents)  # type: ignore[no-any-return, no-untyped-call]
+    return triton_forward(q, k, v, patterns, scale, documents)[0]
 
 
 def needs_dispatcher(*tensors: Tensor) -> bool:
@@ -72,10 +73,10 @@ class _Attend(torch.autograd.Function):
     """The two operators joined for autograd, called without the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> Tensor:
-        output, lse = triton_forward(q, k, v, patterns, scale)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
+        output, lse = triton_forward(q, k, v, *settings)
         ctx.save_for_backward(q, k, v, output, lse)
-        ctx.patterns, ctx.scale = patterns, scale
+        ctx.settings = settings
         return output
 
     @staticmethod
@@ -84,121 +85,89 @@ class _Attend(torch.autograd.Function):
         # With create_graph, call the operator: its error says that there is no second derivative.
         dispatch = torch.is_grad_enabled() or needs_dispatcher(d_output)
         compute: Any = torch.ops.longstride.triton_backward.default if dispatch else triton_backward
-        gradients = compute(d_output, *ctx.saved_tensors, ctx.patterns, ctx.scale, needed)
-        return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None
+        gradients = compute(d_output, None, *ctx.saved_tensors, *ctx.settings, needed)
+        return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None, None
+
+
+def triton_forward(
+    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the output, and the log-sum-exp of each query's scores in base 2, float32 [batch, heads, n]."""
+    output, lse = forward_like(q, k, v, patterns, scale, documents)
+    if q.shape == k.shape and not documents:
+        run_forward(q, k, v, output, lse, patterns, scale)
+        return output, lse
+    for (queries, keys, values, part, rows), own in parts((q, k, v, output, lse), documents):
+        group = 1 if own else turns(queries, keys)
+        rows = turn_rows(rows, group)
+        found = rows if rows.is_contiguous() else torch.empty_like(rows, memory_format=torch.contiguous_format)
+        by_head = turn_heads(queries, group), turn_heads(part, group), turn_patterns(patterns, group)
+        for own_q, own_output, chosen, own_rows in zip(*by_head, found.flatten(1, -3)):
+            run_forward(own_q, keys, values, own_output, own_rows, chosen, scale, _layout(own_q, keys, own))
+        if found is not rows:
+            rows.copy_(found)
+    return output, lse
+
+
+def fill_gradients(
+    gradients: Sequence[Tensor], d_output: Tensor, d_lse: Tensor | None, inputs: Sequence[Tensor], saved: Sequence[Tensor],
+    patterns: str, scale: float, documents: Sequence[int], needed: Sequence[bool],
+) -> None:  # fmt: skip
+    """Fills those of dq, dk and dv that are needed."""
+    q, k, _ = inputs
+    if q.shape == k.shape and not documents and d_lse is None:
+        run_backward(gradients, d_output, inputs, saved, patterns, scale, needed)
+        return
+    # The kernels take the slope of the natural lse. All pieces of a call with one would take the general kernels.
+    slope = () if d_lse is None else ((d_lse * LOG2_E).contiguous(),)
+    output, lse = saved
+    for tensors, own in parts((*inputs, output, d_output, *gradients, lse, *slope), documents, pieces=d_lse is None):
+        (q, k, v, output, d_part, dq, *d_keys), rows = tensors[:8], tensors[8:]
+        group = 1 if own else turns(q, k)
+        sums = [x[None] for x in d_keys]
+        if group > 1:
+            sums = [empty_in_order(x, group, *x.shape) if x.dim() == 4 else x.expand(group, 0) for x in d_keys]
+        elif q.shape[1] > k.shape[1] and q.dtype != torch.float32:
+            sums = [torch.empty_like(x, dtype=torch.float32) for x in sums]
+        by_head = *(turn_heads(x, group) for x in (dq, d_part, q, output)), turn_patterns(patterns, group)
+        by_query = zip(*(turn_rows(x, group).contiguous().flatten(1, -3) for x in rows))
+        for own_dq, d_own, own_q, own_output, chosen, dkv, (own_rows, *own_slope) in zip(*by_head, zip(*sums), by_query):
+            given = (own_dq, *dkv), d_own, (own_q, k, v), (own_output, own_rows)
+            run_backward(*given, chosen, scale, needed, _layout(own_q, k, own, *own_slope))
+        for x, total in zip(d_keys, sums):
+            if group > 1:
+                torch.sum(total, 0, out=x)  # In float32.
+            elif total.dtype != x.dtype:
+                x.copy_(total[0])
+
+
+def _layout(q: Tensor, k: Tensor, documents: Sequence[int], d_lse: Tensor | None = None) -> Layout | None:
+    """None if the launches are those of a plain call."""
+    plain = q.shape == k.shape and not documents and d_lse is None
+    return None if plain else Layout(tuple(documents), d_lse)
+
+
+def forward_like(
+    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    check(q, k, v)
+    batch, heads, n, _ = shape = q.shape
+    # Takes three quarters of the time of new_empty.
+    lse = q.new_empty_strided((batch, heads, n), (heads * n, n, 1), dtype=torch.float32)
+    return result_like(v) if shape == k.shape else empty_in_order(q, batch, heads, n, v.shape[3]), lse
 
 
 def check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    elsewhere = "impl = 'blocked' takes it"
-    if q.dtype not in DTYPES:
-        raise ValueError(f"attend: the Triton kernels take float16, bfloat16 and float32, got {q.dtype}; {elsewhere}")
+    dtype, elsewhere = q.dtype, "impl = 'blocked' takes it"
+    if dtype not in DTYPES:
+        raise ValueError(f"attend: the Triton kernels take float16, bfloat16 and float32, got {dtype}; {elsewhere}")
     if q.shape[3] > WIDEST or v.shape[3] > WIDEST:
         name, x = ("d_qk", q) if q.shape[3] > WIDEST else ("d_v", v)
         raise ValueError(f"attend: the Triton kernels take {name} up to {WIDEST}, got {x.shape[3]}; {elsewhere}")
     if k.shape[2] > LONGEST:
         raise ValueError(f"attend: the Triton kernels take n up to {LONGEST:,}, got {k.shape[2]:,}; {elsewhere}")
-    if q.dtype == torch.bfloat16 and q.device.type == "cpu":
+    if dtype == torch.bfloat16 and q.device.type == "cpu":
         raise ValueError("attend: impl = 'triton' on a CPU is Triton's interpreter, which is wrong for bfloat16")
 
 
-def triton_forward(
-    q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, results: tuple[Tensor, Tensor] | None = None,
-    layout: Layout | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Returns the output, and the log-sum-exp of each query's scores in base 2, float32 [batch, heads, n].
-
-    results: empty tensors for these, if a layout has other shapes.
-    """
-    output, lse = results or forward_like(q, k, v, patterns, scale)
-    if scale <= 0:
-        q, scale, _ = with_positive_scale(q, scale)
-    tensors = readable(q), readable(k), readable(v), output, lse
-    aligned = is_aligned(*tensors)
-    key: Any = patterns, scale, aligned, *describe(*tensors[:4])
-    if layout is not None:
-        key = *key, k.shape, layout.key
-    plan_for(key, lambda: make_plan(Forward, tensors, (in_bits(scale),), patterns, aligned, layout)).run(tensors)
-    return output, lse
-
-
-def fill_gradients(
-    gradients: Sequence[Tensor], d_output: Tensor, inputs: Sequence[Tensor], saved: Sequence[Tensor], patterns: str,
-    scale: float, needed: Sequence[bool], layout: Layout | None = None,
-) -> None:  # fmt: skip
-    """Fills those of dq, dk and dv that are needed. They may have any strides but for the last, which is 1."""
-    (q, k, v), (output, lse) = inputs, saved
-    if not all(needed):  # The kernels may write the others, too.
-        gradients = [x if wanted else result_like(like) for x, like, wanted in zip(gradients, inputs, needed)]
-    dq, dk, dv = gradients
-    sign = 1
-    if scale <= 0:
-        q, scale, sign = with_positive_scale(q, scale)
-    matrices = readable(q), readable(k), readable(v), readable(d_output), output
-    tensors: tuple[Tensor, ...] = *matrices, lse, dq, dk, dv
-    if layout is not None and layout.d_lse is not None:
-        tensors = *tensors, layout.d_lse
-    aligned = is_aligned(*tensors)
-    key: Any = patterns, scale, aligned, *needed, *describe(*matrices, dq, dk, dv)
-    if layout is not None:
-        key = *key, k.shape, layout.key
-
-    def make() -> Plan:
-        settings = in_bits(scale), scale, needed[0], needed[1] or needed[2]
-        return make_plan(Backward, tensors, settings, patterns, aligned, layout)
-
-    plan_for(key, make).run(tensors)
-    if sign != 1:
-        dq.mul_(sign)
-
-
-def with_positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float, int]:
-    """Returns q times the sign of a scale that is not positive, the rest of the scale, and the sign, which dq needs, too.
-
-    For a scale of 0 these are 0 * q, 1 and 0: NaN and infinity in q or k still make a score NaN.
-    """
-    return (-q, -scale, -1) if scale < 0 else (q * 0, 1.0, 0)
-
-
-def in_bits(scale: float) -> float:
-    """The scale of scores in base 2."""
-    return max(scale, LEAST_SCALE) * LOG2_E
-
-
-def is_aligned(*tensors: Tensor) -> bool:
-    """Whether all begin at multiples of 16 bytes. Of an input that is copied, the copy counts: the kernels read that."""
-    addresses = 0
-    for x in tensors:
-        addresses |= x.data_ptr()
-    return not addresses & ALIGNMENT
-
-
-def describe(*tensors: Tensor) -> tuple[Any, ...]:
-    """Returns the tensors' part of a plan's key: of inputs and results, since inputs that are copies no longer say how those
-    that they were copied from, and so the results, lie in memory."""
-    first = tensors[0]
-    return first.dtype, first.device, first.shape, tensors[2].shape[3], *[x.stride() for x in tensors]
-
-
-def readable(x: Tensor) -> Tensor:
-    """Returns x if its last dimension is contiguous, else a contiguous copy."""
-    return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
-
-
-def forward_like(q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
-    check(q, k, v)
-    batch, heads, n, _ = v.shape
-    # empty_strided takes half the time of new_empty.
-    lse = torch.empty_strided((batch, heads, n), (heads * n, n, 1), dtype=torch.float32, device=v.device)
-    return result_like(v), lse
-
-
-def result_like(x: Tensor) -> Tensor:
-    """Returns an empty tensor like x, in x's order of dimensions in memory, such as [batch, n, heads, d] for projections.
-
-    Rows of d numbers are contiguous, also if x's are not.
-    """
-    result = torch.empty_like(x)
-    return result if result.stride(3) == 1 else x.new_empty(x.shape)
-
-
-triton_backward = define_ops("triton", triton_forward, forward_like, fill_gradients, result_like, by_query=["lse"])
+triton_backward = define_ops("triton", triton_forward, forward_like, fill_gradients, result_like)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from longstride.attention.gradient import backward_flops, define, register_last
-from longstride.attention.kernels.ops import attend_triton, fill_gradients, needs_dispatcher, triton_forward
+from longstride.attention.kernels.ops import needs_dispatcher, triton_forward
+from longstride.attention.kernels.run import run_backward
 from longstride.patterns import Pattern, notation
 
 Widths = tuple[int, int, int]
@@ -26,9 +27,10 @@ def attend_packed_triton(packed: Tensor, sizes: Sequence[int], heads: Sequence[P
     if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
         # torch.compile takes no autograd.Function with a `jvp`. The operator has one, which refuses tangents.
         q, k, v = _unpack(packed, sizes, len(heads))
-        return attend_triton(q, k, v, heads, scale)
-    output: Tensor = _AttendPacked.apply(packed, tuple(sizes), len(heads), notation.write(heads), scale)[0]  # type: ignore[no-untyped-call]
-    return output
+        results = torch.ops.longstride.triton_forward.default(q, k, v, notation.write(heads), scale, ())
+    else:
+        results = _AttendPacked.apply(packed, tuple(sizes), len(heads), notation.write(heads), scale)  # type: ignore[no-untyped-call]
+    return results[0]  # type: ignore[no-any-return]
 
 
 def _unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
@@ -44,7 +46,7 @@ class _AttendPacked(torch.autograd.Function):
     def forward(packed: Tensor, sizes: Widths, heads: int, patterns: str, scale: float) -> tuple[Tensor, Tensor]:
         dispatch = torch.compiler.is_compiling() or needs_dispatcher(packed)
         compute: Any = torch.ops.longstride.triton_forward.default if dispatch else triton_forward
-        output, lse = compute(*_unpack(packed, sizes, heads), patterns, scale)
+        output, lse = compute(*_unpack(packed, sizes, heads), patterns, scale, ())
         return output, lse
 
     @staticmethod
@@ -70,7 +72,7 @@ def triton_packed_backward(
     """Returns the gradient of the packed tensor."""
     result = packed.new_empty(packed.shape)
     gradients, inputs = _unpack(result, sizes, heads), _unpack(packed, sizes, heads)
-    fill_gradients(gradients, d_output, inputs, (output, lse), patterns, scale, (True, True, True))
+    run_backward(gradients, d_output, inputs, (output, lse), patterns, scale, (True, True, True))
     return result
 
 
@@ -91,4 +93,4 @@ _backward = define(
     lambda d_output, packed, *_: packed.new_empty(packed.shape),
     _flops,
 )
-register_last(_backward, "triton", keys_at=None)
+register_last(_backward, "triton")

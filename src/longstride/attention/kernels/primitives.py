@@ -14,13 +14,12 @@ import triton.language as tl
 
 from longstride.attention.kernels.arguments import Matrix
 from longstride.attention.kernels.jobs import Exclusion, Job
-from longstride.attention.kernels.work import DocumentRow, LaneWork
+from longstride.attention.kernels.work import DocumentRow, LaneWork, TileWork
 
 JOB_FIELDS = tl.constexpr(len(Job._fields))
 EXCLUSION_FIELDS = tl.constexpr(len(Exclusion._fields))
 DOCUMENT_FIELDS = tl.constexpr(len(DocumentRow._fields))
-WORK_FIELDS = tl.constexpr(4)
-"""Of a row of `work.key_items`."""
+TILE_WORK_FIELDS = tl.constexpr(len(TileWork._fields))
 LANE_WORK_FIELDS = tl.constexpr(len(LaneWork._fields))
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """Below every finite score: where a running maximum begins, so that it is finite, and a score of -inf has weight 0."""
@@ -70,50 +69,36 @@ def read_tile(tables, sizes, SIZE: tl.constexpr, VARIED: tl.constexpr):
     """The job of a program, and its tile of SIZE positions; that begins past the lane's end if there is no such tile.
 
     Neighbouring programs have neighbouring lanes, which lie side by side in memory, and the tiles with most work come first.
+    VARIED: the tile is a row of `work.TileWork`, and the job that of the longest document, cut to this one.
     """
+    program = tl.program_id(0)
     if VARIED:
-        job, tile = read_work_item(tables, sizes)
+        item = tables.work + program % sizes.tiles * TILE_WORK_FIELDS
+        index, lane, first = tl.load(item), tl.load(item + 2), tl.load(item + 3)
+        document = tables.documents + tl.load(item + 1) * DOCUMENT_FIELDS
+        batch = (program // sizes.tiles + tl.load(document)).to(tl.int64)
+        queries, keys = tl.load(document + 1), tl.load(document + 2)
+        n, offset = tl.load(document + 3), tl.load(document + 4)
+        longest = read_job(tables.jobs, index)
+        lanes = tl.minimum(longest.lanes, tl.cdiv(n, longest.lane_stride))
+        limit = tl.minimum(longest.limit, tl.cdiv(n, longest.index_stride))
+        job = Job(
+            longest.head, lanes, longest.lane_stride, longest.index_stride, limit, longest.near, longest.far, longest.own,
+            longest.block, longest.cells, longest.first_cell,
+        )  # fmt: skip
     else:
-        job, tile = read_plain_tile(tables, sizes, SIZE)
-    return job, tile
-
-
-@triton.jit
-def read_plain_tile(tables, sizes, SIZE: tl.constexpr):
-    """Where each row is one document with as many queries as keys."""
-    program = tl.program_id(0)
-    index = program // sizes.tiles % sizes.jobs
-    batch = (program // sizes.tiles // sizes.jobs).to(tl.int64)
-    job = read_job(tables.jobs, index)
-    tile = program % sizes.tiles
-    along = (job.limit + SIZE - 1) // SIZE - 1 - tile // job.lanes
-    lane = job.lanes - 1 - tile % job.lanes
-    first = tl.where(along < 0, job.limit, along * SIZE)
+        index = program // sizes.tiles % sizes.jobs
+        batch = (program // sizes.tiles // sizes.jobs).to(tl.int64)
+        job = read_job(tables.jobs, index)
+        tile = program % sizes.tiles
+        along = (job.limit + SIZE - 1) // SIZE - 1 - tile // job.lanes
+        lane = job.lanes - 1 - tile % job.lanes
+        first = tl.where(along < 0, job.limit, along * SIZE)
+        n = sizes.n
+        none = program * 0
+        queries, keys, offset = none, none, none
     start = lane * job.lane_stride
-    length = tl.minimum(job.limit, (sizes.n - 1 - start) // job.index_stride + 1)
-    none = program * 0
-    return job, Tile(batch, index, lane, start, first, length, none, none, sizes.n, none)
-
-
-@triton.jit
-def read_work_item(tables, sizes):
-    """As `read_tile`, from the tables of a call with documents. The job is that of the longest one, cut to this one."""
-    program = tl.program_id(0)
-    item = tables.work + program % sizes.tiles * WORK_FIELDS
-    index, lane, first = tl.load(item), tl.load(item + 2), tl.load(item + 3)
-    document = tables.documents + tl.load(item + 1) * DOCUMENT_FIELDS
-    batch = (program // sizes.tiles + tl.load(document)).to(tl.int64)
-    queries, keys = tl.load(document + 1), tl.load(document + 2)
-    n, offset = tl.load(document + 3), tl.load(document + 4)
-    longest = read_job(tables.jobs, index)
-    lanes = tl.minimum(longest.lanes, tl.cdiv(n, longest.lane_stride))
-    limit = tl.minimum(longest.limit, tl.cdiv(n, longest.index_stride))
-    job = Job(
-        longest.head, lanes, longest.lane_stride, longest.index_stride, limit, longest.near, longest.far, longest.own,
-        longest.block, longest.cells, longest.first_cell,
-    )  # fmt: skip
-    start = lane * job.lane_stride
-    length = tl.minimum(limit, (n - 1 - start) // job.index_stride + 1)
+    length = tl.minimum(job.limit, (n - 1 - start) // job.index_stride + 1)
     return job, Tile(batch, index, lane, start, first, length, queries, keys, n, offset)
 
 

@@ -1,15 +1,16 @@
-"""Views by which documents, and heads that share keys, are plain calls: the launches of `ops.py`, Hopper's among them.
+"""Views by which documents, and heads that share keys, are plain calls: the launches of `run.py`, Hopper's among them.
 
 Documents of one length are a batch. Other documents are split into pieces: runs of one length that have many rows, and what
 lies between these. Heads that share keys take turns: heads g, g + group, g + 2 * group and so on of the queries have as many
 heads as the keys. Results by query, the lse, are contiguous in every call, so these are copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from longstride.patterns import notation
@@ -19,30 +20,41 @@ LEAST_ROWS = 2**16
 each processor of an H200. With fewer, one launch for all takes less time than several small ones. Estimated."""
 
 
+def parts(
+    tensors: Sequence[Tensor], documents: Sequence[int], pieces: bool = True
+) -> Iterator[tuple[Sequence[Tensor], Sequence[int]]]:  # fmt: skip
+    """Yields views of the tensors, of which q and k are the first, that are calls of their own, and their documents.
+
+    Tensors [batch, heads, n] may become [batch, count, heads, n / count], for count documents. An empty gradient, which is
+    not needed, stays as it is.
+    """
+    q, k = tensors[0].shape, tensors[1].shape
+    count = equal_documents(q, k, documents)
+    folded = fold(count, *tensors) if count else None
+    split = split_documents(q, k, documents) if pieces and folded is None else ()
+    for piece in split:
+        yield from parts([piece.of(x) for x in tensors], piece.documents)
+    if not split:
+        yield (tensors, documents) if folded is None else (folded, ())
+
+
 def equal_documents(q: Sequence[int], k: Sequence[int], documents: Sequence[int]) -> int:
     """Returns how many documents each row of q and k, which are shapes, has; 0 unless all are alike and have all queries."""
     return len(documents) if q[2] == k[2] == sum(documents) and len(set(documents)) == 1 else 0
 
 
 def fold(count: int, *tensors: Tensor) -> list[Tensor] | None:
-    """Returns [batch, heads, n, d] as [batch * count, heads, n / count, d], of each tensor; None if one cannot be a view.
-
-    An empty gradient, which is not needed, stays as it is.
-    """
+    """Returns [batch, heads, n, d] as [batch * count, heads, n / count, d], of each tensor; None if one cannot be a view."""
     if any(x.dim() == 4 and x.shape[0] > 1 and x.stride(0) != x.shape[2] * x.stride(2) for x in tensors):
         return None
-    return [_folded(x, count) if x.dim() == 4 else x for x in tensors]
+    return [_folded(x, count) for x in tensors]
 
 
 def _folded(x: Tensor, count: int) -> Tensor:
+    if x.dim() < 4:
+        return torch.unflatten(x, 2, (count, -1)).transpose(1, 2) if x.dim() == 3 else x
     (batch, heads, n, d), (_, head, row, column) = x.shape, x.stride()
     return x.as_strided((batch * count, heads, n // count, d), (n // count * row, head, row, column))
-
-
-def folded_rows(rows: Tensor, count: int) -> Tensor:
-    """Returns the view [batch, count, heads, n / count] of rows [batch, heads, n]."""
-    batch, heads, n = rows.shape
-    return rows.view(batch, heads, count, n // count).transpose(1, 2)
 
 
 class Piece(NamedTuple):
@@ -55,7 +67,7 @@ class Piece(NamedTuple):
     """Their lengths; none for one document."""
 
     def of(self, x: Tensor) -> Tensor:
-        """Returns the view of x [batch, heads, n, ...]. An empty gradient, which is not needed, stays as it is."""
+        """Returns the view of x [batch, heads, n, ...]."""
         if x.dim() < 3:
             return x
         part = x.narrow(2, self.first, self.rows)
@@ -98,14 +110,13 @@ def turns(q: Tensor, k: Tensor) -> int:
 
 def turn_heads(x: Tensor, group: int) -> tuple[Tensor, ...]:
     """Returns the views x[:, g::group] of x [batch, heads, n, d]."""
-    batch, heads, n, d = x.shape
-    return x.view(batch, heads // group, group, n, d).unbind(2)  # Sooner done than slices.
+    # Sooner done than slices.
+    return torch.unflatten(x, 1, (-1, group)).unbind(2) if x.dim() == 4 else (x,) * group
 
 
 def turn_rows(rows: Tensor, group: int) -> Tensor:
-    """Returns the view [group, batch, heads / group, n] of rows [batch, heads, n]."""
-    batch, heads, n = rows.shape
-    return rows.view(batch, heads // group, group, n).permute(2, 0, 1, 3)
+    """Returns the view [group, ..., heads / group, n] of rows [..., heads, n]."""
+    return torch.unflatten(rows, -2, (-1, group)).movedim(-2, 0)
 
 
 @lru_cache(maxsize=256)

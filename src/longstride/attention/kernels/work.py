@@ -26,6 +26,16 @@ class DocumentRow(NamedTuple):
     """Position of the document's first query."""
 
 
+class TileWork(NamedTuple):
+    """A tile of positions in a lane of a document, or of summary cells that later lanes see; the lane of these is 0."""
+
+    job: int
+    document: int
+    lane: int
+    first: int
+    """Index of its first position in the lane, or of its first cell."""
+
+
 class LaneWork(NamedTuple):
     """A tile of whole lanes of one document: all that a kernel needs, in one row, so that a program can read it ahead."""
 
@@ -52,58 +62,42 @@ def document_table(q: Sequence[int], k: Sequence[int], lengths: Sequence[int]) -
         return None
     documents = layout_documents(q, k, lengths)
     rows = [
-        DocumentRow(
-            part.batch.start,
-            part.queries.start - part.offset,
-            part.keys.start,
-            part.keys.stop - part.keys.start,
-            part.offset,
-        )
+        DocumentRow(part.batch.start, part.queries.start - part.offset, part.keys.start, part.n, part.offset)
         for part in documents
     ]
     return Documents(tuple(rows), documents[0].batch.stop - documents[0].batch.start)
 
 
-def key_items(pass_: Pass, documents: Documents, size: int, accumulate: bool) -> Tensor:
-    """Returns a row (job, document, lane, first index) for each tile of `size` positions, int32 [items, 4].
+def tile_items(pass_: Pass, documents: Documents, size: int, accumulate: bool, of_keys: bool) -> Tensor:
+    """Returns a row of `TileWork` for each tile of `size` queries, or keys, int32 [items, fields].
 
-    In the order of `primitives.read_tile`: the tiles with most work first. accumulate: without those that add nothing, since
-    no query of their lane is `near` positions behind them.
+    In the order of `primitives.read_tile`: the tiles with most work first. Tiles of queries have at least one that is there.
+    accumulate: at least one also sees a key of its lane, or is a key that a query of its lane sees.
     """
-    n = torch.tensor([row.n for row in documents.rows])
+    *_, n, offset = torch.tensor(documents.rows).unbind(1)
     kept = []
     for index, job in enumerate(pass_.jobs):
-        items = _lane_items(index, job, n, size)
+        lanes, limit = _lanes(job, n)
+        along = -(-limit // size)
+        document, tile = _numbered(lanes * along)
+        lane = lanes[document] - 1 - tile % lanes[document]
+        first = (along[document] - 1 - tile // lanes[document]) * size
+        start = lane * job.lane_stride
+        length = ((n[document] - 1 - start) // job.index_stride + 1).clamp(max=job.limit)
+        needed = (start + (first + size - 1) * job.index_stride >= offset[document]) | of_keys
         if accumulate:
-            _, _, _, first = items.unbind(1)
-            items = items[first + job.near < _item_lengths(job, n, items)]
-        kept.append(items)
-    return torch.cat(kept)
-
-
-def query_items(pass_: Pass, documents: Documents, size: int, accumulate: bool) -> Tensor:
-    """As `key_items`, without tiles that have no query; accumulate: without those whose queries see no key of their lane."""
-    n = torch.tensor([row.n for row in documents.rows])
-    offset = torch.tensor([row.offset for row in documents.rows])
-    kept = []
-    for index, job in enumerate(pass_.jobs):
-        items = _lane_items(index, job, n, size)
-        _, document, lane, first = items.unbind(1)
-        last = lane * job.lane_stride + (first + size - 1) * job.index_stride
-        sees = last >= offset[document]
-        if accumulate:
-            sees &= torch.minimum(first + size, _item_lengths(job, n, items)) > job.near
-        kept.append(items[sees])
+            farthest = length - first if of_keys else torch.minimum(first + size, length)
+            needed &= farthest > job.near
+        kept.append(_rows(index, document, lane, first)[needed])
     return torch.cat(kept)
 
 
 def lane_items(pass_: Pass, documents: Documents, size: int, accumulate: bool) -> Tensor:
-    """Returns a row of `LaneWork` for each tile of `size` rows, int32 [items, 6].
+    """Returns a row of `LaneWork` for each tile of `size` rows, int32 [items, fields].
 
     The documents have as many queries as keys. accumulate: without those in which no query sees a key.
     """
-    n = torch.tensor([row.n for row in documents.rows])
-    batch, start = (torch.tensor(column) for column in zip(*((row.batch, row.keys) for row in documents.rows)))
+    batch, _, start, n, _ = torch.tensor(documents.rows).unbind(1)
     found = []
     for index, job in enumerate(pass_.jobs):
         lanes, limit = _lanes(job, n)
@@ -118,8 +112,8 @@ def lane_items(pass_: Pass, documents: Documents, size: int, accumulate: bool) -
 
 
 def cell_items(pass_: Pass, documents: Documents, size: int) -> Tensor:
-    """As `key_items`, for tiles of the summary cells that later lanes see; the index counts cells, and the lane is 0."""
-    n = torch.tensor([row.n for row in documents.rows])
+    """Returns a row of `TileWork` for each tile of `size` summary cells that later lanes see."""
+    *_, n, _ = torch.tensor(documents.rows).unbind(1)
     found = []
     for index, job in enumerate(pass_.jobs):
         lanes, _ = _lanes(job, n)
@@ -127,20 +121,6 @@ def cell_items(pass_: Pass, documents: Documents, size: int) -> Tensor:
         document, tile = _numbered(tiles)
         found.append(_rows(index, document, torch.zeros_like(tile), tile * size))
     return torch.cat(found)
-
-
-def _lane_items(index: int, job: Job, n: Tensor, size: int) -> Tensor:
-    lanes, limit = _lanes(job, n)
-    along = -(-limit // size)
-    document, tile = _numbered(lanes * along)
-    lanes, along = lanes[document], along[document]
-    return _rows(index, document, lanes - 1 - tile % lanes, (along - 1 - tile // lanes) * size)
-
-
-def _item_lengths(job: Job, n: Tensor, items: Tensor) -> Tensor:
-    """Returns how long the lane of each item is."""
-    _, document, lane, _ = items.unbind(1)
-    return ((n[document] - 1 - lane * job.lane_stride) // job.index_stride + 1).clamp(max=job.limit)
 
 
 def _lanes(job: Job, n: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from longstride.attention.kernels import call, general, layout_ops, ops, views
+from longstride.attention.kernels import call, general, ops, views
 from longstride.attention.kernels.hopper import (
     chunk_forward,
     lane_backward,
@@ -109,7 +109,7 @@ def copied_columns(ttgir):
 def as_on_hopper():
     call.BACKENDS = tuple((name, lambda device: True) for name, _ in call.BACKENDS)
     general.forward = general.backward = lambda *_: []
-    ops.check = layout_ops.check = lambda q, k, v: None  # On a CPU it refuses bfloat16.
+    ops.check = lambda q, k, v: None  # On a CPU it refuses bfloat16.
     views.LEAST_ROWS = 0
     for module in (chunk_forward, lane_descriptors, launch):
         module.processors = lambda device: PROCESSORS
@@ -128,25 +128,9 @@ def run(patterns, batch, heads, n, d_qk, d_v, dtype, key_heads=None, documents=(
     )
     one_each = notation.parse(patterns)
     text = notation.write(one_each * (heads // len(one_each)))
-    if key_heads or documents:
-        output, _, bits = layout_ops.triton_layout_forward(q, k, v, text, 1.0, documents)
-        forward, found[:] = list(found), []
-        layout_ops.fill_layout_gradients(
-            [torch.empty_like(x) for x in (q, k, v)],
-            output,
-            None,
-            (q, k, v),
-            (output, bits),
-            text,
-            1.0,
-            documents,
-            [True] * 3,
-        )
-        backward, found[:] = list(found), []
-        return [forward, backward]
-    output, lse = ops.triton_forward(q, k, v, text, 1.0)
+    output, lse = ops.triton_forward(q, k, v, text, 1.0, documents)
     forward, found[:] = list(found), []
-    ops.triton_backward(output, q, k, v, output, lse, text, 1.0, [True] * 3)
+    ops.triton_backward(output, None, q, k, v, output, lse, text, 1.0, documents, [True] * 3)
     backward, found[:] = list(found), []
     return [forward, backward]
 

@@ -61,7 +61,7 @@ def test_cells(layout):
 @pytest.mark.parametrize(("lanes", "l"), [(block_lanes, 25), (block_lanes, 20), (column_lanes, 7), (column_lanes, 10)])
 def test_sets_of_lanes_hold_every_position_once(lanes, l, layout):
     x = numbered(layout)
-    found = [seen_through(lane_descriptor(x, one, 64, x.shape[3])) for one in lanes(N, l)]
+    found = [seen_through(lane_descriptor(x, one, (1, 64, x.shape[3]))) for one in lanes(N, l)]
     for view in found:  # [batch, heads, lanes, length, d]
         for lane in range(view.shape[2]):
             positions = view[0, 0, lane, :, 0].long()
@@ -74,7 +74,7 @@ def test_sets_of_lanes_hold_every_position_once(lanes, l, layout):
 
 def test_what_has_no_neighbour_may_be_any_distance_from_it():
     x = torch.zeros(2000, dtype=torch.float16).as_strided((1, 1, N, D), (7, 3, D, 1))
-    for view in (launch._lanes(x, 4, 64), lane_descriptor(x, block_lanes(N, 20)[0], 64, x.shape[3])):
+    for view in (launch._lanes(x, 4, 64), lane_descriptor(x, block_lanes(N, 20)[0], (1, 64, x.shape[3]))):
         assert all(stride * 2 % 16 == 0 for stride in view.strides[:-1])
 
 

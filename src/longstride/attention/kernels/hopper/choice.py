@@ -61,17 +61,22 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
     if not pass_.summary and job.own:
         if _in_panels(d_qk, d_v) and job.lanes == 1 and job.far <= TILE and job.near == 0 and not accumulate:
             return "walk"
-        if job.far >= job.limit - 1 and whole_lanes(job, backward, d_qk, d_v):
+        if job.far >= job.limit - 1 and _whole_lanes(job, backward, d_qk, d_v):
             return "lanes"
         if not (backward or accumulate) and d_qk == d_v and d_qk in WIDTHS and _in_chunks(job):
             return "chunks"
-    own_apart = pass_.summary and bool(job.own) and whole_lanes(job, True, d_qk, d_v)
-    if max(d_qk, d_v) <= WIDEST and _in_tiles(job, pass_.summary, n) and (not backward or own_apart or _stats_fit_tma(job)):
+    stats_fit = not backward or own_blocks_apart(pass_, d_qk, d_v) or _stats_fit_tma(job)
+    if max(d_qk, d_v) <= WIDEST and _in_tiles(job, pass_.summary, n) and stats_fit:
         return "tiles"
     return None
 
 
-def whole_lanes(job: Job, backward: bool, d_qk: int, d_v: int) -> bool:
+def own_blocks_apart(pass_: Pass, d_qk: int, d_v: int) -> bool:
+    """Whether backward computes the own blocks as whole lanes, apart from the summary cells."""
+    return pass_.summary and bool(pass_.jobs[0].own) and _whole_lanes(pass_.jobs[0], True, d_qk, d_v)
+
+
+def _whole_lanes(job: Job, backward: bool, d_qk: int, d_v: int) -> bool:
     """Whether whole lanes fit into shared memory."""
     longest = LONGEST_WIDE_LANE if d_v > WIDEST else LONGEST_LANE
     return _in_panels(d_qk, d_v) and job.limit <= (LARGEST_LANE // d_qk if backward else longest)

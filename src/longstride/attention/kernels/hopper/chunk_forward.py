@@ -22,16 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from longstride.attention.kernels.call import Forward
-from longstride.attention.kernels.hopper.lane_descriptors import (
-    LaneWork,
-    copy_all,
-    copy_in,
-    copy_out,
-    heads_side_by_side,
-    lane_descriptor,
-    locate_lane,
-    mask_distances,
-)
+from longstride.attention.kernels.hopper import lane_tiles
+from longstride.attention.kernels.hopper.lane_descriptors import LaneWork, heads_side_by_side, lane_descriptor
 from longstride.attention.kernels.hopper.lane_settings import chunk_settings
 from longstride.attention.kernels.hopper.ring import item_of_round, make_barriers, make_tiles, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, operand_layout
@@ -60,7 +52,7 @@ def begin_item(turn, work, HEADS_FIRST: gl.constexpr):
     """An item's first step. The tiles of a lane are neighbours, those with most keys first."""
     item = item_of_round(turn)
     tiles = (work.length + ROWS - 1) // ROWS
-    batch, head, lane = locate_lane(item // tiles, work, HEADS_FIRST)
+    batch, head, lane = lane_tiles.locate_lane(item // tiles, work, HEADS_FIRST)
     return ChunkStep(turn, 0, batch, head, lane, tiles - 1 - item % tiles)
 
 
@@ -81,7 +73,7 @@ def fetch_keys(k, v, keys, values, full, count, step, work):
     slot = count % keys.shape[0]
     mbarrier.expect(full.index(slot), 2 * ROWS * keys.shape[2] * 2, pred=present)
     place = step.batch, step.head, step.lane, step.step * ROWS
-    copy_all((k, v), place, full.index(slot), ((keys.index(slot),), (values.index(slot),)), present)
+    lane_tiles.copy_all((k, v), place, full.index(slot), ((keys.index(slot),), (values.index(slot),)), present)
 
 
 @gluon.jit
@@ -91,7 +83,7 @@ def fetch_queries(q, queries, full, turn, work, HEADS_FIRST: gl.constexpr):
     present = turn < rounds(work.items)
     mbarrier.expect(full.index(turn % 2), ROWS * queries.shape[2] * 2, pred=present)
     tile = (queries.index(turn % 2),)
-    copy_in(q, (step.batch, step.head, step.lane, step.tile * ROWS), full.index(turn % 2), tile, present)
+    lane_tiles.copy_in(q, (step.batch, step.head, step.lane, step.tile * ROWS), full.index(turn % 2), tile, present)
 
 
 @gluon.jit
@@ -158,7 +150,7 @@ def chunk_forward(q, k, v, output, lse, work, scale, STAGES: gl.constexpr, HEADS
             fetch_keys(k, v, keys, values, full, count + STAGES, ahead, work)
             ahead = following_step(ahead, work, HEADS_FIRST)
             count += 1
-        scores = mask_distances(scores, 0, 0, 0, ROWS)
+        scores = lane_tiles.mask_distances(scores, 0, 0, 0, ROWS)
         running_max, weight, sums = add_values_and_ones(
             scores, running_max, weight, sums, values.index(count % STAGES), ones.permute((1, 0)), scale
         )  # fmt: skip
@@ -172,7 +164,7 @@ def chunk_forward(q, k, v, output, lse, work, scale, STAGES: gl.constexpr, HEADS
         tma.store_wait(0)
         staged.store((sums * inverse[:, None]).to(dtype))
         fence_async_shared()
-        copy_out(output, (batch, head, lane, tile * ROWS), (staged,))
+        lane_tiles.copy_out(output, (batch, head, lane, tile * ROWS), (staged,))
         index = tile * ROWS + gl.arange(0, ROWS, rows)
         lse_lane = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_stride
         result = running_max + gl.log2(gl.convert_layout(total, rows))
@@ -187,7 +179,7 @@ def launch_chunk_forward(call: Forward, lanes: Lanes) -> Launch:
     assert lse.is_contiguous()
     setting = chunk_settings(d)
     work = LaneWork(*lanes, batch * heads * lanes.lanes * -(-lanes.length // ROWS.value), heads, n)
-    descriptors = [lane_descriptor(x, lanes, ROWS.value, d) for x in matrices]
+    descriptors = [lane_descriptor(x, lanes, (1, ROWS.value, d)) for x in matrices]
     constants = {
         "STAGES": setting.stages, "HEADS_FIRST": heads_side_by_side(call.q), "num_warps": 4, "maxnreg": setting.registers,
     }  # fmt: skip

@@ -19,21 +19,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from longstride.attention.kernels.call import Backward
+from longstride.attention.kernels.hopper import lane_tiles
 from longstride.attention.kernels.hopper.choice import LARGEST_LANE
-from longstride.attention.kernels.hopper.lane_descriptors import (
-    copy_all,
-    copy_in,
-    copy_out,
-    empty_sums,
-    expect_tiles,
-    lane_launch,
-    load_panels,
-    locate_lane,
-    panels_at,
-    row_products,
-    rows_of,
-    tiles_at,
-)
+from longstride.attention.kernels.hopper.lane_descriptors import lane_launch
 from longstride.attention.kernels.hopper.lane_settings import lane_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
@@ -89,15 +77,15 @@ def stores_after(stores, slots, staged):
 def fetch_lane(descriptors, tiles, item, work, full, HEADS_FIRST: gl.constexpr):
     """Starts to copy an item in, if there is such an item: d_output, q, k and v. `fetch_output` completes it."""
     present = item < work.items
-    batch, head, lane = locate_lane(item, work, HEADS_FIRST)
-    expect_tiles(full, tiles, present, len(tiles[0]))
-    copy_all(descriptors, (batch, head, lane, 0), full, tiles, present)
+    batch, head, lane = lane_tiles.locate_lane(item, work, HEADS_FIRST)
+    lane_tiles.expect_tiles(full, tiles, present, len(tiles[0]))
+    lane_tiles.copy_all(descriptors, (batch, head, lane, 0), full, tiles, present)
 
 
 @gluon.jit
 def fetch_output(output, output_tile, item, work, full, HEADS_FIRST: gl.constexpr):
-    batch, head, lane = locate_lane(item, work, HEADS_FIRST)
-    copy_in(output, (batch, head, lane, 0), full, output_tile, item < work.items)
+    batch, head, lane = lane_tiles.locate_lane(item, work, HEADS_FIRST)
+    lane_tiles.copy_in(output, (batch, head, lane, 0), full, output_tile, item < work.items)
 
 
 @gluon.jit
@@ -128,10 +116,11 @@ def slot_tile(results, SLOT: gl.constexpr):
 def fetch_old(results, STORE: gl.constexpr, ORDER: gl.constexpr):
     """Starts to copy in what an earlier pass wrote where a store will write."""
     SLOT: gl.constexpr = STORE % ORDER.slots
-    mbarrier.expect(results.old_full.index(SLOT), ROWS * results.staging.shape[2] * 2)
+    full = results.old_full.index(SLOT)
+    mbarrier.expect(full, ROWS * results.staging.shape[2] * 2)
     PLACE: gl.constexpr = locate_store(STORE, ORDER.panels)
     place = results.batch, results.head, results.lane, PLACE[2]
-    copy_in(results.gradients[PLACE[0]], place, results.old_full.index(SLOT), (slot_tile(results, SLOT),), True, PLACE[1])
+    lane_tiles.copy_in(results.gradients[PLACE[0]], place, full, (slot_tile(results, SLOT),), True, PLACE[1])
 
 
 @gluon.jit
@@ -152,7 +141,7 @@ def store_tile(value, results, STORE: gl.constexpr, ORDER: gl.constexpr, ACCUMUL
     fence_async_shared()
     PLACE: gl.constexpr = locate_store(STORE, ORDER.panels)
     place = results.batch, results.head, results.lane, PLACE[2]
-    copy_out(results.gradients[PLACE[0]], place, (staged,), PLACE[1])
+    lane_tiles.copy_out(results.gradients[PLACE[0]], place, (staged,), PLACE[1])
 
 
 @gluon.jit
@@ -188,14 +177,14 @@ def lane_backward(
     old_full = make_barriers(ORDER.slots)
     fence_async_shared()
     programs = gl.num_programs(0)
-    tiles = tiles_at((d_output_tiles, q_tiles, k_tiles, v_tiles), 0)
+    tiles = lane_tiles.tiles_at((d_output_tiles, q_tiles, k_tiles, v_tiles), 0)
     fetch_lane((d_output, q, k, v), tiles, gl.program_id(0), work, full.index(0), TILES.heads_first)
-    fetch_output(output, panels_at(output_tiles, 0), gl.program_id(0), work, full.index(0), TILES.heads_first)
+    fetch_output(output, lane_tiles.panels_at(output_tiles, 0), gl.program_id(0), work, full.index(0), TILES.heads_first)
 
     count = 0
     index = gl.arange(0, LENGTH, lane_layout)
     for item in range(gl.program_id(0), work.items, programs):
-        batch, head, lane = locate_lane(item, work, TILES.heads_first)
+        batch, head, lane = lane_tiles.locate_lane(item, work, TILES.heads_first)
         pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_stride
         valid = index < work.length
         own_lse = without_keys(gl.load(pointers + index * work.index_stride, mask=valid, other=float("inf")))
@@ -205,15 +194,15 @@ def lane_backward(
             for store in gl.static_range(TILES.staged):
                 fetch_old(results, store, ORDER)
         # A count >> 30 is 0, but not known before the loop: addresses and masks made there would fill the registers.
-        output_tile = panels_at(output_tiles, count >> 30)
-        tiles = tiles_at((d_output_tiles, q_tiles, k_tiles, v_tiles), count >> 30)
+        output_tile = lane_tiles.panels_at(output_tiles, count >> 30)
+        tiles = lane_tiles.tiles_at((d_output_tiles, q_tiles, k_tiles, v_tiles), count >> 30)
         d_output_tile, q_tile, k_tile, v_tile = tiles
         mbarrier.wait(full.index(0), count & 1)
         lse_rows.store(own_lse)
         for part in gl.static_range(COUNT):
-            d_outputs = load_panels(rows_of(d_output_tile, part * ROWS), load_layout)
-            outputs = load_panels(rows_of(output_tile, part * ROWS), load_layout)
-            delta_rows.slice(part * ROWS, ROWS).store(row_products(d_outputs, outputs))
+            d_outputs = lane_tiles.load_panels(lane_tiles.rows_of(d_output_tile, part * ROWS), load_layout)
+            outputs = lane_tiles.load_panels(lane_tiles.rows_of(output_tile, part * ROWS), load_layout)
+            delta_rows.slice(part * ROWS, ROWS).store(lane_tiles.row_products(d_outputs, outputs))
         for store in gl.static_range(TILES.staged, ORDER.slots):
             fetch_old(results, store, ORDER)
         if STORE_STATS:
@@ -222,16 +211,16 @@ def lane_backward(
             gl.store(pointers, own_lse, mask=valid)
             gl.store(pointers + row_stats.row, delta_rows.load(lane_layout), mask=valid)
 
-        dq_sums = empty_sums(COUNT, D, sum_layout)
+        dq_sums = lane_tiles.empty_sums(COUNT, D, sum_layout)
         for key in gl.static_range(COUNT):
             dk_sum = gl.zeros([ROWS, D], gl.float32, sum_layout)
-            dv_sum = empty_sums(PANELS, D, sum_layout)
+            dv_sum = lane_tiles.empty_sums(PANELS, D, sum_layout)
             for query in gl.static_range(key, COUNT):
                 queries = QueryTile(
-                    q_tile[0].slice(query * ROWS, ROWS), rows_of(d_output_tile, query * ROWS),
+                    q_tile[0].slice(query * ROWS, ROWS), lane_tiles.rows_of(d_output_tile, query * ROWS),
                     lse_rows.slice(query * ROWS, ROWS), delta_rows.slice(query * ROWS, ROWS),
                 )  # fmt: skip
-                keys = k_tile[0].slice(key * ROWS, ROWS), rows_of(v_tile, key * ROWS)
+                keys = k_tile[0].slice(key * ROWS, ROWS), lane_tiles.rows_of(v_tile, key * ROWS)
                 dq_sum, dk_sum, dv_sum = add_pairs(
                     (dq_sums[query], dk_sum, dv_sum), queries, keys, d_scores_tile, scale, (count + key) >> 30,
                     (query - key) * ROWS, TILES.near, LENGTH, TILES.part, key == 0, query == key,

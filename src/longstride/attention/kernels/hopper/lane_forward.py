@@ -19,22 +19,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from longstride.attention.kernels.call import Forward
+from longstride.attention.kernels.hopper import lane_tiles
 from longstride.attention.kernels.hopper.choice import LONGEST_LANE
-from longstride.attention.kernels.hopper.lane_descriptors import (
-    add_products,
-    copy_all,
-    copy_in,
-    copy_out,
-    empty_sums,
-    expect_tiles,
-    lane_launch,
-    locate_lane,
-    mask_distances,
-    panels_at,
-    rows_of,
-    tiles_at,
-    wait_for,
-)
+from longstride.attention.kernels.hopper.lane_descriptors import lane_launch
 from longstride.attention.kernels.hopper.lane_settings import lane_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
 from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout
@@ -49,12 +36,13 @@ def fetch_item(
 ):  # fmt: skip
     """Starts to copy an item in, if there is such an item; ACCUMULATE: with the output of an earlier pass."""
     present = item < work.items
-    batch, head, lane = locate_lane(item, work, HEADS_FIRST)
-    expect_tiles(full, tiles, present, len(tiles[2]) if ACCUMULATE else 0)
-    copy_all(matrices, (batch, head, lane, 0), full, tiles, present)
+    batch, head, lane = lane_tiles.locate_lane(item, work, HEADS_FIRST)
+    lane_tiles.expect_tiles(full, tiles, present, len(tiles[2]) if ACCUMULATE else 0)
+    lane_tiles.copy_all(matrices, (batch, head, lane, 0), full, tiles, present)
     if ACCUMULATE:
         for part in gl.static_range(tiles[0][0].shape[0] // ROWS):
-            copy_in(output, (batch, head, lane, part * ROWS), full, panels_at(staging, first_staged + part), present)
+            staged = lane_tiles.panels_at(staging, first_staged + part)
+            lane_tiles.copy_in(output, (batch, head, lane, part * ROWS), full, staged, present)
 
 
 @gluon.jit
@@ -87,12 +75,12 @@ def take_keys(
         key = k_tile[0].slice(START + ROWS, ROWS)
         others = warpgroup_mma(query, key.permute((1, 0)), zeros, use_acc=False, is_async=True)
         scores, others = warpgroup_mma_wait(0, deps=(scores, others))
-        scores = mask_distances(scores, zero, ROW - START, TILES.near, FAR)
-        others = mask_distances(others, zero, ROW - START - ROWS, TILES.near, FAR)
+        scores = lane_tiles.mask_distances(scores, zero, ROW - START, TILES.near, FAR)
+        others = lane_tiles.mask_distances(others, zero, ROW - START - ROWS, TILES.near, FAR)
         largest = gl.max(gl.maximum(scores, others), 1) * scale
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
-        scores = mask_distances(scores, zero, ROW - START, TILES.near, FAR)
+        scores = lane_tiles.mask_distances(scores, zero, ROW - START, TILES.near, FAR)
         largest = gl.max(scores, 1) * scale
     if not FIRST:
         largest = gl.maximum(largest, running_max)
@@ -101,15 +89,15 @@ def take_keys(
     if not FIRST:
         shrink = gl.exp2(running_max - finite)
         sums = scale_rows(sums, shrink)
-    sums = add_products(weights, rows_of(v_tile, START), sums, not FIRST)
+    sums = lane_tiles.add_products(weights, lane_tiles.rows_of(v_tile, START), sums, not FIRST)
     if TWO:
         more = gl.exp2(others * scale - finite[:, None])
-        sums = add_products(more, rows_of(v_tile, START + ROWS), sums, True)
+        sums = lane_tiles.add_products(more, lane_tiles.rows_of(v_tile, START + ROWS), sums, True)
         weights += more
     added = gl.sum(weights, 1)
     if not FIRST:
         added += weight * shrink
-    return largest, added, wait_for(sums)
+    return largest, added, lane_tiles.wait_for(sums)
 
 
 @gluon.jit
@@ -133,19 +121,19 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
     programs = gl.num_programs(0)
     for slot in gl.static_range(STAGES):
         fetch_item(
-            (q, k, v), tiles_at((q_tiles, k_tiles, v_tiles), slot), output, staging, slot * COUNT,
+            (q, k, v), lane_tiles.tiles_at((q_tiles, k_tiles, v_tiles), slot), output, staging, slot * COUNT,
             gl.program_id(0) + slot * programs, work, full.index(slot), TILES.heads_first, ACCUMULATE,
         )  # fmt: skip
 
     count = 0
     for item in range(gl.program_id(0), work.items, programs):
-        batch, head, lane = locate_lane(item, work, TILES.heads_first)
+        batch, head, lane = lane_tiles.locate_lane(item, work, TILES.heads_first)
         lse_lane = lse + (batch * work.heads + head).to(gl.int64) * work.n + work.first + lane * work.lane_stride
         stage = count % STAGES
         if ACCUMULATE or COUNT > 2:
             # 0, but not known before the loop: addresses and masks that the compiler makes there would fill the registers.
             stage += count >> 30
-        tiles = tiles_at((q_tiles, k_tiles, v_tiles), stage)
+        tiles = lane_tiles.tiles_at((q_tiles, k_tiles, v_tiles), stage)
         if ACCUMULATE:
             index = gl.arange(0, LENGTH, lane_layout)
             before = gl.load(lse_lane + index * work.index_stride, mask=index < work.length, other=float("-inf"))
@@ -156,16 +144,16 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
         for tile in gl.static_range(COUNT):
             running_max = gl.full([ROWS], float("-inf"), gl.float32, score_rows)
             weight = gl.zeros([ROWS], gl.float32, score_rows)
-            sums = empty_sums(TILES.panels, D, sum_layout)
+            sums = lane_tiles.empty_sums(TILES.panels, D, sum_layout)
             if ACCUMULATE:
-                staged = panels_at(staging, stage * COUNT + tile)
+                staged = lane_tiles.panels_at(staging, stage * COUNT + tile)
                 running_max = old_lse.slice(tile * ROWS, ROWS).load(score_rows)
                 weight = gl.where(running_max == float("-inf"), 0.0, 1.0)
                 sums = ()
                 for panel in gl.static_range(TILES.panels):
                     sums = sums + (staged[panel].load(sum_layout).to(gl.float32),)
             else:
-                staged = panels_at(staging, (count * COUNT + tile) % TILES.staged)
+                staged = lane_tiles.panels_at(staging, (count * COUNT + tile) % TILES.staged)
             zero = 0
             if ACCUMULATE or COUNT > 2:
                 zero = (count + tile) >> 30
@@ -181,7 +169,7 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
             for panel in gl.static_range(TILES.panels):
                 staged[panel].store(sums[panel].to(dtype))
             fence_async_shared()
-            copy_out(output, (batch, head, lane, tile * ROWS), staged)
+            lane_tiles.copy_out(output, (batch, head, lane, tile * ROWS), staged)
             total = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
             index = tile * ROWS + gl.arange(0, ROWS, score_rows)
             gl.store(lse_lane + index * work.index_stride, total, mask=index < work.length)

@@ -14,10 +14,10 @@ from longstride.attention.kernels.backward import backward_row_stats, backward_s
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
-from longstride.attention.kernels.hopper.choice import ROWS, TILE, choose, fits_tma, whole_lanes
+from longstride.attention.kernels.hopper.choice import ROWS, TILE, Kind, choose, fits_tma, own_blocks_apart
 from longstride.attention.kernels.hopper.chunk_forward import launch_chunk_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
-from longstride.attention.kernels.hopper.lane_descriptors import tma_stride
+from longstride.attention.kernels.hopper.lane_descriptors import lane_descriptor
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
 from longstride.attention.kernels.hopper.past_forward import GROUPS, past_forward
 from longstride.attention.kernels.hopper.tiles import KeyKinds, RowStats, Work
@@ -27,7 +27,7 @@ from longstride.attention.kernels.hopper.window_forward import window_forward
 from longstride.attention.kernels.jobs import Job, Pass
 from longstride.attention.kernels.launch import Descriptor, Launch, constant
 from longstride.attention.kernels.settings import padded, processors
-from longstride.patterns.geometry import Lanes, block_lanes, column_lanes
+from longstride.patterns.geometry import Lanes, lane_sets
 
 STATS_ROWS = 64
 """Queries of a program of `backward_row_stats`."""
@@ -38,54 +38,47 @@ LEAST_QUERIES = 2048
 
 
 def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None:
-    _, heads, n, d_qk = call.q.shape
-    if call.layout is not None or not fits_tma(call.q, call.k, call.v, call.output):
-        return None
-    kind = choose(pass_, False, accumulate, heads, n, d_qk, call.v.shape[3])
-    job = pass_.jobs[0]
+    kind, job, n = _kind(call, pass_, accumulate), pass_.jobs[0], call.q.shape[2]
     if kind is None:
         return None
     if kind == "walk":
         return [launch_walk_forward(call, job.far)]
     if kind == "lanes":
-        return [launch_lane_forward(call, lanes, job.near, accumulate) for lanes in _lane_sets(job, n)]
+        return [launch_lane_forward(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
     if kind == "chunks":
-        return [launch_chunk_forward(call, lanes) for lanes in _lane_sets(job, n)]
+        return [launch_chunk_forward(call, lanes) for lanes in lane_sets(job, n)]
     return [_tiles(call, pass_, accumulate)]
 
 
 def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | None:
-    _, heads, n, d_qk = call.q.shape
-    d_v = call.v.shape[3]
-    matrices = call.q, call.k, call.v, call.d_output, call.output, call.dq, call.dk, call.dv
-    if call.layout is not None or not fits_tma(*matrices):
-        return None
-    kind = choose(pass_, True, accumulate, heads, n, d_qk, d_v)
-    job = pass_.jobs[0]
+    kind, job, n = _kind(call, pass_, accumulate), pass_.jobs[0], call.q.shape[2]
     if kind is None:
         return None
     if kind == "walk":
         return [launch_walk_backward(call, job.far)]
     if kind == "lanes":
-        return [launch_lane_backward(call, lanes, job.near, accumulate) for lanes in _lane_sets(job, n)]
+        return [launch_lane_backward(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
     row_stats = _new_row_stats(call, job.index_stride)
-    whole = pass_.summary and bool(job.own) and whole_lanes(job, True, d_qk, d_v)
-    if whole:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
-        launches = [launch_lane_backward(call, lanes, 0, accumulate, row_stats) for lanes in block_lanes(n, job.block)]
+    apart = own_blocks_apart(pass_, call.q.shape[3], call.v.shape[3])
+    if apart:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
+        launches = [launch_lane_backward(call, lanes, 0, accumulate, row_stats) for lanes in lane_sets(job, n)]
     else:
         launches = [_fill_row_stats(call, row_stats, job.index_stride)]
     if call.need_q:
-        launches.append(_dq(call, row_stats, pass_, not whole, accumulate or whole))
-    if call.need_kv and not whole:
+        launches.append(_dq(call, row_stats, pass_, not apart, accumulate or apart))
+    if call.need_kv and not apart:
         launches += _dkv(call, row_stats, pass_, False, accumulate)
     if call.need_kv and pass_.summary:
         launches += _dkv(call, row_stats, pass_, True, True)
     return launches
 
 
-def _lane_sets(job: Job, n: int) -> list[Lanes]:
-    """A job is of residue classes, or of blocks; one lane alone is both."""
-    return column_lanes(n, job.index_stride) if job.lane_stride == 1 else block_lanes(n, job.block)
+def _kind(call: Forward | Backward, pass_: Pass, accumulate: bool) -> Kind | None:
+    """The kind of kernel for a pass; None if there is none, or TMA does not read the tensors."""
+    if call.layout is not None or not fits_tma(*(x for x in call.tensors if x is not call.lse)):
+        return None
+    _, heads, n, d_qk = call.q.shape
+    return choose(pass_, isinstance(call, Backward), accumulate, heads, n, d_qk, call.v.shape[3])
 
 
 def _tiles(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
@@ -160,26 +153,20 @@ def _sum_parts(parts: Tensor, gradient: Tensor, pass_: Pass, splits: int) -> Lau
 
 
 def _new_row_stats(call: Backward, step: int) -> Tensor:
-    """[batch * heads, 2, n], padded to multiples of 16 bytes for TMA: at the end, and after each lane.
-
-    TMA reads zeros past n, and a query whose stats are zeros adds nothing.
-    """
+    """[batch * heads, 2, n], padded after each lane. TMA reads zeros past n, and a query with stats of 0 adds nothing."""
     size, heads, n = call.lse.shape
-    return call.workspace.new(size * heads, 2, step * _padded_stats(-(-n // step)), zero=step > 1)
+    return call.workspace.new(size * heads, 2, step * _stats_of_lane(n, step), zero=step > 1)
 
 
-def _padded_stats(count: int) -> int:
-    """So many float32, or a few more: a multiple of 16 bytes."""
-    return -(-count // 4) * 4
+def _stats_of_lane(n: int, step: int) -> int:
+    """How many row stats a residue class has, padded to multiples of 16 bytes for TMA: they lie side by side."""
+    return -(-n // (4 * step)) * 4
 
 
 def _fill_row_stats(call: Backward, row_stats: Tensor, step: int) -> Launch:
-    """Lane by lane, if the step is more than 1: TMA reads row stats that lie side by side."""
     sizes = row_sizes(call.output, STATS_ROWS)
-    arguments = (
-        matrix(call.d_output), matrix(call.output), call.lse, row_stats, sizes, row_stats.shape[2], step,
-        _padded_stats(-(-call.output.shape[2] // step)),
-    )  # fmt: skip
+    places = row_stats.shape[2], step, _stats_of_lane(call.output.shape[2], step)
+    arguments = matrix(call.d_output), matrix(call.output), call.lse, row_stats, sizes, *places
     constants = {"ROW": row_shape(call.output, True), "ROWS": STATS_ROWS}
     return Launch(backward_row_stats, sizes.total, arguments, constants)
 
@@ -188,20 +175,15 @@ def _work(call: Forward | Backward, pass_: Pass, items: int, tiles: int, splits:
     """items: of a head, before each is split; tiles: of a lane."""
     batch, heads, n, _ = call.q.shape
     job = pass_.jobs[0]
-    shifts = (0, 1) if job.index_stride > 1 else (job.lane_stride, 0)
+    shifts = (0, 1, _stats_of_lane(n, job.index_stride)) if job.index_stride > 1 else (job.lane_stride, 0, job.lane_stride)
     return Work(
-        batch * heads * items * splits, heads, batch * heads, n, tiles, tiles * job.lanes, *shifts, _stats_shift(job, n),
+        batch * heads * items * splits, heads, batch * heads, n, tiles, tiles * job.lanes, *shifts,
         _first_cells(pass_, call.q.device), splits,
     )  # fmt: skip
 
 
 def _keys(job: Job, cells: bool, window: bool = True) -> KeyKinds:
     return compiled(KeyKinds, cells=job.cells if cells else 0, own=bool(job.own), window=window)
-
-
-def _stats_shift(job: Job, n: int) -> int:
-    """The distance between the row stats of two lanes."""
-    return _padded_stats(n // job.index_stride) if job.index_stride > 1 else job.lane_stride
 
 
 @lru_cache(maxsize=256)
@@ -217,13 +199,13 @@ def _key_descriptors(k: Tensor, v: Tensor, pass_: Pass) -> list[Descriptor]:
 
 
 def _lanes(x: Tensor, step: int, rows: int) -> Descriptor:
-    shape = *x.shape[:2], x.shape[2] // step, step, x.shape[3]
-    strides = tma_stride(x, 0), tma_stride(x, 1), step * tma_stride(x, 2), tma_stride(x, 2), 1
-    return Descriptor(x, 0, shape, strides, (1, 1, rows, 1, padded(x.shape[3])))
+    return lane_descriptor(x, _whole_blocks(x, step), (rows, 1, padded(x.shape[3])))
 
 
 def _cells(x: Tensor, job: Job) -> Descriptor:
     together = max(1, TILE // job.cells)
-    shape = *x.shape[:2], x.shape[2] // job.block, job.block, x.shape[3]
-    strides = tma_stride(x, 0), tma_stride(x, 1), job.block * tma_stride(x, 2), tma_stride(x, 2), 1
-    return Descriptor(x, 0, shape, strides, (1, 1, together, TILE // together, padded(x.shape[3])))
+    return lane_descriptor(x, _whole_blocks(x, job.block), (together, TILE // together, padded(x.shape[3])))
+
+
+def _whole_blocks(x: Tensor, length: int) -> Lanes:
+    return Lanes(0, x.shape[2] // length, length, length, 1)

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from longstride.attention.kernels.hopper.lane_descriptors import add_products, rows_of
+from longstride.attention.kernels.hopper import lane_tiles
 from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, operand_layout
 
 
@@ -33,7 +33,7 @@ def add_pairs(
     FIRST_KEYS: gl.constexpr, FIRST_QUERIES: gl.constexpr,
 ):  # fmt: skip
     """The sums of dq, dk and dv after these pairs. Those count that are NEAR to FAR apart; row r is OFFSET + r - c from key
-    c. keys: k, and v in panels (lane_descriptors.py), as the sum of dv is.
+    c. keys: k, and v in panels (lane_tiles.py), as the sum of dv is.
 
     PART queries at a time: fewer take fewer registers. `zero` is 0, and keeps the masks from being made before the loop.
     FIRST_KEYS: the first that these queries see, so dq_sum is still empty. FIRST_QUERIES: so are dk_sum and dv_sum.
@@ -44,7 +44,7 @@ def add_pairs(
     sum_layout: gl.constexpr = dq_sum.type.layout
     zeros = gl.zeros([ROWS, PART], gl.float32, layout)
     for part in gl.static_range(ROWS // PART):
-        query, d_output = queries.q.slice(part * PART, PART), rows_of(queries.d_output, part * PART, PART)
+        query, d_output = queries.q.slice(part * PART, PART), lane_tiles.rows_of(queries.d_output, part * PART, PART)
         scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
         d_weights = warpgroup_mma(value[0], d_output[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
         for panel in gl.static_range(1, len(value)):
@@ -58,7 +58,7 @@ def add_pairs(
             weights = gl.where(column[:, None] <= row[None, :] + (OFFSET - NEAR), weights, 0.0)
         if OFFSET + ROWS - 1 > FAR:
             weights = gl.where(column[:, None] >= row[None, :] + (OFFSET - FAR), weights, 0.0)
-        dv_sum = add_products(weights, d_output, dv_sum, part > 0 or not FIRST_QUERIES)
+        dv_sum = lane_tiles.add_products(weights, d_output, dv_sum, part > 0 or not FIRST_QUERIES)
         delta = queries.delta.slice(part * PART, PART).load(gl.SliceLayout(0, layout))
         d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
         d_scores_tile.slice(part * PART, PART).permute((1, 0)).store(d_scores)

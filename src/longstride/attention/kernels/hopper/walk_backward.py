@@ -18,19 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from longstride.attention.kernels.arguments import matrix
 from longstride.attention.kernels.call import Backward
-from longstride.attention.kernels.hopper.lane_descriptors import (
-    copy_all,
-    copy_out,
-    empty_sums,
-    expect_tiles,
-    load_panels,
-    panels_at,
-    row_products,
-    tiles_at,
-    walk_launch,
-    walk_place,
-    walk_range,
-)
+from longstride.attention.kernels.hopper import lane_tiles
+from longstride.attention.kernels.hopper.lane_descriptors import walk_launch
 from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
@@ -47,11 +36,11 @@ def fetch_position(queries, query_tiles, keys, key_tiles, position, end, work, f
     would compile copy_all only once.
     """
     present = position < end
-    expect_tiles(full, query_tiles + key_tiles, present)
-    batch, head, tile = walk_place(position + BACK, work, BACK)
-    copy_all(queries, (batch, head, 0, tile * ROWS), full, query_tiles, present)
-    batch, head, tile = walk_place(position, work, BACK)
-    copy_all(keys, (batch, head, 0, tile * ROWS), full, key_tiles, present)
+    lane_tiles.expect_tiles(full, query_tiles + key_tiles, present)
+    batch, head, tile = lane_tiles.walk_place(position + BACK, work, BACK)
+    lane_tiles.copy_all(queries, (batch, head, 0, tile * ROWS), full, query_tiles, present)
+    batch, head, tile = lane_tiles.walk_place(position, work, BACK)
+    lane_tiles.copy_all(keys, (batch, head, 0, tile * ROWS), full, key_tiles, present)
 
 
 @gluon.jit
@@ -74,14 +63,14 @@ def store_panel(value, descriptor, batch, head, tile, staged, PANEL: gl.constexp
     tma.store_wait(2)
     staged.store(value.to(descriptor.dtype))
     fence_async_shared()
-    copy_out(descriptor, (batch, head, 0, tile * ROWS), (staged,), PANEL)
+    lane_tiles.copy_out(descriptor, (batch, head, 0, tile * ROWS), (staged,), PANEL)
 
 
 @gluon.jit
 def query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, place):
     """The queries at a place of the rings."""
     return QueryTile(
-        q_tiles[0].index(place), panels_at(d_output_tiles, place), lse_rows.index(place), delta_rows.index(place)
+        q_tiles[0].index(place), lane_tiles.panels_at(d_output_tiles, place), lse_rows.index(place), delta_rows.index(place)
     )  # fmt: skip
 
 
@@ -113,16 +102,17 @@ def walk_backward(
     delta_rows = gl.allocate_shared_memory(gl.float32, [RING, ROWS], vector_layout)
     full = make_barriers(AHEAD)
     fence_async_shared()
-    start, end = walk_range(work.positions)
+    start, end = lane_tiles.walk_range(work.positions)
     # What the first BACK tiles of queries are does not matter: no result of theirs is written here.
     first = start - BACK
     for slot in gl.static_range(AHEAD):
         newest = (slot + BACK) % RING
-        newest_tiles, first_keys = tiles_at((d_output_tiles, q_tiles), newest), tiles_at((v_tiles, k_tiles), slot)
+        newest_tiles = lane_tiles.tiles_at((d_output_tiles, q_tiles), newest)
+        first_keys = lane_tiles.tiles_at((v_tiles, k_tiles), slot)
         if PANELS == 1:
             fetch_position(
-                (output, d_output, q), (panels_at(output_tiles, slot),) + newest_tiles, (v, k), first_keys, first + slot,
-                end, work, full.index(slot), BACK,
+                (output, d_output, q), (lane_tiles.panels_at(output_tiles, slot),) + newest_tiles, (v, k), first_keys,
+                first + slot, end, work, full.index(slot), BACK,
             )  # fmt: skip
         else:
             fetch_position((d_output, q), newest_tiles, (v, k), first_keys, first + slot, end, work, full.index(slot), BACK)
@@ -134,7 +124,7 @@ def walk_backward(
         count = position - first
         # Not known to be 0 before the loop: masks and addresses that the compiler makes there would fill the registers.
         zero = count >> 30
-        batch, head, tile = walk_place(position + BACK, work, BACK)
+        batch, head, tile = lane_tiles.walk_place(position + BACK, work, BACK)
         index = tile * ROWS + row
         pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + index
         # The last positions have no newer tile: memory after the last head is not the caller's.
@@ -142,23 +132,23 @@ def walk_backward(
         newest_lse = without_keys(gl.load(pointers, mask=valid, other=float("inf")))
         if PANELS > 1:
             outputs = load_rows(output, batch, head, tile, position + BACK, work, D, PANELS)
-        batch, head, tile = walk_place(position, work, BACK)
+        batch, head, tile = lane_tiles.walk_place(position, work, BACK)
         stage = count % AHEAD + zero
         now = count % RING
         after = (count + 1) % RING
         newest = (count + BACK) % RING
-        k_tile, v_tile = tiles_at((k_tiles, v_tiles), stage)
+        k_tile, v_tile = lane_tiles.tiles_at((k_tiles, v_tiles), stage)
         keys = k_tile[0], v_tile
         mbarrier.wait(full.index(stage), (count // AHEAD) & 1)
         lse_rows.index(newest).store(newest_lse)
-        d_outputs = load_panels(panels_at(d_output_tiles, newest), load_layout)
+        d_outputs = lane_tiles.load_panels(lane_tiles.panels_at(d_output_tiles, newest), load_layout)
         if PANELS == 1:
-            output_tile = panels_at(output_tiles, stage)
-            outputs = load_panels(output_tile, load_layout)
-        delta_rows.index(newest).store(row_products(d_outputs, outputs))
+            output_tile = lane_tiles.panels_at(output_tiles, stage)
+            outputs = lane_tiles.load_panels(output_tile, load_layout)
+        delta_rows.index(newest).store(lane_tiles.row_products(d_outputs, outputs))
         if (tile >= 0) & (tile < work.tiles):
             dk_sum = gl.zeros([ROWS, D], gl.float32, sum_layout)
-            dv_sum = empty_sums(PANELS, D, sum_layout)
+            dv_sum = lane_tiles.empty_sums(PANELS, D, sum_layout)
             queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, now)
             dq_sum, dk_sum, dv_sum = add_pairs(
                 (dq_next, dk_sum, dv_sum), queries, keys, d_scores_tile, scale, zero, 0, 0, FAR, PART, False, True
@@ -184,7 +174,7 @@ def walk_backward(
         else:
             dq_next = gl.zeros([ROWS, D], gl.float32, sum_layout)
             dq_last = gl.zeros([ROWS, D], gl.float32, sum_layout)
-        done_tiles = tiles_at((d_output_tiles, q_tiles), now)
+        done_tiles = lane_tiles.tiles_at((d_output_tiles, q_tiles), now)
         if PANELS == 1:
             fetch_position(
                 (output, d_output, q), (output_tile,) + done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work,

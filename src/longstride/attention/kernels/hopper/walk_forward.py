@@ -19,20 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from longstride.attention.kernels.call import Forward
-from longstride.attention.kernels.hopper.lane_descriptors import (
-    add_products,
-    copy_all,
-    copy_out,
-    empty_sums,
-    expect_tiles,
-    mask_distances,
-    panels_at,
-    tiles_at,
-    wait_for,
-    walk_launch,
-    walk_place,
-    walk_range,
-)
+from longstride.attention.kernels.hopper import lane_tiles
+from longstride.attention.kernels.hopper.lane_descriptors import walk_launch
 from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
 from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout
@@ -43,7 +31,7 @@ from longstride.attention.kernels.primitives import LOWEST
 @gluon.jit
 def place(position, work, BACK: gl.constexpr):
     """Batch, head and tile there; a tile below 0 is one of those before the sequence."""
-    batch, head, tile = walk_place(position, work, BACK)
+    batch, head, tile = lane_tiles.walk_place(position, work, BACK)
     return batch, head, tile - BACK
 
 
@@ -61,8 +49,8 @@ def following_place(batch, head, tile, work, BACK: gl.constexpr):
 @gluon.jit
 def fetch_tile(descriptors, batch, head, tile, present, full, tiles):
     """Starts to copy the tile at a place in, if it is present."""
-    expect_tiles(full, tiles, present)
-    copy_all(descriptors, (batch, head, 0, tile * ROWS), full, tiles, present)
+    lane_tiles.expect_tiles(full, tiles, present)
+    lane_tiles.copy_all(descriptors, (batch, head, 0, tile * ROWS), full, tiles, present)
 
 
 @gluon.jit
@@ -93,17 +81,17 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
     q_tiles = make_panels(dtype, AHEAD, ROWS, D, 1)
     k_tiles = make_panels(dtype, RING, ROWS, D, 1)
     v_tiles = make_panels(dtype, RING, ROWS, D, WALK.panels)
-    staged = panels_at(make_panels(dtype, 1, ROWS, D, WALK.panels), 0)
+    staged = lane_tiles.panels_at(make_panels(dtype, 1, ROWS, D, WALK.panels), 0)
     full = make_barriers(RING)
     fence_async_shared()
-    start, end = walk_range(work.positions)
+    start, end = lane_tiles.walk_range(work.positions)
     for slot in gl.static_range(RING):
         # The tiles before the program's own have keys and values for it, but no queries.
         batch, head, tile = place(start - BACK + slot, work, BACK)
         if slot < BACK:
-            fetch_tile((k, v), batch, head, tile, True, full.index(slot), tiles_at((k_tiles, v_tiles), slot))
+            fetch_tile((k, v), batch, head, tile, True, full.index(slot), lane_tiles.tiles_at((k_tiles, v_tiles), slot))
         else:
-            tiles = panels_at(q_tiles, slot - BACK), panels_at(k_tiles, slot), panels_at(v_tiles, slot)
+            tiles = (lane_tiles.panels_at(q_tiles, slot - BACK),) + lane_tiles.tiles_at((k_tiles, v_tiles), slot)
             fetch_tile((q, k, v), batch, head, tile, start - BACK + slot < end, full.index(slot), tiles)
     for slot in gl.static_range(BACK):
         mbarrier.wait(full.index(slot), 0)
@@ -115,43 +103,44 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
         # Not known to be 0 before the loop: masks that the compiler makes there would fill the registers.
         zero = count >> 30
         now = (count + BACK) % RING
-        q_tile = panels_at(q_tiles, count % AHEAD)
+        q_tile = lane_tiles.panels_at(q_tiles, count % AHEAD)
         mbarrier.wait(full.index(now), ((count + BACK) // RING) & 1)
         if tile >= 0:
             zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
             scores = ()
             for distance in gl.static_range(BACK + 1):
-                scores = scores + (score(q_tile, panels_at(k_tiles, (count + BACK - distance) % RING), zeros),)
-            first = mask_distances(warpgroup_mma_wait(BACK, deps=(scores[0],)), zero, 0, 0, FAR)
+                scores = scores + (score(q_tile, lane_tiles.panels_at(k_tiles, (count + BACK - distance) % RING), zeros),)
+            first = lane_tiles.mask_distances(warpgroup_mma_wait(BACK, deps=(scores[0],)), zero, 0, 0, FAR)
             largest = gl.max(first, 1)
-            others = wait_for(scores[1:])
+            others = lane_tiles.wait_for(scores[1:])
             earlier = ()
             for distance in gl.static_range(BACK, 0, -1):
-                masked = mask_distances(others[distance - 1], zero, distance * ROWS, 0, FAR)
+                masked = lane_tiles.mask_distances(others[distance - 1], zero, distance * ROWS, 0, FAR)
                 largest_there = gl.max(masked, 1)
                 largest = gl.maximum(largest, gl.where(tile >= distance, largest_there, float("-inf")))
                 earlier = (masked,) + earlier
             largest = gl.maximum(largest * scale, LOWEST)  # A score of -inf weighs 0.
             all_weights = weigh(first, largest, tile, scale, 0)
-            sums = empty_sums(WALK.panels, D, sum_layout)
-            sums = add_products(all_weights, panels_at(v_tiles, now), sums, False)
+            sums = lane_tiles.empty_sums(WALK.panels, D, sum_layout)
+            sums = lane_tiles.add_products(all_weights, lane_tiles.panels_at(v_tiles, now), sums, False)
             for distance in gl.static_range(1, BACK + 1):
                 weights = weigh(earlier[distance - 1], largest, tile, scale, distance)
                 all_weights += weights
-                sums = add_products(weights, panels_at(v_tiles, (count + BACK - distance) % RING), sums, True)
+                values = lane_tiles.panels_at(v_tiles, (count + BACK - distance) % RING)
+                sums = lane_tiles.add_products(weights, values, sums, True)
             weight = gl.sum(all_weights, 1)
             row = tile * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
             lse_rows = lse + (batch * work.heads + head).to(gl.int64) * work.n + row
             gl.store(lse_rows, largest + gl.log2(weight), mask=row < work.n)
             inverse = gl.convert_layout(1.0 / gl.where(weight == 0, 1.0, weight), gl.SliceLayout(1, sum_layout))
             tma.store_wait(0)
-            sums = wait_for(sums)
+            sums = lane_tiles.wait_for(sums)
             for panel in gl.static_range(WALK.panels):
                 staged[panel].store((sums[panel] * inverse[:, None]).to(dtype))
             fence_async_shared()
-            copy_out(output, (batch, head, 0, tile * ROWS), staged)
+            lane_tiles.copy_out(output, (batch, head, 0, tile * ROWS), staged)
         free = (count + BACK + AHEAD) % RING
-        tiles = q_tile, panels_at(k_tiles, free), panels_at(v_tiles, free)
+        tiles = q_tile, lane_tiles.panels_at(k_tiles, free), lane_tiles.panels_at(v_tiles, free)
         fetch_tile((q, k, v), ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), tiles)
         batch, head, tile = following_place(batch, head, tile, work, BACK)
         ahead_batch, ahead_head, ahead_tile = following_place(ahead_batch, ahead_head, ahead_tile, work, BACK)
