@@ -123,7 +123,7 @@ def test_windows_that_the_config_does_not_tell_are_found_in_the_mask():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (lambda: MistralConfig(**SIZES, sliding_window=8), "all layers have a sliding window, of 8 keys.*to None"),
+        (lambda: MistralConfig(**SIZES, sliding_window=8), "all layers keep their sliding window, of 8 keys.*to None"),
         (lambda: Gemma2Config(**SIZES), r"softcap = 50\.0 is not computed; turn it off in the model's config"),
         (lambda: VaultGemmaConfig(**SIZES), r"softcap = 50\.0 is not computed"),
         (lambda: GptOssConfig(**SIZES, num_local_experts=2), "s_aux = a tensor is not computed"),

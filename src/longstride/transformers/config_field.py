@@ -33,8 +33,8 @@ def check_patterns(owner: str, name: str, config: Any, given: Any) -> Field:
     windows = _own_windows(config, layers)
     if all(windows):
         raise ValueError(
-            f"{owner}: all layers have a sliding window, of {config.sliding_window} keys; set the "
-            f"config's sliding_window to None before the model is made, for {name} to have layers"
+            f"{owner}: all layers keep their sliding window, of {config.sliding_window} keys, so {name} has no effect; set "
+            "the config's sliding_window to None before the model is made"
         )
     if isinstance(given, PatternLike):
         return _text(owner, name, given, heads)

@@ -20,11 +20,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from longstride.common.checks import short_repr, suggest
 from longstride.model import ModelConfig, SparseTransformer, recompute
+from longstride.model.card import Card
 from longstride.model.pretrained import CHANGEABLE
 from longstride.model.saved_config import find_settings
 from longstride.model.shipped import find_model
 from longstride.model.transformer import ResidualBlock
 from longstride.transformers.cache import LongstrideCache
+from longstride.transformers.card import write_page
 from longstride.transformers.config import CODE, LongstrideConfig
 from longstride.transformers.tokenizer import ByteTokenizer
 
@@ -225,8 +227,9 @@ def write_code(folder: Path) -> None:
     (folder / f"{CODE}.py").write_text(SHIM)
 
 
-def add_files(folder: Path, config: ModelConfig) -> None:
+def add_files(folder: Path, card: Card, config: ModelConfig) -> None:
     """Makes a saved model of longstride one of transformers, too; the weights stay as they are."""
+    write_page(folder, card, config)
     LongstrideConfig.from_network(config, architectures=[OWNER]).save_pretrained(folder)
     ByteTokenizer(model_max_length=config.context).save_pretrained(folder)
     write_code(folder)
