@@ -121,6 +121,26 @@ def test_padding_on_the_left_changes_nothing(name):
         assert torch.equal(row[start:], recomputed(model, alone, 11)[0])
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_assisted_generation_is_that_of_greedy_search(name):
+    """Guesses are several queries at once, and wrong ones leave the cache."""
+    model, given = make(name), tokens(1, 12).repeat(1, 2)
+    settings = {"attention_mask": torch.ones_like(given), "max_new_tokens": 14, "do_sample": False}
+    expected = model.generate(given, **settings)
+    assert torch.equal(model.generate(given, **settings, prompt_lookup_num_tokens=3), expected)
+    assert torch.equal(model.generate(given, **settings, assistant_model=make(name, "local(2)")), expected)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_padding_on_the_left_in_one_call(name):
+    """GPT-2 knows positions by position_ids alone, which generate() gives."""
+    model, mask = make(name), torch.ones(2, 29, dtype=torch.long)
+    mask[1, :9] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    found = model(tokens(), attention_mask=mask, position_ids=positions).logits
+    torch.testing.assert_close(found[1:, 9:], model(tokens()[1:, 9:]).logits)
+
+
 def test_padding_on_the_right_is_not_seen():
     model, mask = make(), torch.ones(2, 29, dtype=torch.long)
     mask[1, 20:] = 0
