@@ -248,6 +248,21 @@ X = torch.randn(2, 3, 5, 4)
         ),
         ((X, X, X, PATTERN), {"documents": X[0, 0, :, 0].long()}, r"integer tensor \[2, 5\], got torch.int64 \[5\]"),
         (
+            (X, X, X, PATTERN),
+            {"documents": X[0, 0, :, 0].numpy()},
+            r"documents must be a sequence of lengths .*; give documents.tolist\(\) for lengths, or torch.from_numpy",
+        ),
+        (
+            (X, X, X, PATTERN),
+            {"documents": torch.zeros(2, 5, dtype=torch.long, device="meta")},
+            "documents is a tensor on the meta device, without values; give a dense one with values, or a sequence",
+        ),
+        (
+            (X, X, X, PATTERN),
+            {"documents": torch.zeros(2, 5, dtype=torch.long).to_sparse()},
+            r"documents is a tensor torch\.sparse_coo; give a dense one with values, or a sequence of lengths",
+        ),
+        (
             (X, X, X.double(), PATTERN),
             {},
             "must have one dtype, got q torch.float32, k torch.float32 and v torch.float64",

@@ -21,6 +21,18 @@ def test_a_query_without_keys_in_some_part():
     assert slopes[2].flatten().tolist() == [1, 0, 0]
 
 
+@pytest.mark.parametrize("other", [0.0, torch.inf, -torch.inf])
+def test_an_infinite_lse_is_one_of_the_whole(other):
+    """The log-sum-exp of the whole is +inf, and the output NaN, as in attend; other queries are not affected."""
+    outputs = [torch.ones(1, 1, 2, 1), torch.ones(1, 1, 2, 1)]
+    parts = torch.tensor([[torch.inf, 0.0], [other, 0.0]])
+    output, lse = join(outputs, list(parts[:, None, None]))
+    assert torch.equal(lse.flatten(), parts.logsumexp(0))
+    assert output.flatten().isnan().tolist() == [True, False]
+    _, lse = join(outputs, list(torch.tensor([[torch.inf, 0.0], [torch.nan, 0.0]])[:, None, None]))
+    assert lse.flatten().isnan().tolist() == [True, False]
+
+
 def test_lses_far_apart():
     outputs = [torch.full((1, 1, 1, 1), x) for x in (1.0, 2.0, 3.0)]
     output, lse = join(outputs, [torch.full((1, 1, 1), x) for x in (-1e30, 500.0, 500.0)])
@@ -64,6 +76,13 @@ X, L = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
         ([X, X[:, :1]], [L, L], r"outputs\[1\] has shape \[1, 1, 3, 4\]; .* outputs\[0\] is \[1, 2, 3, 4\]"),
         ([L], [L], r"outputs\[0\] has shape \[1, 2, 3\]"),
         ([X], [X], r"lses\[0\] has shape \[1, 2, 3, 4\]; it must be \[1, 2, 3\]"),
+        ([X.long()], [L], r"outputs\[0\] has dtype torch.int64; all must be float64, float32"),
+        ([X, X.half()], [L, L], r"outputs\[1\] has dtype torch.float16; all must be .* that of outputs\[0\], torch.float32"),
+        ([X], [L.long()], r"lses\[0\] has dtype torch.int64; all must be float32, or float64"),
+        ([X], [L.half()], r"lses\[0\] has dtype torch.float16; all must be float32, or float64"),
+        ([X, X], [L, L.double()], r"lses\[1\] has dtype torch.float64; all must be float32, or float64"),
+        ([X, X.to("meta")], [L, L], r"outputs\[1\] is on meta and lses\[1\] on cpu; all must be on the device of"),
+        ([X, X], [L, L.to("meta")], r"outputs\[1\] is on cpu and lses\[1\] on meta; all must be on the device of"),
     ],
 )
 def test_mistakes_are_named(outputs, lses, says):

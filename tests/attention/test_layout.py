@@ -207,6 +207,12 @@ def test_transforms_of_documents_of_rows():
         torch.compile(attend, fullgraph=True, backend="eager")(q, k, v, HEADS, documents=NUMBERS)
 
 
+def test_documents_may_be_a_parameter():
+    q, k, v = (x.detach() for x in OF_ROWS.tensors(device=DEVICE))
+    numbers = torch.nn.Parameter(NUMBERS, requires_grad=False)
+    assert torch.equal(attend(q, k, v, HEADS, documents=numbers), attend(q, k, v, HEADS, documents=NUMBERS))
+
+
 def test_whole_numbers_of_numpy():
     q, k, v = torch.randn(3, 1, 2, 9, 4, device=DEVICE).unbind()
     lengths, some = np.array([4, 5]), q[:, :, 3:6]

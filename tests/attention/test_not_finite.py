@@ -214,6 +214,17 @@ def test_scores_that_overflow_on_triton(pattern):
 
 
 @pytest.mark.parametrize("impl", ["reference", "blocked", "triton"])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_the_lse_of_scores_that_are_not_finite(impl, value):
+    q, k, v = (torch.ones(1, 1, 4, 2, device=DEVICE) for _ in range(3))
+    k[:, :, 1] = value
+    _, lse = attend(q, k, v, Local(1), impl=impl, return_lse=True)
+    bad = lse[0, 0, 1:3]
+    assert (bad == torch.inf).all() if impl == "reference" and value == torch.inf else bad.isnan().all()
+    assert lse[0, 0, ::3].isfinite().all()
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked", "triton"])
 @pytest.mark.parametrize("pattern", [Dense(), Local(2) | Column(4)], ids=repr)
 def test_many_scores_of_minus_infinity_before_others(impl, pattern):
     """Whole tiles of them, and whole leaves of a union."""

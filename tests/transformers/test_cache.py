@@ -126,3 +126,10 @@ def test_caches_of_others_are_refused():
     other = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=256, **sizes))
     with pytest.raises(NotImplementedError, match="it is for LongstrideForCausalLM alone"):
         other(tokens(), past_key_values=LongstrideCache(model.network))
+
+
+@pytest.mark.parametrize("given", [{"prompt_lookup_num_tokens": 2}, {"assistant_model": wrapped()}])
+def test_assisted_generation_is_refused(given):
+    """From the start, and not when the first guess is wrong."""
+    with pytest.raises(ValueError, match="assisted generation and prompt lookup are not supported"):
+        greedy(wrapped(), tokens(1), **given)

@@ -47,6 +47,21 @@ def test_an_export_is_exported_again_in_either_format(run, tmp_path):
     assert {path.name for path in first.iterdir()} == {path.name for path in second.iterdir()} | {"train.json"}
 
 
+def test_the_example_of_the_card_runs(run, tmp_path, monkeypatch, capsys):
+    """As a reader runs it: the lines of README.md, in the folder."""
+    folder = tmp_path / "mine"
+    main(["export", str(run), str(folder), "--format", "transformers"])
+    page = (folder / "README.md").read_text()
+    assert "weights in float16, rounded from the float32 of training" in page
+    assert "activations are float32" in page
+    monkeypatch.chdir(folder)
+    example = page.split("```python\n")[1].split("```")[0].replace(", trust_remote_code=True", "")  # It is registered here.
+    assert "trust_remote_code" in page
+    capsys.readouterr()
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith(PROMPT)
+
+
 def test_it_needs_transformers(run, tmp_path, monkeypatch, capsys):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))

@@ -188,6 +188,7 @@ def test_the_trainer_learns_saves_and_resumes(tmp_path):
         ({"attention_mask": torch.tensor([[1, 0, 1], [1, 1, 1]])}, "padding before tokens"),
         ({"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]), "use_cache": True}, "padding, and a cache keeps every"),
         ({"attention_mask": torch.ones(2, 1, 3, 3)}, r"attention_mask must be \[batch, n\], got \[2, 1, 3, 3\]"),
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "input_ids has no tokens; give at least one byte"),
         ({"labels": torch.zeros(2, 2, dtype=torch.long)}, r"labels must be \[2, 3\], as input_ids, got \[2, 2\]"),
         ({"labels": torch.zeros(2, 3, dtype=torch.long), "use_cache": True}, "labels and a cache do not go together"),
         ({"inputs_embeds": torch.zeros(2, 3, 16)}, "inputs_embeds = a tensor is not supported; leave it out"),
@@ -197,6 +198,25 @@ def test_the_trainer_learns_saves_and_resumes(tmp_path):
 def test_bad_arguments_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         wrapped()(**{"input_ids": tokens(n=3), **given})
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_some_logits_are_kept(use_cache):
+    model = wrapped()
+    whole = model(tokens()).logits
+    kept = torch.tensor([0, 7, 3])
+    assert torch.equal(model(tokens(), logits_to_keep=kept, use_cache=use_cache).logits, whole[:, kept])
+    assert torch.equal(model(tokens(), logits_to_keep=4, use_cache=use_cache).logits, whole[:, -4:])
+    one = torch.tensor([10])
+    torch.testing.assert_close(model(tokens(), logits_to_keep=one, use_cache=use_cache).logits, whole[:, one])
+
+
+def test_there_are_256_tokens():
+    model = wrapped()
+    for size in (None, 256):
+        assert model.resize_token_embeddings(size) is model.get_input_embeddings()
+    with pytest.raises(ValueError, match="new_num_tokens = 260 is not possible, since tokens are the 256 bytes"):
+        model.resize_token_embeddings(260)
 
 
 def test_padding_on_the_right_is_not_seen():

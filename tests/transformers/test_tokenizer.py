@@ -33,6 +33,44 @@ def test_there_is_no_padding():
         ByteTokenizer()(["abc", "d"], padding=True)
 
 
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda tokenizer: tokenizer.add_special_tokens({"pad_token": "<pad>"}),
+        lambda tokenizer: tokenizer.add_special_tokens({"extra_special_tokens": ["<x>"]}),
+        lambda tokenizer: tokenizer.add_tokens(["<pad>"]),
+        lambda tokenizer: tokenizer.add_tokens(["ÿ"]),
+        lambda tokenizer: setattr(tokenizer, "pad_token", "<pad>"),
+        lambda _: ByteTokenizer(pad_token="<pad>"),
+    ],
+)
+def test_no_token_is_added(add):
+    tokenizer = ByteTokenizer()
+    with pytest.raises(ValueError, match=r"ByteTokenizer: '.*' cannot be a token; ids are the 256 bytes.*pad_token="):
+        add(tokenizer)
+    assert (len(tokenizer), tokenizer.all_special_tokens) == (256, [])
+    assert tokenizer.decode(tokenizer.encode("a<pad>ÿ"), skip_special_tokens=True) == "a<pad>ÿ"
+
+
+def test_a_byte_may_pad(tmp_path):
+    tokenizer = ByteTokenizer()
+    tokenizer.pad_token = "\0"
+    tokenizer.save_pretrained(tmp_path)
+    for one in (tokenizer, ByteTokenizer.from_pretrained(tmp_path)):
+        found = one(["abc", "d"], padding=True)
+        assert found["input_ids"] == [[97, 98, 99], [100, 0, 0]]
+        assert found["attention_mask"] == [[1, 1, 1], [1, 0, 0]]
+        assert (len(one), one.pad_token_id) == (256, 0)
+        assert one.decode([100, 0, 0], skip_special_tokens=True) == "d"
+
+
+def test_what_is_no_byte_is_named():
+    with pytest.raises(ValueError, match="256 is no id; ids are the 256 bytes, 0 to 255"):
+        ByteTokenizer().decode([97, 256])
+    with pytest.raises(ValueError, match="'<pad>' is no token"):
+        ByteTokenizer().convert_tokens_to_ids("<pad>")
+
+
 def test_generation_takes_stop_strings():
     model, tokenizer = wrapped(), ByteTokenizer()
     given = tokenizer("The cat", return_tensors="pt")

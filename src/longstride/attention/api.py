@@ -95,6 +95,7 @@ def attend(
     NaN and infinity follow IEEE arithmetic over the keys that a query sees, in every implementation:
 
     - A score of NaN or +inf, also by overflow, makes the query's output NaN, and the gradients of all keys that it sees.
+      Its lse is NaN; with +inf and no NaN, "reference" returns +inf, which is the log-sum-exp.
     - A score of -inf has weight 0. A query whose scores are all -inf gets output 0, like one that sees no key.
     - A NaN or infinity in a value reaches that component of the output of every query that sees it.
     - Keys and values that a query does not see do not affect its output or gradients, with one exception: "triton"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from longstride.attention.precision import DTYPES
 from longstride.common.checks import short_repr
 
 
@@ -20,7 +21,7 @@ def join(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Ten
 
     Returns:
         The output and the lse over all of the keys, with gradients. A query that sees no key in any part gets output 0 and
-        lse -inf.
+        lse -inf. As in `attend`, an lse of +inf in any part makes its output NaN and its lse +inf.
     """
     _validate(outputs, lses)
     parts = torch.stack(list(lses))  # [parts, batch, heads, n_q]
@@ -33,7 +34,8 @@ def join(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Ten
     weights = weights / total
     output = sum(weight.unsqueeze(-1) * part for weight, part in zip(weights, outputs))
     assert isinstance(output, Tensor)
-    return output.to(outputs[0].dtype), (largest + total.log()).masked_fill(nothing, -torch.inf)
+    lse = (largest + total.log()).masked_fill(nothing, -torch.inf).masked_fill(largest == torch.inf, torch.inf)
+    return output.to(outputs[0].dtype), lse
 
 
 def _validate(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
@@ -51,3 +53,17 @@ def _validate(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             )
         if lse.shape != shape[:3]:
             raise ValueError(f"join: lses[{index}] has shape {list(lse.shape)}; it must be {list(shape[:3])}")
+        if output.dtype not in DTYPES or output.dtype != outputs[0].dtype:
+            raise ValueError(
+                f"join: outputs[{index}] has dtype {output.dtype}; all must be float64, float32, bfloat16 or float16, and "
+                f"that of outputs[0], {outputs[0].dtype}"
+            )
+        if lse.dtype not in (torch.float32, torch.float64) or lse.dtype != lses[0].dtype:
+            raise ValueError(
+                f"join: lses[{index}] has dtype {lse.dtype}; all must be float32, or float64, as attend returns them"
+            )
+        if not output.device == lse.device == outputs[0].device:
+            raise ValueError(
+                f"join: outputs[{index}] is on {output.device} and lses[{index}] on {lse.device}; all must be on the device "
+                f"of outputs[0], {outputs[0].device}"
+            )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from longstride.common.checks import short_repr
 
@@ -106,8 +107,14 @@ def _as_int(value: object) -> int | None:
 def _first_lengths(documents: Sequence[int], n: int, end: int) -> list[int]:
     """Returns the lengths of documents, cut at `end`."""
     if isinstance(documents, str) or not isinstance(documents, Sequence):
+        fix = (
+            "; give documents.tolist() for lengths, or torch.from_numpy(documents)"
+            if hasattr(documents, "__array__")
+            else ""
+        )
         raise ValueError(
-            f"attend: documents must be a sequence of lengths or an integer tensor [batch, n], got {short_repr(documents)}"
+            "attend: documents must be a sequence of lengths or an integer tensor [batch, n], got "
+            f"{short_repr(documents)}{fix}"
         )
     total, lengths = 0, []
     for index, given in enumerate(documents):
@@ -131,6 +138,9 @@ def _lengths_of_runs(documents: Tensor, batch: int, n: int, end: int) -> list[in
         raise ValueError(
             f"attend: documents must be an integer tensor {[batch, n]}, got {documents.dtype} {list(documents.shape)}"
         )
+    if documents.layout != torch.strided or documents.is_meta:
+        kind = "on the meta device, without values" if documents.is_meta else documents.layout
+        raise ValueError(f"attend: documents is a tensor {kind}; give a dense one with values, or a sequence of lengths")
     if torch.compiler.is_compiling() or not _is_readable(documents):
         raise NotImplementedError(
             "attend: documents = a tensor is read by the host, which torch.compile and torch.func do not allow; "
@@ -146,4 +156,4 @@ def _lengths_of_runs(documents: Tensor, batch: int, n: int, end: int) -> list[in
 
 
 def _is_readable(x: Tensor) -> bool:
-    return type(x) is Tensor and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return type(x) in (Tensor, Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(x)

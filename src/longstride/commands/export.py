@@ -62,7 +62,7 @@ def export(
     if format == "transformers":
         from longstride.transformers.model import add_files
 
-        add_files(folder, model.config)
+        add_files(folder, card, model.config)
     return card
 
 

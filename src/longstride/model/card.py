@@ -128,14 +128,15 @@ def write_card(folder: Path, card: Card, config: ModelConfig) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-def card_page(card: Card, config: ModelConfig) -> str:
-    """The card as a page of Markdown."""
+def card_page(card: Card, config: ModelConfig, use: str = "") -> str:
+    """The card as a page of Markdown. `use`: how to load the model, a section of its own."""
     parts = [f"# {card.name}", card.title]
     parts.append(
         f"A Sparse Transformer of {card.parameters:,} weights, {card.size:,} bytes in {card.dtype}: layers {config.layers}, "
         f"width {config.width}, heads {config.heads}, context {config.context:,} bytes, pattern `{config.pattern}`, "
         f"embedding `{config.embedding}`. The SHA-256 of model.safetensors is {card.sha256}."
     )
+    parts += ["## Use", use] if use else []
     rows = [_row(figure.data, figure) for figure in card.figures]
     if card.check is not None:
         rows.append(_row(f"`{card.check.data}`, bundled with longstride", card.check))

@@ -16,15 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from longstride.common.checks import short_repr, suggest
 from longstride.model import ModelConfig, SparseTransformer, recompute
+from longstride.model.card import Card
+from longstride.model.config import BYTES
 from longstride.model.pretrained import CHANGEABLE
 from longstride.model.saved_config import find_settings
 from longstride.model.shipped import find_model
 from longstride.model.transformer import ResidualBlock
 from longstride.transformers.cache import LongstrideCache
+from longstride.transformers.card import write_page
 from longstride.transformers.config import CODE, LongstrideConfig
 from longstride.transformers.tokenizer import ByteTokenizer
 
@@ -78,6 +82,14 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> Any:
         return self.output
 
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *_: Any, **__: Any) -> Any:
+        if new_num_tokens not in (None, BYTES):
+            raise ValueError(
+                f"{OWNER}: new_num_tokens = {new_num_tokens} is not possible, since tokens are the {BYTES} bytes; leave the "
+                "size as it is"
+            )
+        return self.get_input_embeddings()
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -85,7 +97,7 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         past_key_values: LongstrideCache | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **others: Any,
@@ -101,7 +113,7 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
                 loss is the mean of -log p, in nats, of labels 1 to n - 1, each given the tokens before it.
             past_key_values: A LongstrideCache of the tokens before these.
             use_cache: Whether to return a cache; generate() sets it. Not with labels: nothing in a cache has gradients.
-            logits_to_keep: Return only the last ones; 0: all.
+            logits_to_keep: Return only this many, the last ones; 0: all. Or a tensor of positions.
             num_items_in_batch: Number that the sum of the loss is divided by, instead of the number of scored labels.
         """
         for name, given in others.items():
@@ -111,6 +123,10 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         if input_ids is None or input_ids.dim() != 2:
             got = None if input_ids is None else list(input_ids.shape)
             raise ValueError(f"{OWNER}: input_ids must be bytes [batch, n], got {got}")
+        if not input_ids.shape[1]:
+            raise ValueError(
+                f"{OWNER}: input_ids has no tokens; give at least one byte (longstride sample starts from none)"
+            )
         cached = bool(use_cache) or past_key_values is not None
         _check_mask(attention_mask, cached)
         if cached and labels is not None:
@@ -121,7 +137,8 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         else:
             logits = self._logits(input_ids, labels is not None)
             loss = None if labels is None else _loss(logits, labels, num_items_in_batch)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits[:, -logits_to_keep:], past_key_values=cache)
+        kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits[:, kept], past_key_values=cache)
         return output if return_dict is not False else output.to_tuple()
 
     def _logits(self, tokens: Tensor, has_labels: bool) -> Tensor:
@@ -137,7 +154,7 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             f"labels {context:,}"
         )
 
-    def _extend(self, tokens: Tensor, cache: Any, keep: int) -> tuple[Tensor, LongstrideCache]:
+    def _extend(self, tokens: Tensor, cache: Any, keep: int | Tensor) -> tuple[Tensor, LongstrideCache]:
         if cache is None:
             cache = LongstrideCache(self.network)
         if not isinstance(cache, LongstrideCache):
@@ -145,7 +162,7 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{OWNER}: past_key_values must be a LongstrideCache, got {type(cache).__name__}; leave it out, and "
                 "generate() makes one"
             )
-        needs_all = cache.get_seq_length() == 0 and tokens.shape[1] > 1 and keep != 1
+        needs_all = cache.get_seq_length() == 0 and tokens.shape[1] > 1 and (isinstance(keep, Tensor) or keep != 1)
         logits = self._logits(tokens, False) if needs_all else None
         last = cache.extend(tokens)
         return last if logits is None else logits, cache
@@ -154,6 +171,11 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, max_cache_length: int
     ) -> None:  # fmt: skip
         """Makes the cache of generate(), with room for its tokens and no more."""
+        if mode == GenerationMode.ASSISTED_GENERATION:
+            raise ValueError(
+                f"{OWNER}: assisted generation and prompt lookup are not supported, since keys that no later query sees are "
+                "gone; leave out assistant_model and prompt_lookup_num_tokens"
+            )
         if generation_config.cache_implementation is not None:
             raise ValueError(
                 f"{OWNER}: cache_implementation = {generation_config.cache_implementation!r} is not supported; leave it "
@@ -225,8 +247,9 @@ def write_code(folder: Path) -> None:
     (folder / f"{CODE}.py").write_text(SHIM)
 
 
-def add_files(folder: Path, config: ModelConfig) -> None:
+def add_files(folder: Path, card: Card, config: ModelConfig) -> None:
     """Makes a saved model of longstride one of transformers, too; the weights stay as they are."""
+    write_page(folder, card, config)
     LongstrideConfig.from_network(config, architectures=[OWNER]).save_pretrained(folder)
     ByteTokenizer(model_max_length=config.context).save_pretrained(folder)
     write_code(folder)

@@ -1,6 +1,7 @@
 """ByteTokenizer: text as its bytes in UTF-8, 256 ids and no others.
 
-There are no special tokens: no byte ends a text, and none pads one, so a batch has rows of one length.
+There are no special tokens: no byte ends a text, and none pads one, so a batch has rows of one length. None can be added,
+since the network has 256 inputs; but a byte may get a role, such as tokenizer.pad_token = "\\0".
 """
 
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizer
 
+from longstride.common.checks import short_repr
 from longstride.model.config import BYTES
 from longstride.transformers.config import CODE
+
+OWNER = "ByteTokenizer"
 
 
 class ByteTokenizer(PreTrainedTokenizer):
@@ -31,10 +35,30 @@ class ByteTokenizer(PreTrainedTokenizer):
     def _tokenize(self, text: str, **_: Any) -> list[str]:
         return [chr(byte) for byte in text.encode("utf-8")]
 
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key in (*self.SPECIAL_TOKENS_ATTRIBUTES, "extra_special_tokens"):
+            _check_tokens(value)
+        super().__setattr__(key, value)
+
+    def add_special_tokens(self, special_tokens_dict: dict[str, Any], *others: Any, **given: Any) -> int:
+        for tokens in special_tokens_dict.values():
+            _check_tokens(tokens)
+        return int(super().add_special_tokens(special_tokens_dict, *others, **given))
+
+    def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+        _check_tokens(new_tokens)
+        return int(super()._add_tokens(new_tokens, special_tokens))
+
     def _convert_token_to_id(self, token: str) -> int:
+        if len(token) != 1 or ord(token) >= BYTES:
+            raise ValueError(
+                f"{OWNER}: {short_repr(token)} is no token; ids are the {BYTES} bytes, and tokens their characters"
+            )
         return ord(token)
 
     def _convert_id_to_token(self, index: int) -> str:
+        if not 0 <= index < BYTES:
+            raise ValueError(f"{OWNER}: {index} is no id; ids are the {BYTES} bytes, 0 to {BYTES - 1}")
         return chr(index)
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
@@ -43,3 +67,14 @@ class ByteTokenizer(PreTrainedTokenizer):
     def save_vocabulary(self, save_directory: str | Path, filename_prefix: str | None = None) -> tuple[str, ...]:
         """There is none."""
         return ()
+
+
+def _check_tokens(tokens: Any) -> None:
+    """Raises ValueError unless each token is one byte. Other characters are several, and a token is a text."""
+    for token in tokens if isinstance(tokens, list | tuple) else [tokens]:
+        text = str(token)
+        if token is not None and not (len(text) == 1 and text.isascii()):
+            raise ValueError(
+                f"{OWNER}: {short_repr(text)} cannot be a token; ids are the {BYTES} bytes, so give a role only to an ASCII "
+                "character, such as pad_token='\\0'"
+            )
