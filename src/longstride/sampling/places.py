@@ -13,6 +13,7 @@ from torch import Tensor
 from longstride.common.device import memory_bytes
 from longstride.model import SparseTransformer
 from longstride.model.byte_cost import cache_bytes
+from longstride.sampling.marks import Mark
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.streams import choose_implementation
 from longstride.sampling.torch_places import TorchPlaces
@@ -51,13 +52,19 @@ class Places(Protocol):
     count: int
     is_async: bool
     """Whether `extend` returns long before a GPU has finished."""
+    runs_ahead: bool
+    """Whether the device may do other work after the call that asks for it returns, such as that of `join`."""
+
+    def mark(self) -> Mark:
+        """Marks the end of the work so far."""
 
     def most_steps(self, streams: int) -> int:
         """The most bytes of a turn of so many streams."""
 
-    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[None, None, Tensor | None]:
-        """Starts a stream with a prompt of up to a context of bytes, which may be empty. Yields between parts of the work,
-        so that other streams can go on, and returns the output of the last block, [n, width], None if n is 0.
+    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[int, None, Tensor | None]:
+        """Starts a stream with a prompt of up to a context of bytes, which may be empty. Yields n, the bytes of the prompt,
+        after each part of the work, so that other streams can go on, and returns the output of the last block, [n, width],
+        None if n is 0.
 
         state: from `random_state`, with the number of bytes before the prompt that a window has left behind added to it.
         """

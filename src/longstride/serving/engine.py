@@ -22,9 +22,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from longstride.model import SparseTransformer
+from longstride.sampling.marks import Mark
 from longstride.sampling.places import SCORED, Places, Score, Turn, open_places, score
 from longstride.sampling.sampler import random_state
 from longstride.serving.answers import Answer, Answers, Job, Piece
+from longstride.serving.failures import FAILED, NOT_FINITE, BusyError, ModelError, StoppingError
+from longstride.serving.pace import Pace, Reading
 from longstride.serving.stream import Stream, window_step
 
 Result = TypeVar("Result")
@@ -33,30 +36,6 @@ HAND_OVER_SECONDS = 0.02
 """Time between two pieces of a sample. For each byte, the event loop would take as long as a step of a small model."""
 MOST_SCORED = 2**24
 """The most bytes and logprobs that all samples together may have to be scored for; each takes up to 100 bytes of memory."""
-MOST_SHARE = 4.0
-"""The most time that prompts get for each second of turns."""
-READING_SECONDS = 0.05
-"""Time for which prompts are read, if no sample is being made, before the engine looks for those that come and leave."""
-
-
-class BusyError(Exception):
-    """The queue is full."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full; try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class StoppingError(Exception):
-    """The engine finishes what is under way and takes nothing new."""
-
-
-class ModelError(Exception):
-    """The model gave nothing that can be used. The message is for clients."""
-
-
-FAILED = "the model failed; the server's log says why"
-NOT_FINITE = "the model's logits are not finite: its weights are not, or are too large for its precision"
 
 
 @dataclass
@@ -88,6 +67,18 @@ class _Delivery(NamedTuple):
     error: Exception | None
 
 
+class _Launched(NamedTuple):
+    """A turn that a GPU may still be computing."""
+
+    turn: Turn
+    streams: list[Stream]
+    steps: int
+    reading: Reading | None
+    """Of prompts, just before it."""
+    begin: Mark
+    end: Mark
+
+
 class Engine:
     """Runs a model in a thread of its own."""
 
@@ -109,14 +100,12 @@ class Engine:
         self._free = list(range(self.places.count))[::-1]
         self._held: list[Stream] = []
         """Streams with a place."""
-        self._turn: tuple[Turn, list[Stream]] | None = None
+        self._turn: _Launched | None = None
         """What a GPU works on."""
-        self._turn_seconds = self._step_seconds = 0.0
-        """Of the last turn, and of each of its steps."""
-        self._owed_seconds = 0.0
-        """For which turns are taken before prompts are read again, as these took longer than the turn before."""
+        self._pace = Pace(self.places)
+        self._step_seconds = 0.0
         self._owed_to_calls = 0.0
-        """The same for the next call."""
+        """Seconds for which turns are taken before the next call, as the last took longer than a turn."""
         self._parts = 0
         """Of prompts that were read."""
         self._handed_over = 0.0
@@ -209,8 +198,7 @@ class Engine:
             self._wake.wait()
             return True
         try:
-            self._read_prompts()
-            self._take_turn()
+            self._take_turn(self._read_prompts())
         except Exception:
             LOG.exception("the engine failed; it goes on with an empty batch")
             self._turn = None
@@ -253,9 +241,9 @@ class Engine:
             self.counts.prompt_bytes += len(stream.job.prompt)
         self.counts.running = len(self._held)
 
-    def _join(self, stream: Stream, is_new: bool) -> Generator[bool | None]:
-        """Reads the bytes of a stream's window, and scores the whole prompt if that is asked for. Yields between parts of
-        the work, True after each window but the last."""
+    def _join(self, stream: Stream, is_new: bool) -> Generator[int | None]:
+        """Reads the bytes of a stream's window, and scores the whole prompt if that is asked for. Yields the bytes of each
+        part that was launched, 0 after other work, and None after each window but the last."""
         job, context = stream.job, self.config.context
         state = int(random_state(job.seed, torch.tensor([job.index]))[0])
         scores = is_new and job.scores_prompt
@@ -269,44 +257,42 @@ class Engine:
                 for first in range(context - step if start else 0, len(window), SCORED):
                     part = slice(first, first + SCORED)
                     found += score(self.places.logits(hidden[part]), window[part], job.likely or 0)
-                    yield None
+                    yield 0
             if start < stream.start:
-                yield True
+                yield None
         if found:
             stream.pending().prompt_scores = found
         if not job.length:
             self._finish(stream, "length")
 
-    def _read_prompts(self) -> None:
-        """Reads prompts for as long as turns take, so that neither these nor the running streams wait for long; for up to
-        MOST_SHARE times as long if more streams wait for theirs than run. The next part is in turns that of the stream that
-        has waited longest and that of the shortest prompt; one of several windows waits again after each."""
-        begun = time.perf_counter()
-        reading = sum(stream.joining is not None for stream in self._held)
+    def _read_prompts(self) -> Reading | None:
+        """Reads prompts for as long as they get (`Pace`). The next part is in turns that of the stream that has waited
+        longest and that of the shortest prompt; one of several windows waits again after each."""
         running = self._running
-        share = min(MOST_SHARE, max(1.0, reading / running)) if running else 1.0
-        if running and self._owed_seconds > self._turn_seconds:
-            self._owed_seconds -= self._turn_seconds
-            return
-        while waiting := [stream for stream in self._held if stream.joining is not None]:
+        reading = self._pace.begin(sum(stream.joining is not None for stream in self._held), running)
+        if reading is None:
+            return None
+        has_time = True
+        while has_time and (waiting := [stream for stream in self._held if stream.joining is not None]):
             self._parts += 1
             stream = min(waiting, key=lambda one: len(one.window)) if self._parts % 2 else waiting[0]
             assert stream.joining is not None
+            size: int | None = 0
             try:
-                if next(stream.joining):
-                    self._held.remove(stream)
-                    self._held.append(stream)
+                size = next(stream.joining)
             except StopIteration:
                 stream.joining = None
                 running += not stream.done
-            spent = time.perf_counter() - begun
-            if spent > (share * self._turn_seconds if running else READING_SECONDS):
-                self._owed_seconds = spent / share
-                return
+            if size is None:
+                self._held.remove(stream)
+                self._held.append(stream)
+            has_time = self._pace.has_time(reading, size or 0, running)
+        self._pace.end(reading)
+        return reading
 
-    def _take_turn(self) -> None:
-        """Launches the next bytes, and takes those that are there."""
-        begun, context = time.perf_counter(), self.config.context
+    def _take_turn(self, reading: Reading | None) -> None:
+        """Launches the next bytes, and takes those that are there. reading: what was read just before."""
+        context, mark = self.config.context, self.places.mark
         ready = [
             stream
             for stream in sorted(self._held, key=lambda stream: stream.place)
@@ -317,7 +303,9 @@ class Engine:
             scores = any(stream.job.likely is not None for stream in ready)
             room = min(context - stream.launched for stream in ready)
             steps = 1 if scores else min(room, self.places.most_steps(len(ready)))
-            self._turn = self.places.extend([stream.place for stream in ready], steps, scores), ready
+            begin = mark()
+            turn = self.places.extend([stream.place for stream in ready], steps, scores)
+            self._turn = _Launched(turn, ready, steps, reading, begin, mark())
             for stream in ready:
                 stream.launched += steps
                 stream.to_launch -= steps
@@ -325,16 +313,15 @@ class Engine:
             self.counts.steps += steps
             if not self.places.is_async:
                 before, self._turn = self._turn, None
+        elif reading is not None:
+            self._pace.settle(reading)
         if before is not None:
-            self._take(*before)
-        if ready:
-            self._turn_seconds = time.perf_counter() - begun
-            self._step_seconds = self._turn_seconds / steps
-            self._owed_to_calls -= self._turn_seconds
+            self._take(before)
 
-    def _take(self, turn: Turn, streams: Sequence[Stream]) -> None:
+    def _take(self, launched: _Launched) -> None:
         """Gives the bytes of a turn to their streams."""
-        for row, (stream, made) in enumerate(zip(streams, turn.data())):
+        turn = launched.turn
+        for row, (stream, made) in enumerate(zip(launched.streams, turn.data())):
             if stream.done:  # Since the turn was launched.
                 continue
             if made is None:
@@ -349,6 +336,12 @@ class Engine:
             elif len(stream.window) == self.config.context:
                 stream.slide()
                 stream.joining = self._join(stream, is_new=False)
+        if launched.reading is not None:
+            self._pace.settle(launched.reading)
+        end = launched.end if self.places.is_async else self.places.mark()
+        self._pace.turn_seconds = end.seconds_since(launched.begin)
+        self._step_seconds = self._pace.turn_seconds / launched.steps
+        self._owed_to_calls -= self._pace.turn_seconds
 
     def _finish(self, stream: Stream, finish: str) -> None:
         stream.pending().finish = finish

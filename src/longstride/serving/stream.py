@@ -27,7 +27,7 @@ class Stream:
         """Bytes of the window that are there or being made."""
         self.to_launch = self.to_come = job.length
         self.place = -1
-        self.joining: Generator[bool | None] | None = None
+        self.joining: Generator[int | None] | None = None
         """Reads the window's bytes, part by part."""
         self.stops = Stops(job.stop)
         self.held_scores: list[Score] = []
