@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from longstride.sampling import generate
 from longstride.sampling.params import SamplingParams
-from longstride.sampling.places import open_places, score
+from longstride.sampling.places import open_places
 from longstride.sampling.position import can_pack
 from longstride.sampling.sampler import random_state
+from longstride.sampling.scores import score
 from longstride.sampling.torch_places import MOST_NETWORKS, TorchPlaces
 from tests.model.small import model
 
@@ -158,7 +159,7 @@ def test_hidden_states_score_the_prompt():
     places = TorchPlaces(made, 1)
     prompt = bytes(range(24))
     hidden = finish(begin(places, 0, prompt, 0, SamplingParams()))
-    scores = score(places.logits(hidden), prompt, 3)
+    scores = score(places.logits(hidden), prompt, 3).listed()
     with torch.no_grad():
         nats = made.nats(torch.tensor([list(prompt)]))[0]
     torch.testing.assert_close(torch.tensor([-one.logprob for one in scores]), nats)

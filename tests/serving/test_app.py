@@ -209,6 +209,8 @@ def test_a_model_that_fails_is_an_error_of_the_server(caplog):
         chunks = api.post("/v1/completions", json={"prompt": [7], "max_tokens": 3, "stream": True}).text
         assert "not finite" in chunks
         assert "[DONE]" not in chunks
+        found = api.post("/v1/completions", json={"prompt": [7, 8], "max_tokens": 0, "echo": True, "logprobs": 1})
+        assert (found.status_code, found.json()["error"]["code"]) == (500, "model_error")
         assert post(api, prompt="a", max_tokens=3)
 
 

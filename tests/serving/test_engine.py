@@ -30,7 +30,8 @@ async def collect(answers):
     async for index, piece in answers:
         whole[index][0] += piece.data
         whole[index][1] += piece.scores
-        whole[index][2] = whole[index][2] or piece.prompt_scores
+        if piece.prompt_scores is not None:
+            whole[index][2] = piece.prompt_scores.listed()
         whole[index][3] = piece.finish
     return whole
 
@@ -162,7 +163,7 @@ def test_scores_of_a_prompt_beyond_the_context_are_those_of_its_windows(others, 
         return pieces
 
     (piece,) = serve(made, work)
-    scores = piece.prompt_scores
+    scores = piece.prompt_scores.listed()
     expected = []
     with torch.no_grad():
         for start, skipped in ((0, 0), (12, 12), (24, 12), (36, 12)):

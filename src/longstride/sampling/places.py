@@ -5,9 +5,8 @@ streams in other places.
 """
 
 from collections.abc import Generator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from longstride.common.device import memory_bytes
@@ -24,15 +23,6 @@ MEMORY_SHARE = 0.25
 """The most of a device's memory that their cache takes, unless a number is given."""
 SCORED = 1024
 """Positions whose logits are computed at a time."""
-
-
-class Score(NamedTuple):
-    """How likely a byte was."""
-
-    logprob: float
-    """Natural logarithm of its probability."""
-    likely: list[tuple[int, float]]
-    """The likeliest bytes at its position with theirs, the likeliest first."""
 
 
 class Turn(Protocol):
@@ -77,18 +67,6 @@ class Places(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits [n, 256] for outputs of the last block, [n, width]."""
-
-
-def score(logits: Tensor, data: bytes, likely: int) -> list[Score]:
-    """Returns the score of each byte by the logits of its position, [n, 256], with the `likely` likeliest bytes."""
-    logprobs = logits.double().log_softmax(-1)
-    own = logprobs.gather(1, torch.tensor(list(data), device=logits.device)[:, None])[:, 0].tolist()
-    if not likely:
-        return [Score(logprob, []) for logprob in own]
-    # Sorted, as topk does not say which of two equal ones comes first.
-    ordered, byte = torch.sort(logprobs, dim=-1, descending=True, stable=True)
-    rows = zip(byte[:, :likely].tolist(), ordered[:, :likely].tolist())
-    return [Score(logprob, list(zip(*row))) for logprob, row in zip(own, rows)]
 
 
 def open_places(model: SparseTransformer, count: int | None = None, exact: bool = False) -> Places:

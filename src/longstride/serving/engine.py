@@ -23,8 +23,9 @@ import torch
 
 from longstride.model import SparseTransformer
 from longstride.sampling.marks import Mark
-from longstride.sampling.places import SCORED, Places, Score, Turn, open_places, score
+from longstride.sampling.places import SCORED, Places, Turn, open_places
 from longstride.sampling.sampler import random_state
+from longstride.sampling.scores import empty_scores, score
 from longstride.serving.answers import Answer, Answers, Job, Piece
 from longstride.serving.failures import FAILED, NOT_FINITE, BusyError, ModelError, StoppingError
 from longstride.serving.pace import Pace, Reading
@@ -246,8 +247,8 @@ class Engine:
         part that was launched, 0 after other work, and None after each window but the last."""
         job, context = stream.job, self.config.context
         state = int(random_state(job.seed, torch.tensor([job.index]))[0])
-        scores = is_new and job.scores_prompt
-        step, found = window_step(context), list[Score]()
+        scores = empty_scores(len(job.prompt), job.likely or 0) if is_new and job.scores_prompt else None
+        step = window_step(context)
         for start in range(0 if scores else stream.start, stream.start + 1, step):
             # The last window is the stream's own.
             window = bytes(stream.window) if start == stream.start else job.prompt[start : start + context]
@@ -256,12 +257,14 @@ class Engine:
             if scores and hidden is not None:
                 for first in range(context - step if start else 0, len(window), SCORED):
                     part = slice(first, first + SCORED)
-                    found += score(self.places.logits(hidden[part]), window[part], job.likely or 0)
+                    scores.put(start + first, self.places.logits(hidden[part]), window[part])
                     yield 0
             if start < stream.start:
                 yield None
-        if found:
-            stream.pending().prompt_scores = found
+        if scores:
+            stream.pending().prompt_scores = scores
+            if not scores.is_finite:
+                self._fail(stream, ModelError(NOT_FINITE))
         if not job.length:
             self._finish(stream, "length")
 
@@ -328,7 +331,8 @@ class Engine:
                 self._fail(stream, ModelError(NOT_FINITE))
                 continue
             made = made[: stream.to_come]
-            scores = [] if stream.job.likely is None else score(turn.logits()[row : row + 1], made, stream.job.likely)
+            likely = stream.job.likely
+            scores = [] if likely is None else score(turn.logits()[row : row + 1], made, likely).listed()
             self.counts.bytes += len(made)
             finish = stream.add(made, scores)
             if finish is not None:
@@ -344,9 +348,10 @@ class Engine:
         self._owed_to_calls -= self._pace.turn_seconds
 
     def _finish(self, stream: Stream, finish: str) -> None:
-        stream.pending().finish = finish
-        stream.done = True
-        self.counts.samples[finish] += 1
+        if not stream.done:
+            stream.pending().finish = finish
+            stream.done = True
+            self.counts.samples[finish] += 1
 
     def _fail(self, stream: Stream, error: Exception) -> None:
         if not stream.done:

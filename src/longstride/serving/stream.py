@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Generator
 
 from longstride.sampling.generation import window_overlap
-from longstride.sampling.places import Score
+from longstride.sampling.scores import Score
 from longstride.serving.answers import Answer, Answers, Piece
 from longstride.serving.stops import Stops
 
