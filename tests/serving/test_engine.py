@@ -116,6 +116,88 @@ def test_samples_of_a_request_have_random_numbers_of_their_own():
     assert len({one[0] for one in found}) == 5
 
 
+class CountingPlaces(TorchPlaces):
+    """Counts the prompts that are read, and those that are copied."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.read, self.copied = list[bytes](), 0
+
+    def join(self, place, prompt, state, params):
+        self.read.append(prompt)
+        return (yield from super().join(place, prompt, state, params))
+
+    def copy(self, *args):
+        self.copied += 1
+        super().copy(*args)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_samples_with_the_same_prompt_read_it_once(name):
+    """And are the same as alone, beside others that run."""
+    made = model(**NETWORKS[name])
+    prompts = [b"abcdefghij", b"", b"abcdefghij", b"xyz", b"abcdefghij", b"xyz"]
+    jobs = [Job(prompt, 14, PARAMS[1], 7, index) for index, prompt in enumerate(prompts)]
+    places = CountingPlaces(made, 7)
+
+    async def work(engine):
+        beside = asyncio.create_task(collect(engine.submit([Job(b"abcdefghij", 14, seed=9)])))
+        found = await collect(engine.submit(jobs))
+        return found, await beside
+
+    found, beside = serve(made, work, places=places)
+    assert [one[0] for one in found] == [alone(made, job) for job in jobs]
+    assert beside[0][0] == alone(made, Job(b"abcdefghij", 14, seed=9))
+    assert sorted(places.read) == [b"", b"abcdefghij", b"abcdefghij", b"xyz"]  # One is that of the other request.
+    assert places.copied == 3
+
+
+def test_samples_with_the_same_prompt_have_the_same_scores_of_it():
+    made = model()
+    for prompt in (bytes(range(20)), bytes(range(60))):
+        for length in (0, 9):
+            jobs = [Job(prompt, length, seed=3, index=index, likely=2, scores_prompt=True) for index in range(5)]
+            places = CountingPlaces(made, 3)
+            found = serve(made, lambda engine, jobs=jobs: collect(engine.submit(jobs)), places=places)
+            each = [serve(made, lambda engine, job=job: collect(engine.submit([job])))[0] for job in jobs]
+            assert found == each
+            assert len(each[0][2]) == len(prompt)
+            # Three samples have places at a time, and then two. Later windows, of what was made, are read by each.
+            firsts = [window for window in places.read if window == prompt[:24]]
+            assert len(firsts) == 2
+
+
+def test_a_prompt_is_shared_until_all_that_wait_for_it_have_it():
+    """Samples that come to a place while their prompt is being copied, and a request that leaves meanwhile."""
+    made = model()
+
+    async def work(engine):
+        jobs = [Job(b"abcdefgh", 6, seed=1, index=index) for index in range(40)]
+        left = engine.submit([Job(b"abcdefgh", 300, index=index) for index in range(3)])
+        answers = asyncio.create_task(collect(engine.submit(jobs)))
+        while engine.counts.running < 3:
+            await asyncio.sleep(0)
+        left.cancel()
+        return await answers, jobs
+
+    found, jobs = serve(made, work)
+    assert [one[0] for one in found] == [alone(made, job) for job in jobs]
+
+
+def test_nothing_is_read_if_nothing_is_asked_for():
+    made = model()
+    places = CountingPlaces(made, 1)
+
+    async def work(engine):
+        held = engine.submit([Job(b"a", 10**6)])  # Others wait for no place.
+        found = await collect(engine.submit([Job(b"abc", 0, likely=likely) for likely in (None, 3)]))
+        held.cancel()
+        return found
+
+    assert serve(made, work, places=places) == [[b"", [], None, "length"]] * 2
+    assert b"abc" not in places.read
+
+
 def test_stop_sequences_end_a_sample():
     made = model()
     text = alone(made, Job(b"", 20, seed=2))
@@ -337,7 +419,7 @@ def test_prompts_take_as_much_time_as_bytes(monkeypatch, waiting, share, on_gpu)
     places = TimedPlaces(made, 1 + waiting, on_gpu)
     host = SimpleNamespace(perf_counter=lambda: 0.0 if on_gpu else places.seconds)
     monkeypatch.setattr("longstride.sampling.marks.time", host)
-    jobs = [Job(b"", 60), *[Job(b"ab", 3)] * waiting]
+    jobs = [Job(b"", 60), *(Job(b"a%d" % number, 3) for number in range(waiting))]
     found = serve(made, lambda engine: collect(engine.submit(jobs)), places=places)
     assert [one[0] for one in found] == [alone(made, job) for job in jobs]
     parts = [at for at, name in enumerate(places.seen) if name == "part"]
@@ -357,7 +439,8 @@ def test_a_part_at_a_time_is_read_before_any_is_timed(monkeypatch, on_gpu):
         monkeypatch.setattr("longstride.sampling.marks.time", SimpleNamespace(perf_counter=lambda: places.seconds))
     settle = Pace.settle
     monkeypatch.setattr(Pace, "settle", lambda self, reading: ends.append(places.seconds) or settle(self, reading))
-    serve(made, lambda engine: collect(engine.submit([Job(b"ab", 0, likely=0, scores_prompt=True)] * 4)), places=places)
+    jobs = [Job(b"a%d" % number, 0, likely=0, scores_prompt=True) for number in range(4)]
+    serve(made, lambda engine: collect(engine.submit(jobs)), places=places)
     assert all(later - earlier <= 5 for earlier, later in pairwise([0.0, *ends]))
     assert places.seen.count("part") == 4 * made.config.layers
 

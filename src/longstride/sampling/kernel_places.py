@@ -158,6 +158,16 @@ class KernelPlaces:
         return hidden
 
     @torch.inference_mode()
+    def copy(self, source: int, place: int, state: int, params: SamplingParams) -> None:
+        position = self._positions[source]
+        self.batch.park(place, position)
+        if position:
+            self.batch.cache.copy(source, place, position)
+        self.batch.begin(place, START.value, state, params)
+        self.batch.last_bytes[0, place].copy_(self.batch.last_bytes[0, source])
+        self._positions[place], self._params[place] = position, params
+
+    @torch.inference_mode()
     def leave(self, place: int) -> None:
         self.batch.park(place, 0)
 

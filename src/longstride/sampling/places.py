@@ -59,6 +59,9 @@ class Places(Protocol):
         state: from `random_state`, with the number of bytes before the prompt that a window has left behind added to it.
         """
 
+    def copy(self, source: int, place: int, state: int, params: SamplingParams) -> None:
+        """Starts a stream with the prompt of another one that has just joined, and was not extended yet."""
+
     def leave(self, place: int) -> None:
         """Frees a place."""
 

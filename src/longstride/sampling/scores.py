@@ -20,7 +20,7 @@ class Scores(NamedTuple):
 
     logprobs: Tensor
     """float64 [n]"""
-    bytes: Tensor
+    likely_bytes: Tensor
     """uint8 [n, likely]: the likeliest at each position, the likeliest first."""
     likely: Tensor
     """float64 [n, likely]: their logprobs."""
@@ -34,7 +34,7 @@ class Scores(NamedTuple):
         if count:
             # Sorted, as topk does not say which of two equal ones comes first.
             ordered, byte = torch.sort(logprobs, dim=-1, descending=True, stable=True)
-            self.bytes[here], self.likely[here] = byte[:, :count], ordered[:, :count]
+            self.likely_bytes[here], self.likely[here] = byte[:, :count], ordered[:, :count]
 
     @property
     def is_finite(self) -> bool:

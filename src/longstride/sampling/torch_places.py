@@ -140,6 +140,15 @@ class TorchPlaces:
         self.streams[place] = _Stream(prompt, state, params)
         return hidden
 
+    @torch.inference_mode()
+    def copy(self, source: int, place: int, state: int, params: SamplingParams) -> None:
+        prompt = bytes(self.streams[source].data)
+        if prompt:
+            self.cache.copy(source, place, len(prompt))
+        if source in self.suspects:
+            self.suspects.add(place)
+        self.streams[place] = _Stream(prompt, state, params)
+
     def _next(self, parts: Iterator[Tensor]) -> Tensor | None:
         with cpu_threads(self.threads):
             return next(parts, None)

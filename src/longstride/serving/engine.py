@@ -14,22 +14,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-import torch
-
 from longstride.model import SparseTransformer
 from longstride.sampling.marks import Mark
-from longstride.sampling.places import SCORED, Places, Turn, open_places
-from longstride.sampling.sampler import random_state
-from longstride.sampling.scores import empty_scores, score
+from longstride.sampling.places import Places, Turn, open_places
+from longstride.sampling.scores import score
 from longstride.serving.answers import Answer, Answers, Job, Piece
 from longstride.serving.failures import FAILED, NOT_FINITE, BusyError, ModelError, StoppingError
+from longstride.serving.joining import join
 from longstride.serving.pace import Pace, Reading
-from longstride.serving.stream import Stream, window_step
+from longstride.serving.stream import Stream
 
 Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
@@ -133,6 +131,10 @@ class Engine:
         if self._stopping:
             raise StoppingError("the server is stopping")
         answers = Answers(jobs, self.wake)
+        if not any(job.length or job.scores_prompt for job in jobs):  # Nothing to read, or to make.
+            for answer in answers.answers:
+                answers.deliver(answer, Piece(finish="length"), None)
+            return answers
         streams = [Stream(answers, answer, loop, self.config.context) for answer in answers.answers]
         with self._lock:
             held = list(self._held)
@@ -211,7 +213,7 @@ class Engine:
     @property
     def _running(self) -> int:
         """Streams that turns extend."""
-        return sum(stream.joining is None and not stream.done for stream in self._held)
+        return sum(stream.is_running for stream in self._held)
 
     def _drop_left(self) -> None:
         """Frees the places of samples that have ended or that nobody waits for."""
@@ -225,7 +227,7 @@ class Engine:
                 stream.done = True
                 self.counts.samples["left"] += 1
             if stream.done:
-                stream.joining = None
+                stream.joining = stream.leader = None
                 self.places.leave(stream.place)
                 self._free.append(stream.place)
         self._held = [stream for stream in self._held if not stream.done]
@@ -237,42 +239,30 @@ class Engine:
                 stream = self._new.popleft()
                 stream.place = self._free.pop()
                 self.counts.waiting = len(self._new)
+            stream.leader = next((held for held in self._held if held.reads_for(stream)), None)
+            if stream.leader is not None:
+                stream.leader.followers.append(stream)
+            else:
+                stream.joining = join(self.places, stream, True, self._joined)
             self._held.append(stream)
-            stream.joining = self._join(stream, is_new=True)
             self.counts.prompt_bytes += len(stream.job.prompt)
         self.counts.running = len(self._held)
 
-    def _join(self, stream: Stream, is_new: bool) -> Generator[int | None]:
-        """Reads the bytes of a stream's window, and scores the whole prompt if that is asked for. Yields the bytes of each
-        part that was launched, 0 after other work, and None after each window but the last."""
-        job, context = stream.job, self.config.context
-        state = int(random_state(job.seed, torch.tensor([job.index]))[0])
-        scores = empty_scores(len(job.prompt), job.likely or 0) if is_new and job.scores_prompt else None
-        step = window_step(context)
-        for start in range(0 if scores else stream.start, stream.start + 1, step):
-            # The last window is the stream's own.
-            window = bytes(stream.window) if start == stream.start else job.prompt[start : start + context]
-            shifted = (state + start + 2**63) % 2**64 - 2**63
-            hidden = yield from self.places.join(stream.place, window, shifted, job.params)
-            if scores and hidden is not None:
-                for first in range(context - step if start else 0, len(window), SCORED):
-                    part = slice(first, first + SCORED)
-                    scores.put(start + first, self.places.logits(hidden[part]), window[part])
-                    yield 0
-            if start < stream.start:
-                yield None
-        if scores:
-            stream.pending().prompt_scores = scores
+    def _joined(self, stream: Stream) -> None:
+        """Begins a stream that has its prompt, or ends it if that was all."""
+        if stream.prompt_scores is not None:
+            stream.pending().prompt_scores, scores = stream.prompt_scores, stream.prompt_scores
+            stream.prompt_scores = None
             if not scores.is_finite:
                 self._fail(stream, ModelError(NOT_FINITE))
-        if not job.length:
+        if not stream.job.length:
             self._finish(stream, "length")
 
     def _read_prompts(self) -> Reading | None:
         """Reads prompts for as long as they get (`Pace`). The next part is in turns that of the stream that has waited
         longest and that of the shortest prompt; one of several windows waits again after each."""
         running = self._running
-        reading = self._pace.begin(sum(stream.joining is not None for stream in self._held), running)
+        reading = self._pace.begin(sum(not stream.is_running for stream in self._held), running)
         if reading is None:
             return None
         has_time = True
@@ -285,7 +275,7 @@ class Engine:
                 size = next(stream.joining)
             except StopIteration:
                 stream.joining = None
-                running += not stream.done
+            running = self._running
             if size is None:
                 self._held.remove(stream)
                 self._held.append(stream)
@@ -299,7 +289,7 @@ class Engine:
         ready = [
             stream
             for stream in sorted(self._held, key=lambda stream: stream.place)
-            if stream.joining is None and not stream.done and stream.to_launch > 0 and stream.launched < context
+            if stream.is_running and stream.to_launch > 0 and stream.launched < context
         ]
         before, self._turn = self._turn, None
         if ready:
@@ -339,7 +329,7 @@ class Engine:
                 self._finish(stream, finish)
             elif len(stream.window) == self.config.context:
                 stream.slide()
-                stream.joining = self._join(stream, is_new=False)
+                stream.joining = join(self.places, stream, False, self._joined)
         if launched.reading is not None:
             self._pace.settle(launched.reading)
         end = launched.end if self.places.is_async else self.places.mark()
