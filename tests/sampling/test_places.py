@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longstride.sampling import generate
 from longstride.sampling.params import SamplingParams
-from longstride.sampling.places import open_places
+from longstride.sampling.places import open_places, place_count
 from longstride.sampling.position import can_pack
 from longstride.sampling.sampler import random_state
 from longstride.sampling.scores import score
@@ -215,6 +215,19 @@ def test_a_copy_by_kernels():
 def test_who_serves():
     assert isinstance(open_places(model().to("cpu"), 2), TorchPlaces)
     assert open_places(model().to("cpu")).count == 64
+
+
+def test_places_take_a_share_of_the_memory(monkeypatch):
+    gigabyte, network = 10**9, model().config
+    monkeypatch.setattr("longstride.sampling.places.cache_bytes", lambda config: 10**8)
+
+    def count(device, memory):
+        monkeypatch.setattr("longstride.sampling.places.memory_bytes", lambda device: memory)
+        return place_count(network, torch.device(device))
+
+    assert [count("cpu", memory) for memory in (None, 100 * gigabyte, 8 * gigabyte)] == [10, 10, 10]
+    assert [count("cpu", memory) for memory in (2 * gigabyte, 10**6)] == [5, 1]
+    assert [count("cuda", memory) for memory in (140 * gigabyte, 8 * gigabyte)] == [64, 20]
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton")

@@ -7,10 +7,11 @@ streams in other places.
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from longstride.common.device import memory_bytes
-from longstride.model import SparseTransformer
+from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import cache_bytes
 from longstride.sampling.marks import Mark
 from longstride.sampling.params import SamplingParams
@@ -21,6 +22,8 @@ MOST_PLACES = 64
 """Streams of a batch, unless a number is given."""
 MEMORY_SHARE = 0.25
 """The most of a device's memory that their cache takes, unless a number is given."""
+HOST_BYTES = 2**30
+"""The most bytes that their cache takes in a computer's own memory, which others use, too."""
 SCORED = 1024
 """Positions whose logits are computed at a time."""
 
@@ -75,17 +78,24 @@ class Places(Protocol):
 def open_places(model: SparseTransformer, count: int | None = None, exact: bool = False) -> Places:
     """Returns places for streams of a model, by the best implementation for its device.
 
-    count: None for MOST_PLACES, or as many as there is memory for. exact: streams do not change each other's bits on a GPU,
-    either, where a stream that is alone is otherwise extended by another kernel.
+    count: None for `place_count`. exact: streams do not change each other's bits on a GPU, either, where a stream that is
+    alone is otherwise extended by another kernel.
     """
     device = next(model.parameters()).device
     if count is None:
-        memory = memory_bytes(device)
-        room = MOST_PLACES if memory is None else int(memory * MEMORY_SHARE) // cache_bytes(model.config)
-        count = max(1, min(MOST_PLACES, room))
+        count = place_count(model.config, device)
     if choose_implementation(model.config, count, device)[0] == "pytorch":
         return TorchPlaces(model, count)
     # Imported late, since Triton may be missing.
     from longstride.sampling.kernel_places import KernelPlaces
 
     return KernelPlaces(model, count, exact)
+
+
+def place_count(config: ModelConfig, device: torch.device) -> int:
+    """Returns MOST_PLACES, or as many as their share of a device's memory is for; at least 1."""
+    memory = memory_bytes(device)
+    shares = [] if memory is None else [int(memory * MEMORY_SHARE)]
+    if device.type == "cpu":
+        shares.append(HOST_BYTES)
+    return max(1, min(MOST_PLACES, *(share // cache_bytes(config) for share in shares)))

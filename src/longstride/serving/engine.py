@@ -85,7 +85,7 @@ class Engine:
         self, model: SparseTransformer, streams: int | None = None, queue: int = 256, exact: bool = False,
         places: Places | None = None,
     ) -> None:  # fmt: skip
-        """streams: samples made at once; None: 64, or as many as memory is for. queue: the most that wait. exact: see
+        """streams: samples made at once; None: `place_count`. queue: the most that wait. exact: see
         `open_places`."""
         self.model, self.config = model, model.config
         self.places = places or open_places(model, streams, exact)
