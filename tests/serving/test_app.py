@@ -173,11 +173,22 @@ def test_nothing_else_is_there(api, path):
     found = api.get(path)
     assert found.status_code == 404
     assert found.json()["error"]["type"] == "not_found_error"
+    assert "POST /v1/completions" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/", "/static/main.js", "/page/about", "/nowhere"])
+def test_heads(api, path):
+    """As monitors ask."""
+    head, whole = api.head(path), api.get(path)
+    assert head.status_code == whole.status_code
+    assert head.content == b"" != whole.content
+    assert head.headers["content-type"] == whole.headers["content-type"]
 
 
 def test_other_methods(api):
     assert api.get("/v1/completions").status_code == 405
     assert api.delete("/v1/models").status_code == 405
+    assert api.head("/v1/completions").status_code == 405
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def tiny():
     return served()
 
 
-async def post(made, body, log):
+async def post(made, body, log, leaves=False):
     """Sends a request, without a server. Beside it, something else notes in the log whenever the event loop gets to it."""
     content, sent, is_done = json.dumps(body).encode(), list[dict](), False
 
@@ -32,6 +32,8 @@ async def post(made, body, log):
         if not sent and not log.count("received"):
             log.append("received")
             return {"type": "http.request", "body": content}
+        if leaves:
+            return {"type": "http.disconnect"}
         await asyncio.get_running_loop().create_future()
 
     async def send(message):
@@ -97,3 +99,11 @@ def test_choices_of_nothing():
         assert made["byte_ids"] == []
         assert (made["logprobs"] is None) == (logprobs is None)
         assert made["index"] == 3
+
+
+def test_a_client_that_leaves_gets_no_half_of_an_answer(tiny):
+    made = app(tiny)
+    body = {"prompt": "a", "max_tokens": 10**6, "overflow": "slide"}
+    assert asyncio.run(post(made, body, [], leaves=True)) == []
+    assert dict(made.state.http.statuses) == {0: 1}
+    assert made.state.engine.counts.samples["length"] == 0

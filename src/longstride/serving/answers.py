@@ -79,6 +79,8 @@ class Answers:
         self._wake = wake
         self._arrived = asyncio.Event()
         self._error: Exception | None = None
+        self.is_cancelled = False
+        """Whether not all of them were made."""
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
         try:
@@ -98,6 +100,7 @@ class Answers:
     def cancel(self) -> None:
         """Frees the places of these samples, also those in the queue. Nothing happens to one that has ended."""
         if not all(answer.ended for answer in self.answers):
+            self.is_cancelled = True
             for answer in self.answers:
                 answer.ended = True
                 answer.pieces.clear()

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive
 
@@ -25,6 +26,8 @@ from longstride.serving.requests import errors_of_engine, read_body
 from longstride.serving.served import Served
 from longstride.serving.settings import ServeSettings
 from longstride.serving.views import page_router
+
+NOWHERE = "there is nothing at this address; the API has POST /v1/completions and GET /v1/models"
 
 
 def create_app(served: Served, settings: ServeSettings) -> FastAPI:
@@ -135,6 +138,8 @@ async def _whole(completion: Completion, answers: Answers, head: dict[str, Any],
             async for index, piece in answers:
                 async for chunk in chunks_of(choices[index], piece):
                     whole[index].add(chunk)
+    if answers.is_cancelled:
+        raise ClientDisconnect
     return whole_answer(head, whole, _usage(completion, choices))
 
 
@@ -179,4 +184,5 @@ async def _show_error(request: Request, error: Exception) -> Response:
 
 async def _show_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return RequestError(str(error.detail), status=error.status_code, headers=error.headers).response()
+    message = NOWHERE if error.status_code == 404 else str(error.detail)
+    return RequestError(message, status=error.status_code, headers=error.headers).response()
