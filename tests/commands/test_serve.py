@@ -62,7 +62,8 @@ def test_play_opens_a_browser(folder, monkeypatch, capsys):
     monkeypatch.setattr(play_module, "serve", lambda *args: calls.append(args))
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
     main(["play", str(folder)])
-    main(["play", str(folder), "--no-browser"])
+    main(["play", str(folder), "--no-browser", "--streams", "3"])
+    assert [settings.streams for _, settings, _ in calls] == [None, 3]
     for path, settings, show in calls:
         assert (path, settings.port, settings.overflow, settings.is_local) == (folder, 0, "slide", True)
         show("http://127.0.0.1:5")
@@ -79,6 +80,14 @@ def test_play_takes_the_first_model_that_is_here(monkeypatch, capsys):
     assert str(calls[0][0]) == "piano"
     monkeypatch.setattr(play_module, "is_here", lambda name: False)
     assert "play: give a run or a saved model; the model text is not here" in refused(capsys, "play")
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], "64 samples"), (["--streams", "3"], "3 samples")])
+def test_says_how_many_samples_there_is_room_for(capsys, folder, monkeypatch, flags, expected):
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: sockets[0].close())
+    main(["serve", str(folder), "--kind", "text", "--port", "0", *flags])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{expected} at once, which take 1 MiB (--streams), 256 may wait" in line
 
 
 def test_addresses():

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from longstride.sampling import generate
 from longstride.sampling.params import SamplingParams
-from longstride.sampling.places import open_places, score
+from longstride.sampling.places import open_places, place_count
 from longstride.sampling.position import can_pack
 from longstride.sampling.sampler import random_state
+from longstride.sampling.scores import score
 from longstride.sampling.torch_places import MOST_NETWORKS, TorchPlaces
 from tests.model.small import model
 
@@ -158,7 +159,7 @@ def test_hidden_states_score_the_prompt():
     places = TorchPlaces(made, 1)
     prompt = bytes(range(24))
     hidden = finish(begin(places, 0, prompt, 0, SamplingParams()))
-    scores = score(places.logits(hidden), prompt, 3)
+    scores = score(places.logits(hidden), prompt, 3).listed()
     with torch.no_grad():
         nats = made.nats(torch.tensor([list(prompt)]))[0]
     torch.testing.assert_close(torch.tensor([-one.logprob for one in scores]), nats)
@@ -166,9 +167,67 @@ def test_hidden_states_score_the_prompt():
     assert finish(begin(places, 0, b"", 0, SamplingParams())) is None
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_copy_of_a_prompt_has_the_bits_of_the_prompt(name):
+    """Whatever was in its place before."""
+    made = model(**NETWORKS[name])
+    for length in (0, 1, 13, 23):
+        prompt, places = bytes(range(length)), TorchPlaces(made, 4)
+        for place in (1, 3):
+            finish(begin(places, place, bytes(range(100, 123)), place, SamplingParams()))
+            places.extend([place], 1)
+            places.leave(place)
+        for place in (0, 1):
+            finish(begin(places, place, prompt, 5, SamplingParams()))
+        places.copy(0, 3, places.streams[0].state, SamplingParams())
+        turns = [places.extend([0, 1, 3], 1) for _ in range(min(3, 24 - length))]
+        for turn in turns:
+            logits = turn.logits()
+            assert torch.equal(logits[0], logits[1])
+            assert torch.equal(logits[0], logits[2])
+            assert len(set(turn.data())) == 1
+
+
+def test_a_copy_of_a_broken_prompt_leaves_nothing_to_the_next():
+    made = model()
+    made.embedding.token.weight.data[7] = torch.inf
+    places = TorchPlaces(made, 2)
+    finish(begin(places, 0, b"ab\x07cd", 0, SamplingParams()))
+    places.copy(0, 1, 0, SamplingParams())
+    assert places.extend([0, 1], 1).data() == [None, None]
+    places.leave(1)
+    finish(begin(places, 1, b"", 0, SamplingParams()))
+    assert b"".join(places.extend([1], 1).data()[0] for _ in range(9)) == alone(made, b"", 9, 0, SamplingParams())
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton")
+def test_a_copy_by_kernels():
+    from longstride.sampling.kernel_places import KernelPlaces
+
+    made = model(layers=2, width=8, context=24).to("cuda" if GPU else "cpu")
+    prompt, places = b"abcdefg", KernelPlaces(made, 2, exact=True)
+    finish(begin(places, 0, prompt, 3, SamplingParams()))
+    places.copy(0, 1, int(random_state(4, torch.tensor([0]))[0]), PARAMS[1])
+    found = places.extend([0, 1], 4).data()
+    assert found == [alone(made.to("cpu"), prompt, 4, 3, SamplingParams()), alone(made, prompt, 4, 4, PARAMS[1])]
+
+
 def test_who_serves():
     assert isinstance(open_places(model().to("cpu"), 2), TorchPlaces)
     assert open_places(model().to("cpu")).count == 64
+
+
+def test_places_take_a_share_of_the_memory(monkeypatch):
+    gigabyte, network = 10**9, model().config
+    monkeypatch.setattr("longstride.sampling.places.cache_bytes", lambda config: 10**8)
+
+    def count(device, memory):
+        monkeypatch.setattr("longstride.sampling.places.memory_bytes", lambda device: memory)
+        return place_count(network, torch.device(device))
+
+    assert [count("cpu", memory) for memory in (None, 100 * gigabyte, 8 * gigabyte)] == [10, 10, 10]
+    assert [count("cpu", memory) for memory in (2 * gigabyte, 10**6)] == [5, 1]
+    assert [count("cuda", memory) for memory in (140 * gigabyte, 8 * gigabyte)] == [64, 20]
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton")

@@ -173,11 +173,22 @@ def test_nothing_else_is_there(api, path):
     found = api.get(path)
     assert found.status_code == 404
     assert found.json()["error"]["type"] == "not_found_error"
+    assert "POST /v1/completions" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/", "/static/main.js", "/page/about", "/nowhere"])
+def test_heads(api, path):
+    """As monitors ask."""
+    head, whole = api.head(path), api.get(path)
+    assert head.status_code == whole.status_code
+    assert head.content == b"" != whole.content
+    assert head.headers["content-type"] == whole.headers["content-type"]
 
 
 def test_other_methods(api):
     assert api.get("/v1/completions").status_code == 405
     assert api.delete("/v1/models").status_code == 405
+    assert api.head("/v1/completions").status_code == 405
 
 
 @pytest.mark.parametrize(
@@ -209,6 +220,8 @@ def test_a_model_that_fails_is_an_error_of_the_server(caplog):
         chunks = api.post("/v1/completions", json={"prompt": [7], "max_tokens": 3, "stream": True}).text
         assert "not finite" in chunks
         assert "[DONE]" not in chunks
+        found = api.post("/v1/completions", json={"prompt": [7, 8], "max_tokens": 0, "echo": True, "logprobs": 1})
+        assert (found.status_code, found.json()["error"]["code"]) == (500, "model_error")
         assert post(api, prompt="a", max_tokens=3)
 
 

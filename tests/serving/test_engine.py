@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.torch_places import TorchPlaces
 from longstride.serving.answers import Job
-from longstride.serving.engine import BusyError, Engine, ModelError, StoppingError
+from longstride.serving.engine import Engine
+from longstride.serving.failures import BusyError, ModelError, StoppingError
+from longstride.serving.pace import Pace
 from tests.model.small import model
 from tests.sampling.test_places import NETWORKS, PARAMS
 from tests.serving.small import alone
@@ -28,7 +30,8 @@ async def collect(answers):
     async for index, piece in answers:
         whole[index][0] += piece.data
         whole[index][1] += piece.scores
-        whole[index][2] = whole[index][2] or piece.prompt_scores
+        if piece.prompt_scores is not None:
+            whole[index][2] = piece.prompt_scores.listed()
         whole[index][3] = piece.finish
     return whole
 
@@ -113,6 +116,88 @@ def test_samples_of_a_request_have_random_numbers_of_their_own():
     assert len({one[0] for one in found}) == 5
 
 
+class CountingPlaces(TorchPlaces):
+    """Counts the prompts that are read, and those that are copied."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.read, self.copied = list[bytes](), 0
+
+    def join(self, place, prompt, state, params):
+        self.read.append(prompt)
+        return (yield from super().join(place, prompt, state, params))
+
+    def copy(self, *args):
+        self.copied += 1
+        super().copy(*args)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_samples_with_the_same_prompt_read_it_once(name):
+    """And are the same as alone, beside others that run."""
+    made = model(**NETWORKS[name])
+    prompts = [b"abcdefghij", b"", b"abcdefghij", b"xyz", b"abcdefghij", b"xyz"]
+    jobs = [Job(prompt, 14, PARAMS[1], 7, index) for index, prompt in enumerate(prompts)]
+    places = CountingPlaces(made, 7)
+
+    async def work(engine):
+        beside = asyncio.create_task(collect(engine.submit([Job(b"abcdefghij", 14, seed=9)])))
+        found = await collect(engine.submit(jobs))
+        return found, await beside
+
+    found, beside = serve(made, work, places=places)
+    assert [one[0] for one in found] == [alone(made, job) for job in jobs]
+    assert beside[0][0] == alone(made, Job(b"abcdefghij", 14, seed=9))
+    assert sorted(places.read) == [b"", b"abcdefghij", b"abcdefghij", b"xyz"]  # One is that of the other request.
+    assert places.copied == 3
+
+
+def test_samples_with_the_same_prompt_have_the_same_scores_of_it():
+    made = model()
+    for prompt in (bytes(range(20)), bytes(range(60))):
+        for length in (0, 9):
+            jobs = [Job(prompt, length, seed=3, index=index, likely=2, scores_prompt=True) for index in range(5)]
+            places = CountingPlaces(made, 3)
+            found = serve(made, lambda engine, jobs=jobs: collect(engine.submit(jobs)), places=places)
+            each = [serve(made, lambda engine, job=job: collect(engine.submit([job])))[0] for job in jobs]
+            assert found == each
+            assert len(each[0][2]) == len(prompt)
+            # Three samples have places at a time, and then two. Later windows, of what was made, are read by each.
+            firsts = [window for window in places.read if window == prompt[:24]]
+            assert len(firsts) == 2
+
+
+def test_a_prompt_is_shared_until_all_that_wait_for_it_have_it():
+    """Samples that come to a place while their prompt is being copied, and a request that leaves meanwhile."""
+    made = model()
+
+    async def work(engine):
+        jobs = [Job(b"abcdefgh", 6, seed=1, index=index) for index in range(40)]
+        left = engine.submit([Job(b"abcdefgh", 300, index=index) for index in range(3)])
+        answers = asyncio.create_task(collect(engine.submit(jobs)))
+        while engine.counts.running < 3:
+            await asyncio.sleep(0)
+        left.cancel()
+        return await answers, jobs
+
+    found, jobs = serve(made, work)
+    assert [one[0] for one in found] == [alone(made, job) for job in jobs]
+
+
+def test_nothing_is_read_if_nothing_is_asked_for():
+    made = model()
+    places = CountingPlaces(made, 1)
+
+    async def work(engine):
+        held = engine.submit([Job(b"a", 10**6)])  # Others wait for no place.
+        found = await collect(engine.submit([Job(b"abc", 0, likely=likely) for likely in (None, 3)]))
+        held.cancel()
+        return found
+
+    assert serve(made, work, places=places) == [[b"", [], None, "length"]] * 2
+    assert b"abc" not in places.read
+
+
 def test_stop_sequences_end_a_sample():
     made = model()
     text = alone(made, Job(b"", 20, seed=2))
@@ -149,7 +234,7 @@ def test_scores():
 def test_scores_of_a_prompt_beyond_the_context_are_those_of_its_windows(others, monkeypatch):
     """In one piece, whatever is handed over to others between the windows."""
     monkeypatch.setattr("longstride.serving.engine.HAND_OVER_SECONDS", 0)
-    monkeypatch.setattr("longstride.serving.engine.READING_SECONDS", 0)
+    monkeypatch.setattr("longstride.serving.pace.READING_SECONDS", 0)
     made = model()
     prompt = bytes(range(50))
 
@@ -160,7 +245,7 @@ def test_scores_of_a_prompt_beyond_the_context_are_those_of_its_windows(others, 
         return pieces
 
     (piece,) = serve(made, work)
-    scores = piece.prompt_scores
+    scores = piece.prompt_scores.listed()
     expected = []
     with torch.no_grad():
         for start, skipped in ((0, 0), (12, 12), (24, 12), (36, 12)):
@@ -295,35 +380,74 @@ def test_a_short_request_does_not_wait_for_a_long_prompt():
     assert serve(made, work) == (alone(made, Job(b"a", 5)), 1, 2)
 
 
+class Moment(float):
+    """A mark of a stub's clock."""
+
+    def seconds_since(self, earlier):
+        return self - earlier
+
+
+class TimedPlaces(TorchPlaces):
+    """A part of a prompt takes five seconds of the device, a step one. A GPU spends them after the calls have returned: no
+    clock of the host shows them."""
+
+    def __init__(self, made, count, on_gpu):
+        super().__init__(made, count)
+        self.runs_ahead = self.is_async = on_gpu
+        self.seconds, self.seen = 0.0, list[str]()
+
+    def mark(self):
+        return Moment(self.seconds)
+
+    def join(self, place, prompt, state, params):
+        for size in super().join(place, prompt, state, params):
+            self.seconds += 5
+            self.seen.append("part")
+            yield size
+
+    def extend(self, *args):
+        self.seconds += 1
+        self.seen.append("step")
+        return super().extend(*args)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize(("waiting", "share"), [(1, 1), (3, 3), (8, 4)])
-def test_prompts_take_as_much_time_as_bytes(monkeypatch, waiting, share):
-    """For each stream that waits; a part of a prompt takes as long as five steps here."""
-    made, now, seen = model(), [0.0], list[str]()
-    monkeypatch.setattr("longstride.serving.engine.time", SimpleNamespace(perf_counter=lambda: now[0]))
-
-    class Slow(TorchPlaces):
-        def join(self, place, prompt, state, params):
-            for _ in super().join(place, prompt, state, params):
-                now[0] += 5
-                seen.append("part")
-                yield
-
-        def extend(self, *args):
-            now[0] += 1
-            seen.append("step")
-            return super().extend(*args)
-
-    jobs = [Job(b"", 24), *[Job(b"ab", 3)] * waiting]
-    found = serve(made, lambda engine: collect(engine.submit(jobs)), places=Slow(made, 1 + waiting))
+def test_prompts_take_as_much_time_as_bytes(monkeypatch, waiting, share, on_gpu):
+    """For each stream that waits."""
+    made = model(layers=6, context=64)
+    places = TimedPlaces(made, 1 + waiting, on_gpu)
+    host = SimpleNamespace(perf_counter=lambda: 0.0 if on_gpu else places.seconds)
+    monkeypatch.setattr("longstride.sampling.marks.time", host)
+    jobs = [Job(b"", 60), *(Job(b"a%d" % number, 3) for number in range(waiting))]
+    found = serve(made, lambda engine: collect(engine.submit(jobs)), places=places)
     assert [one[0] for one in found] == [alone(made, job) for job in jobs]
-    parts = [at for at, name in enumerate(seen) if name == "part"]
+    parts = [at for at, name in enumerate(places.seen) if name == "part"]
     assert len(parts) == waiting * made.config.layers > 1
-    # Nothing runs before the first part, and less waits after the first prompt.
-    between = [later - earlier - 1 for earlier, later in pairwise(parts[1 : made.config.layers + 1])]
+    # Nothing runs before the first part, and less waits after the first prompt. A GPU's first times are not known yet.
+    between = [later - earlier - 1 for earlier, later in pairwise(parts[1 + 2 * on_gpu : made.config.layers + 1])]
     assert all(5 // share <= steps <= 5 // share + 2 for steps in between), between
 
 
-def test_samples_go_on_between_two_calls():
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_part_at_a_time_is_read_before_any_is_timed(monkeypatch, on_gpu):
+    """Without a running stream, too: one that comes would have to wait for all that was launched."""
+    monkeypatch.setattr("longstride.sampling.marks.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    made = model()
+    places, ends = TimedPlaces(made, 4, on_gpu), list[float]()
+    if not on_gpu:
+        monkeypatch.setattr("longstride.sampling.marks.time", SimpleNamespace(perf_counter=lambda: places.seconds))
+    settle = Pace.settle
+    monkeypatch.setattr(Pace, "settle", lambda self, reading: ends.append(places.seconds) or settle(self, reading))
+    jobs = [Job(b"a%d" % number, 0, likely=0, scores_prompt=True) for number in range(4)]
+    serve(made, lambda engine: collect(engine.submit(jobs)), places=places)
+    assert all(later - earlier <= 5 for earlier, later in pairwise([0.0, *ends]))
+    assert places.seen.count("part") == 4 * made.config.layers
+
+
+def test_samples_go_on_between_two_calls(monkeypatch):
+    """Which take no time here."""
+    monkeypatch.setattr("longstride.serving.engine.time", SimpleNamespace(perf_counter=lambda: 0.0))
     made = model()
 
     async def work(engine):
@@ -341,25 +465,20 @@ def test_samples_go_on_between_two_calls():
 
 def test_calls_take_no_more_time_than_bytes(monkeypatch):
     """A call takes as long as four steps here."""
-    made, now, seen = model(), [0.0], list[str]()
-    monkeypatch.setattr("longstride.serving.engine.time", SimpleNamespace(perf_counter=lambda: now[0]))
-
-    class Timed(TorchPlaces):
-        def extend(self, *args):
-            now[0] += 1
-            seen.append("step")
-            return super().extend(*args)
+    made = model()
+    places = TimedPlaces(made, 1, on_gpu=False)
+    monkeypatch.setattr("longstride.serving.engine.time", SimpleNamespace(perf_counter=lambda: places.seconds))
 
     def call():
-        now[0] += 4
-        seen.append("call")
+        places.seconds += 4
+        places.seen.append("call")
 
     async def work(engine):
         answers = engine.submit([Job(b"", 20)])
         await asyncio.gather(collect(answers), *(engine.run(call) for _ in range(4)))
 
-    serve(made, work, places=Timed(made, 1))
-    calls = [at for at, name in enumerate(seen) if name == "call"]
+    serve(made, work, places=places)
+    calls = [at for at, name in enumerate(places.seen) if name == "call"]
     assert [later - earlier - 1 for earlier, later in pairwise(calls)][1:] == [4, 4]
 
 
@@ -368,9 +487,9 @@ def test_a_short_prompt_is_read_beside_long_ones():
 
     class Seen(TorchPlaces):
         def join(self, place, prompt, state, params):
-            for _ in super().join(place, prompt, state, params):
+            for size in super().join(place, prompt, state, params):
                 seen.append(len(prompt))
-                yield
+                yield size
 
     jobs = [Job(prompt, 2) for prompt in (b"abcdefgh", b"ijklmnop", b"x")]
     found = serve(made, lambda engine: collect(engine.submit(jobs)), places=Seen(made, 3))

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from longstride.data.images import Images
 from longstride.data.text import Text
 from longstride.serving import views
-from longstride.serving.engine import StoppingError
+from longstride.serving.failures import StoppingError
 from longstride.serving.scores import look_at, passes, score_pass
 from longstride.serving.served import Served
 from longstride.serving.views import FILES, MOST_BYTES, page_router

@@ -23,6 +23,7 @@ def serve(folder: Path, settings: ServeSettings, opened: Callable[[str], object]
     uvicorn = import_optional("uvicorn", "longstride serve", "serve")
     import_optional("fastapi", "longstride serve", "serve")
     import_optional("prometheus_client", "longstride serve", "serve")
+    from longstride.model.byte_cost import cache_bytes
     from longstride.serving.app import create_app
     from longstride.serving.served import open_served
     from longstride.serving.server import server_config
@@ -35,7 +36,12 @@ def serve(folder: Path, settings: ServeSettings, opened: Callable[[str], object]
     address = _address(listener)
     console = StandardError()
     places = app.state.engine.places.count
-    print_line(console, f"serving {served.name} on {address}: {places:,} samples at once, {settings.queue:,} may wait")
+    memory = -(-places * cache_bytes(served.model.config) // 2**20)
+    print_line(
+        console,
+        f"serving {served.name} on {address}: {places:,} samples at once, which take {memory:,} MiB (--streams), "
+        f"{settings.queue:,} may wait",
+    )
     if not settings.is_local and settings.api_key() is None:
         print_line(console, "every machine on the network may use it: no API key is set (--api-key-file)")
     server = uvicorn.Server(server_config(app, settings.grace))

@@ -3,6 +3,7 @@
 cache = Cache(config, batch=4)
 cache.bytes                               its size, fixed from the start
 cache.fill(block, keys, values)           stores a prompt: [batch, heads, n, d]
+cache.copy(source, target, n)             copies a prompt of n bytes from one sequence of the batch to another
 cache.add(block, view, key, value)        stores one more byte: [batch, heads, d], into the slots of a `View`
 """
 
@@ -49,6 +50,13 @@ class Cache:
         for cached, new in zip(self.rows[block], (keys, values)):
             kept = new.flatten(1, 2).index_select(1, source)
             cached[rows].index_copy_(1, slot, kept.to(cached.dtype))
+
+    def copy(self, source: int, target: int, n: int) -> None:
+        """Makes what one sequence of the batch keeps of its first n positions that of another."""
+        for block in range(len(self.rows)):
+            _, slot = self._kept(block % self.cycle, n)
+            for cached in self.rows[block]:
+                cached[target].index_copy_(0, slot, cached[source].index_select(0, slot))
 
     def _kept(self, entry: int, n: int) -> tuple[Tensor, Tensor]:
         """Returns which of the first n positions are kept, as indices into heads * n, and their slots, into heads * slots.

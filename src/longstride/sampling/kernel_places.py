@@ -16,6 +16,7 @@ from longstride.sampling.decoder import prefill_parts
 from longstride.sampling.kernels.arguments import Choice, PlacedStreams
 from longstride.sampling.kernels.batched import end_placed_step
 from longstride.sampling.kernels.common import BYTES, START
+from longstride.sampling.marks import Mark, set_mark
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.resident import ResidentStreams, fits
 
@@ -114,6 +115,7 @@ class KernelPlaces:
         self.count, self.exact = count, exact
         self.batch = PlacedBatch(model, count)
         self.device = self.batch.device
+        self.runs_ahead = self.device.type == "cuda"
         self.alone: ResidentStreams | None = None
         if not exact and fits(model.config, 1, self.device):
             self.alone = ResidentStreams(model, 1, model.config.context, shared=self.batch)
@@ -134,11 +136,14 @@ class KernelPlaces:
             self._positions[0] = 0
             self.batch.park(0, 0)
 
+    def mark(self) -> Mark:
+        return set_mark(self.device)
+
     def most_steps(self, streams: int) -> int:
         return ALONE if streams == 1 and self.alone is not None else TOGETHER
 
     @torch.inference_mode()
-    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[None, None, Tensor | None]:
+    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[int, None, Tensor | None]:
         self.batch.park(place, len(prompt))
         hidden = None
         if prompt:
@@ -147,10 +152,20 @@ class KernelPlaces:
             tokens = tokens.to(self.device, non_blocking=True)
             for output in prefill_parts(self.batch.model, self.batch.cache, tokens, slice(place, place + 1)):
                 hidden = output[0]
-                yield
+                yield len(prompt)
         self.batch.begin(place, prompt[-1] if prompt else START.value, state, params)
         self._positions[place], self._params[place] = len(prompt), params
         return hidden
+
+    @torch.inference_mode()
+    def copy(self, source: int, place: int, state: int, params: SamplingParams) -> None:
+        position = self._positions[source]
+        self.batch.park(place, position)
+        if position:
+            self.batch.cache.copy(source, place, position)
+        self.batch.begin(place, START.value, state, params)
+        self.batch.last_bytes[0, place].copy_(self.batch.last_bytes[0, source])
+        self._positions[place], self._params[place] = position, params
 
     @torch.inference_mode()
     def leave(self, place: int) -> None:

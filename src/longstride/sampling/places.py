@@ -5,14 +5,15 @@ streams in other places.
 """
 
 from collections.abc import Generator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from longstride.common.device import memory_bytes
-from longstride.model import SparseTransformer
+from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import cache_bytes
+from longstride.sampling.marks import Mark
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.streams import choose_implementation
 from longstride.sampling.torch_places import TorchPlaces
@@ -21,17 +22,10 @@ MOST_PLACES = 64
 """Streams of a batch, unless a number is given."""
 MEMORY_SHARE = 0.25
 """The most of a device's memory that their cache takes, unless a number is given."""
+HOST_BYTES = 2**30
+"""The most bytes that their cache takes in a computer's own memory, which others use, too."""
 SCORED = 1024
 """Positions whose logits are computed at a time."""
-
-
-class Score(NamedTuple):
-    """How likely a byte was."""
-
-    logprob: float
-    """Natural logarithm of its probability."""
-    likely: list[tuple[int, float]]
-    """The likeliest bytes at its position with theirs, the likeliest first."""
 
 
 class Turn(Protocol):
@@ -51,16 +45,25 @@ class Places(Protocol):
     count: int
     is_async: bool
     """Whether `extend` returns long before a GPU has finished."""
+    runs_ahead: bool
+    """Whether the device may do other work after the call that asks for it returns, such as that of `join`."""
+
+    def mark(self) -> Mark:
+        """Marks the end of the work so far."""
 
     def most_steps(self, streams: int) -> int:
         """The most bytes of a turn of so many streams."""
 
-    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[None, None, Tensor | None]:
-        """Starts a stream with a prompt of up to a context of bytes, which may be empty. Yields between parts of the work,
-        so that other streams can go on, and returns the output of the last block, [n, width], None if n is 0.
+    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[int, None, Tensor | None]:
+        """Starts a stream with a prompt of up to a context of bytes, which may be empty. Yields n, the bytes of the prompt,
+        after each part of the work, so that other streams can go on, and returns the output of the last block, [n, width],
+        None if n is 0.
 
         state: from `random_state`, with the number of bytes before the prompt that a window has left behind added to it.
         """
+
+    def copy(self, source: int, place: int, state: int, params: SamplingParams) -> None:
+        """Starts a stream with the prompt of another one that has just joined, and was not extended yet."""
 
     def leave(self, place: int) -> None:
         """Frees a place."""
@@ -72,32 +75,27 @@ class Places(Protocol):
         """Returns the logits [n, 256] for outputs of the last block, [n, width]."""
 
 
-def score(logits: Tensor, data: bytes, likely: int) -> list[Score]:
-    """Returns the score of each byte by the logits of its position, [n, 256], with the `likely` likeliest bytes."""
-    logprobs = logits.double().log_softmax(-1)
-    own = logprobs.gather(1, torch.tensor(list(data), device=logits.device)[:, None])[:, 0].tolist()
-    if not likely:
-        return [Score(logprob, []) for logprob in own]
-    # Sorted, as topk does not say which of two equal ones comes first.
-    ordered, byte = torch.sort(logprobs, dim=-1, descending=True, stable=True)
-    rows = zip(byte[:, :likely].tolist(), ordered[:, :likely].tolist())
-    return [Score(logprob, list(zip(*row))) for logprob, row in zip(own, rows)]
-
-
 def open_places(model: SparseTransformer, count: int | None = None, exact: bool = False) -> Places:
     """Returns places for streams of a model, by the best implementation for its device.
 
-    count: None for MOST_PLACES, or as many as there is memory for. exact: streams do not change each other's bits on a GPU,
-    either, where a stream that is alone is otherwise extended by another kernel.
+    count: None for `place_count`. exact: streams do not change each other's bits on a GPU, either, where a stream that is
+    alone is otherwise extended by another kernel.
     """
     device = next(model.parameters()).device
     if count is None:
-        memory = memory_bytes(device)
-        room = MOST_PLACES if memory is None else int(memory * MEMORY_SHARE) // cache_bytes(model.config)
-        count = max(1, min(MOST_PLACES, room))
+        count = place_count(model.config, device)
     if choose_implementation(model.config, count, device)[0] == "pytorch":
         return TorchPlaces(model, count)
     # Imported late, since Triton may be missing.
     from longstride.sampling.kernel_places import KernelPlaces
 
     return KernelPlaces(model, count, exact)
+
+
+def place_count(config: ModelConfig, device: torch.device) -> int:
+    """Returns MOST_PLACES, or as many as their share of a device's memory is for; at least 1."""
+    memory = memory_bytes(device)
+    shares = [] if memory is None else [int(memory * MEMORY_SHARE)]
+    if device.type == "cpu":
+        shares.append(HOST_BYTES)
+    return max(1, min(MOST_PLACES, *(share // cache_bytes(config) for share in shares)))

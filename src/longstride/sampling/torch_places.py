@@ -24,6 +24,7 @@ from longstride.sampling.decoder import (
     make_cache,
     prefill_parts,
 )
+from longstride.sampling.marks import Mark, set_mark
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.position import NetworkPosition, Products, Rotation, byte_tables, position_tables
 from longstride.sampling.sampler import pick_bytes, probabilities, uniform
@@ -103,6 +104,7 @@ class TorchPlaces:
         self.count = count
         self.model, self.config = in_float32(model), model.config
         self.device = next(model.parameters()).device
+        self.runs_ahead = self.device.type == "cuda"
         self.cache = make_cache(model, count, model.config.context)
         self.scale = 1 / sqrt(model.config.qk_width // model.config.heads)
         self.rows = [tuple(x.flatten(0, 1) for x in pair) for pair in self.cache.rows]
@@ -117,11 +119,14 @@ class TorchPlaces:
         self.networks: OrderedDict[int, NetworkPosition] = OrderedDict()
         self.windows: OrderedDict[int, _Window] = OrderedDict()
 
+    def mark(self) -> Mark:
+        return set_mark(self.device)
+
     def most_steps(self, streams: int) -> int:
         return 1
 
     @torch.inference_mode()
-    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[None, None, Tensor | None]:
+    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[int, None, Tensor | None]:
         hidden = None
         if prompt:
             self.suspects.add(place)
@@ -129,11 +134,20 @@ class TorchPlaces:
             parts = prefill_parts(self.model, self.cache, tokens, slice(place, place + 1))
             while (output := self._next(parts)) is not None:
                 hidden = output[0]
-                yield
+                yield len(prompt)
             if hidden is not None and hidden.isfinite().all():
                 self.suspects.discard(place)
         self.streams[place] = _Stream(prompt, state, params)
         return hidden
+
+    @torch.inference_mode()
+    def copy(self, source: int, place: int, state: int, params: SamplingParams) -> None:
+        prompt = bytes(self.streams[source].data)
+        if prompt:
+            self.cache.copy(source, place, len(prompt))
+        if source in self.suspects:
+            self.suspects.add(place)
+        self.streams[place] = _Stream(prompt, state, params)
 
     def _next(self, parts: Iterator[Tensor]) -> Tensor | None:
         with cpu_threads(self.threads):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from longstride.sampling.params import SamplingParams
-from longstride.sampling.places import Score
+from longstride.sampling.scores import Score, Scores
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Piece:
     data: bytes = b""
     scores: list[Score] = field(default_factory=list)
     """Of each byte of `data`, if the job asks for them."""
-    prompt_scores: list[Score] | None = None
+    prompt_scores: Scores | None = None
     finish: str | None = None
     """Why the answer ends: "stop" or "length"; None if it goes on."""
 
@@ -63,7 +63,8 @@ class Answer:
             piece = self.pieces.popleft()
             whole.data += piece.data
             whole.scores += piece.scores
-            whole.prompt_scores = whole.prompt_scores or piece.prompt_scores
+            if piece.prompt_scores is not None:
+                whole.prompt_scores = piece.prompt_scores
             whole.finish = piece.finish
         return whole
 
@@ -78,6 +79,8 @@ class Answers:
         self._wake = wake
         self._arrived = asyncio.Event()
         self._error: Exception | None = None
+        self.is_cancelled = False
+        """Whether not all of them were made."""
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
         try:
@@ -97,6 +100,7 @@ class Answers:
     def cancel(self) -> None:
         """Frees the places of these samples, also those in the queue. Nothing happens to one that has ended."""
         if not all(answer.ended for answer in self.answers):
+            self.is_cancelled = True
             for answer in self.answers:
                 answer.ended = True
                 answer.pieces.clear()

@@ -1,7 +1,6 @@
 """The app: /v1/completions and /v1/models as OpenAI clients know them, /health, /metrics, and the page."""
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -11,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive
 
@@ -21,10 +21,13 @@ from longstride.serving.engine import Engine
 from longstride.serving.errors import RequestError
 from longstride.serving.guard import Guard
 from longstride.serving.metrics import HttpCounts, make_registry, metrics_page
+from longstride.serving.rendering import WholeChoice, chunks_of, to_json, whole_answer
 from longstride.serving.requests import errors_of_engine, read_body
 from longstride.serving.served import Served
 from longstride.serving.settings import ServeSettings
 from longstride.serving.views import page_router
+
+NOWHERE = "there is nothing at this address; the API has POST /v1/completions and GET /v1/models"
 
 
 def create_app(served: Served, settings: ServeSettings) -> FastAPI:
@@ -73,7 +76,7 @@ def _add_completions(app: FastAPI, served: Served, engine: Engine, settings: Ser
         if completion.stream:
             events = _events(completion, answers, head, request.receive)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
-        return JSONResponse(await _whole_answer(completion, answers, head, request.receive))
+        return await _whole(completion, answers, head, request.receive)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -127,31 +130,22 @@ async def _while_connected(answers: Answers, receive: Receive) -> AsyncIterator[
             await watcher
 
 
-async def _whole_answer(completion: Completion, answers: Answers, head: dict[str, Any], receive: Receive) -> dict[str, Any]:
+async def _whole(completion: Completion, answers: Answers, head: dict[str, Any], receive: Receive) -> Response:
     choices = _choices(completion)
-    whole: list[dict[str, Any]] = [{} for _ in choices]
+    whole = [WholeChoice(choice) for choice in choices]
     async with _while_connected(answers, receive):
         with errors_of_engine():
             async for index, piece in answers:
-                _append(whole[index], choices[index].chunk(piece))
-    return {**head, "choices": whole, "usage": _usage(completion, choices)}
-
-
-def _append(whole: dict[str, Any], chunk: dict[str, Any]) -> None:
-    """Adds a part of a choice to those before it."""
-    if not whole:
-        whole.update(chunk)
-        return
-    whole["text"] += chunk["text"]
-    whole["byte_ids"] += chunk["byte_ids"]
-    for name, values in (chunk["logprobs"] or {}).items():
-        whole["logprobs"][name] += values
-    whole["finish_reason"] = chunk["finish_reason"]
+                async for chunk in chunks_of(choices[index], piece):
+                    whole[index].add(chunk)
+    if answers.is_cancelled:
+        raise ClientDisconnect
+    return whole_answer(head, whole, _usage(completion, choices))
 
 
 async def _events(
     completion: Completion, answers: Answers, head: dict[str, Any], receive: Receive
-) -> AsyncIterator[str]:  # fmt: skip
+) -> AsyncIterator[bytes]:  # fmt: skip
     """Server-sent events: a chunk for every piece, in the shape of the whole answer, and [DONE] at the end."""
     choices = _choices(completion)
     nothing = {"usage": None} if completion.includes_usage else {}
@@ -159,22 +153,23 @@ async def _events(
         try:
             with errors_of_engine():
                 async for index, piece in answers:
-                    yield _event({**head, "choices": [choices[index].chunk(piece)], **nothing})
+                    async for chunk in chunks_of(choices[index], piece):
+                        yield _event({**head, "choices": [chunk], **nothing})
         except RequestError as error:
             yield _event(error.body())
             return
         if completion.includes_usage:
             yield _event({**head, "choices": [], "usage": _usage(completion, choices)})
-        yield "data: [DONE]\n\n"
+        yield b"data: [DONE]\n\n"
 
 
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, allow_nan=False)}\n\n"
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: %s\n\n" % to_json(content)
 
 
 def _choices(completion: Completion) -> list[Choice]:
-    has_logprobs = completion.likely is not None
-    return [Choice(index, job.prompt, completion.echo, has_logprobs) for index, job in enumerate(completion.jobs())]
+    jobs = completion.jobs()
+    return [Choice(index, job.prompt, completion.echo, completion.likely) for index, job in enumerate(jobs)]
 
 
 def _usage(completion: Completion, choices: list[Choice]) -> dict[str, int]:
@@ -189,4 +184,5 @@ async def _show_error(request: Request, error: Exception) -> Response:
 
 async def _show_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return RequestError(str(error.detail), status=error.status_code, headers=error.headers).response()
+    message = NOWHERE if error.status_code == 404 else str(error.detail)
+    return RequestError(message, status=error.status_code, headers=error.headers).response()

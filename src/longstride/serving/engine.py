@@ -14,18 +14,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-import torch
-
 from longstride.model import SparseTransformer
-from longstride.sampling.places import SCORED, Places, Score, Turn, open_places, score
-from longstride.sampling.sampler import random_state
+from longstride.sampling.marks import Mark
+from longstride.sampling.places import Places, Turn, open_places
+from longstride.sampling.scores import score
 from longstride.serving.answers import Answer, Answers, Job, Piece
-from longstride.serving.stream import Stream, window_step
+from longstride.serving.failures import FAILED, NOT_FINITE, BusyError, ModelError, StoppingError
+from longstride.serving.joining import join
+from longstride.serving.pace import Pace, Reading
+from longstride.serving.stream import Stream
 
 Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
@@ -33,30 +35,6 @@ HAND_OVER_SECONDS = 0.02
 """Time between two pieces of a sample. For each byte, the event loop would take as long as a step of a small model."""
 MOST_SCORED = 2**24
 """The most bytes and logprobs that all samples together may have to be scored for; each takes up to 100 bytes of memory."""
-MOST_SHARE = 4.0
-"""The most time that prompts get for each second of turns."""
-READING_SECONDS = 0.05
-"""Time for which prompts are read, if no sample is being made, before the engine looks for those that come and leave."""
-
-
-class BusyError(Exception):
-    """The queue is full."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full; try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class StoppingError(Exception):
-    """The engine finishes what is under way and takes nothing new."""
-
-
-class ModelError(Exception):
-    """The model gave nothing that can be used. The message is for clients."""
-
-
-FAILED = "the model failed; the server's log says why"
-NOT_FINITE = "the model's logits are not finite: its weights are not, or are too large for its precision"
 
 
 @dataclass
@@ -88,6 +66,18 @@ class _Delivery(NamedTuple):
     error: Exception | None
 
 
+class _Launched(NamedTuple):
+    """A turn that a GPU may still be computing."""
+
+    turn: Turn
+    streams: list[Stream]
+    steps: int
+    reading: Reading | None
+    """Of prompts, just before it."""
+    begin: Mark
+    end: Mark
+
+
 class Engine:
     """Runs a model in a thread of its own."""
 
@@ -95,7 +85,7 @@ class Engine:
         self, model: SparseTransformer, streams: int | None = None, queue: int = 256, exact: bool = False,
         places: Places | None = None,
     ) -> None:  # fmt: skip
-        """streams: samples made at once; None: 64, or as many as memory is for. queue: the most that wait. exact: see
+        """streams: samples made at once; None: `place_count`. queue: the most that wait. exact: see
         `open_places`."""
         self.model, self.config = model, model.config
         self.places = places or open_places(model, streams, exact)
@@ -109,14 +99,12 @@ class Engine:
         self._free = list(range(self.places.count))[::-1]
         self._held: list[Stream] = []
         """Streams with a place."""
-        self._turn: tuple[Turn, list[Stream]] | None = None
+        self._turn: _Launched | None = None
         """What a GPU works on."""
-        self._turn_seconds = self._step_seconds = 0.0
-        """Of the last turn, and of each of its steps."""
-        self._owed_seconds = 0.0
-        """For which turns are taken before prompts are read again, as these took longer than the turn before."""
+        self._pace = Pace(self.places)
+        self._step_seconds = 0.0
         self._owed_to_calls = 0.0
-        """The same for the next call."""
+        """Seconds for which turns are taken before the next call, as the last took longer than a turn."""
         self._parts = 0
         """Of prompts that were read."""
         self._handed_over = 0.0
@@ -143,6 +131,10 @@ class Engine:
         if self._stopping:
             raise StoppingError("the server is stopping")
         answers = Answers(jobs, self.wake)
+        if not any(job.length or job.scores_prompt for job in jobs):  # Nothing to read, or to make.
+            for answer in answers.answers:
+                answers.deliver(answer, Piece(finish="length"), None)
+            return answers
         streams = [Stream(answers, answer, loop, self.config.context) for answer in answers.answers]
         with self._lock:
             held = list(self._held)
@@ -209,8 +201,7 @@ class Engine:
             self._wake.wait()
             return True
         try:
-            self._read_prompts()
-            self._take_turn()
+            self._take_turn(self._read_prompts())
         except Exception:
             LOG.exception("the engine failed; it goes on with an empty batch")
             self._turn = None
@@ -222,7 +213,7 @@ class Engine:
     @property
     def _running(self) -> int:
         """Streams that turns extend."""
-        return sum(stream.joining is None and not stream.done for stream in self._held)
+        return sum(stream.is_running for stream in self._held)
 
     def _drop_left(self) -> None:
         """Frees the places of samples that have ended or that nobody waits for."""
@@ -236,7 +227,7 @@ class Engine:
                 stream.done = True
                 self.counts.samples["left"] += 1
             if stream.done:
-                stream.joining = None
+                stream.joining = stream.leader = None
                 self.places.leave(stream.place)
                 self._free.append(stream.place)
         self._held = [stream for stream in self._held if not stream.done]
@@ -248,76 +239,66 @@ class Engine:
                 stream = self._new.popleft()
                 stream.place = self._free.pop()
                 self.counts.waiting = len(self._new)
+            stream.leader = next((held for held in self._held if held.reads_for(stream)), None)
+            if stream.leader is not None:
+                stream.leader.followers.append(stream)
+            else:
+                stream.joining = join(self.places, stream, True, self._joined)
             self._held.append(stream)
-            stream.joining = self._join(stream, is_new=True)
             self.counts.prompt_bytes += len(stream.job.prompt)
         self.counts.running = len(self._held)
 
-    def _join(self, stream: Stream, is_new: bool) -> Generator[bool | None]:
-        """Reads the bytes of a stream's window, and scores the whole prompt if that is asked for. Yields between parts of
-        the work, True after each window but the last."""
-        job, context = stream.job, self.config.context
-        state = int(random_state(job.seed, torch.tensor([job.index]))[0])
-        scores = is_new and job.scores_prompt
-        step, found = window_step(context), list[Score]()
-        for start in range(0 if scores else stream.start, stream.start + 1, step):
-            # The last window is the stream's own.
-            window = bytes(stream.window) if start == stream.start else job.prompt[start : start + context]
-            shifted = (state + start + 2**63) % 2**64 - 2**63
-            hidden = yield from self.places.join(stream.place, window, shifted, job.params)
-            if scores and hidden is not None:
-                for first in range(context - step if start else 0, len(window), SCORED):
-                    part = slice(first, first + SCORED)
-                    found += score(self.places.logits(hidden[part]), window[part], job.likely or 0)
-                    yield None
-            if start < stream.start:
-                yield True
-        if found:
-            stream.pending().prompt_scores = found
-        if not job.length:
+    def _joined(self, stream: Stream) -> None:
+        """Begins a stream that has its prompt, or ends it if that was all."""
+        if stream.prompt_scores is not None:
+            stream.pending().prompt_scores, scores = stream.prompt_scores, stream.prompt_scores
+            stream.prompt_scores = None
+            if not scores.is_finite:
+                self._fail(stream, ModelError(NOT_FINITE))
+        if not stream.job.length:
             self._finish(stream, "length")
 
-    def _read_prompts(self) -> None:
-        """Reads prompts for as long as turns take, so that neither these nor the running streams wait for long; for up to
-        MOST_SHARE times as long if more streams wait for theirs than run. The next part is in turns that of the stream that
-        has waited longest and that of the shortest prompt; one of several windows waits again after each."""
-        begun = time.perf_counter()
-        reading = sum(stream.joining is not None for stream in self._held)
+    def _read_prompts(self) -> Reading | None:
+        """Reads prompts for as long as they get (`Pace`). The next part is in turns that of the stream that has waited
+        longest and that of the shortest prompt; one of several windows waits again after each."""
         running = self._running
-        share = min(MOST_SHARE, max(1.0, reading / running)) if running else 1.0
-        if running and self._owed_seconds > self._turn_seconds:
-            self._owed_seconds -= self._turn_seconds
-            return
-        while waiting := [stream for stream in self._held if stream.joining is not None]:
+        reading = self._pace.begin(sum(not stream.is_running for stream in self._held), running)
+        if reading is None:
+            return None
+        has_time = True
+        while has_time and (waiting := [stream for stream in self._held if stream.joining is not None]):
             self._parts += 1
             stream = min(waiting, key=lambda one: len(one.window)) if self._parts % 2 else waiting[0]
             assert stream.joining is not None
+            size: int | None = 0
             try:
-                if next(stream.joining):
-                    self._held.remove(stream)
-                    self._held.append(stream)
+                size = next(stream.joining)
             except StopIteration:
                 stream.joining = None
-                running += not stream.done
-            spent = time.perf_counter() - begun
-            if spent > (share * self._turn_seconds if running else READING_SECONDS):
-                self._owed_seconds = spent / share
-                return
+            running = self._running
+            if size is None:
+                self._held.remove(stream)
+                self._held.append(stream)
+            has_time = self._pace.has_time(reading, size or 0, running)
+        self._pace.end(reading)
+        return reading
 
-    def _take_turn(self) -> None:
-        """Launches the next bytes, and takes those that are there."""
-        begun, context = time.perf_counter(), self.config.context
+    def _take_turn(self, reading: Reading | None) -> None:
+        """Launches the next bytes, and takes those that are there. reading: what was read just before."""
+        context, mark = self.config.context, self.places.mark
         ready = [
             stream
             for stream in sorted(self._held, key=lambda stream: stream.place)
-            if stream.joining is None and not stream.done and stream.to_launch > 0 and stream.launched < context
+            if stream.is_running and stream.to_launch > 0 and stream.launched < context
         ]
         before, self._turn = self._turn, None
         if ready:
             scores = any(stream.job.likely is not None for stream in ready)
             room = min(context - stream.launched for stream in ready)
             steps = 1 if scores else min(room, self.places.most_steps(len(ready)))
-            self._turn = self.places.extend([stream.place for stream in ready], steps, scores), ready
+            begin = mark()
+            turn = self.places.extend([stream.place for stream in ready], steps, scores)
+            self._turn = _Launched(turn, ready, steps, reading, begin, mark())
             for stream in ready:
                 stream.launched += steps
                 stream.to_launch -= steps
@@ -325,35 +306,42 @@ class Engine:
             self.counts.steps += steps
             if not self.places.is_async:
                 before, self._turn = self._turn, None
+        elif reading is not None:
+            self._pace.settle(reading)
         if before is not None:
-            self._take(*before)
-        if ready:
-            self._turn_seconds = time.perf_counter() - begun
-            self._step_seconds = self._turn_seconds / steps
-            self._owed_to_calls -= self._turn_seconds
+            self._take(before)
 
-    def _take(self, turn: Turn, streams: Sequence[Stream]) -> None:
+    def _take(self, launched: _Launched) -> None:
         """Gives the bytes of a turn to their streams."""
-        for row, (stream, made) in enumerate(zip(streams, turn.data())):
+        turn = launched.turn
+        for row, (stream, made) in enumerate(zip(launched.streams, turn.data())):
             if stream.done:  # Since the turn was launched.
                 continue
             if made is None:
                 self._fail(stream, ModelError(NOT_FINITE))
                 continue
             made = made[: stream.to_come]
-            scores = [] if stream.job.likely is None else score(turn.logits()[row : row + 1], made, stream.job.likely)
+            likely = stream.job.likely
+            scores = [] if likely is None else score(turn.logits()[row : row + 1], made, likely).listed()
             self.counts.bytes += len(made)
             finish = stream.add(made, scores)
             if finish is not None:
                 self._finish(stream, finish)
             elif len(stream.window) == self.config.context:
                 stream.slide()
-                stream.joining = self._join(stream, is_new=False)
+                stream.joining = join(self.places, stream, False, self._joined)
+        if launched.reading is not None:
+            self._pace.settle(launched.reading)
+        end = launched.end if self.places.is_async else self.places.mark()
+        self._pace.turn_seconds = end.seconds_since(launched.begin)
+        self._step_seconds = self._pace.turn_seconds / launched.steps
+        self._owed_to_calls -= self._pace.turn_seconds
 
     def _finish(self, stream: Stream, finish: str) -> None:
-        stream.pending().finish = finish
-        stream.done = True
-        self.counts.samples[finish] += 1
+        if not stream.done:
+            stream.pending().finish = finish
+            stream.done = True
+            self.counts.samples[finish] += 1
 
     def _fail(self, stream: Stream, error: Exception) -> None:
         if not stream.done:

@@ -54,6 +54,9 @@ class Guard:
         if scope["type"] != "http":
             return None  # A websocket, of which there are none: the server refuses it.
         begun, status, is_open_stream = time.perf_counter(), 0, False
+        is_head = scope.get("method") == "HEAD"
+        if is_head:
+            scope = {**scope, "method": "GET"}
 
         async def guarded_send(message: Message) -> None:
             nonlocal status, is_open_stream
@@ -65,6 +68,8 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             elif not message.get("more_body", False):
                 is_open_stream = False
+            if is_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             await send(message)
 
         try:

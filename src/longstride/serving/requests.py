@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 
 from longstride.common.files import parse_object
-from longstride.serving.engine import BusyError, ModelError, StoppingError
 from longstride.serving.errors import RequestError, stopping
+from longstride.serving.failures import BusyError, ModelError, StoppingError
 
 BODY_SECONDS = 30
 """Seconds that a client has to send its request."""

@@ -30,7 +30,7 @@ class ServeSettings:
     name: str | None = None
     """What clients call the model. Left out: the name of its card, or of its folder."""
     streams: int | None = None
-    """Samples made at once. Left out: 64, or as many as a quarter of the memory is for."""
+    """Samples made at once. Left out: 64, or as many as a quarter of the memory is for, on a CPU at most 1 GiB."""
     queue: int = 256
     """Samples that may wait; a request beyond is answered with 429."""
     overflow: Overflow = "refuse"

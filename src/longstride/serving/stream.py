@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Generator
 
 from longstride.sampling.generation import window_overlap
-from longstride.sampling.places import Score
+from longstride.sampling.scores import Score, Scores
 from longstride.serving.answers import Answer, Answers, Piece
 from longstride.serving.stops import Stops
 
@@ -27,8 +27,13 @@ class Stream:
         """Bytes of the window that are there or being made."""
         self.to_launch = self.to_come = job.length
         self.place = -1
-        self.joining: Generator[bool | None] | None = None
+        self.joining: Generator[int | None] | None = None
         """Reads the window's bytes, part by part."""
+        self.leader: Stream | None = None
+        """A sample of the same request that reads the same prompt, of which this one gets a copy."""
+        self.followers: list[Stream] = []
+        """Those whose leader this is."""
+        self.prompt_scores: Scores | None = None
         self.stops = Stops(job.stop)
         self.held_scores: list[Score] = []
         self.piece: Piece | None = None
@@ -36,6 +41,16 @@ class Stream:
         """Whether nothing has been handed over yet."""
         self.error: Exception | None = None
         self.done = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has its prompt, and turns extend it."""
+        return self.joining is None and self.leader is None and not self.done
+
+    def reads_for(self, other: "Stream") -> bool:
+        """Whether it is about to have the prompt of another sample of its request."""
+        is_first = self.joining is not None and self.to_come == self.job.length  # And no later window.
+        return is_first and self.answers is other.answers and self.job.prompt == other.job.prompt != b""
 
     def slide(self) -> None:
         """Makes the last half of a full window the beginning of the next."""

@@ -15,6 +15,7 @@ def main(
     port: int = 0,
     browser: bool = True,
     device: str = "auto",
+    streams: int | None = None,
 ) -> None:
     """Open the page on a model: write with it, see what it found likely and where it looked. Example: longstride play RUN
 
@@ -24,9 +25,10 @@ def main(
         port: Port to listen on; 0 takes a free one.
         browser: Open a browser; with --no-browser only the address is printed.
         device: Auto is the GPU if there is one.
+        streams: Samples made at once. Left out: 64, or as many as a quarter of the memory is for, on a CPU at most 1 GiB.
     """
     from longstride.commands.play import play as run
 
-    settings = ServeSettings(port=port, device=device, overflow="slide")
+    settings = ServeSettings(port=port, device=device, streams=streams, overflow="slide")
     settings.check()
     run(folder, settings, browser)
