@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -90,3 +91,23 @@ def test_train_with_a_memory_chooses_and_records(train, capsys, tmp_path):
 def test_recomputation_that_is_given_with_a_memory_stays(train, tmp_path):
     main([*train, "--steps", "1", "--gpu-memory=16GB", "--model.recompute", "parts + host"])
     assert saved(tmp_path)["model"]["recompute"] == "parts + host"
+
+
+def test_a_command_that_torchrun_starts_anew_goes_on_with_its_plan(train, tmp_path, monkeypatch):
+    """Also in one process, whose folder is looked at before torch is imported."""
+    from longstride.training import loop
+    from longstride.training.ranks import Ranks
+
+    words = [*train, "--steps", "2", "--batch", "4", "--model.context", "512", "--gpu-memory", "1075MB"]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    main([*words, "--until", "1"])
+    planned = saved(tmp_path)["accumulate"]
+    assert planned > 1
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setattr(loop, "join_process_group", lambda device: nullcontext(Ranks(restarted=True)))
+    main(words)
+    assert saved(tmp_path)["accumulate"] == planned
+    assert (tmp_path / "run/checkpoints/step-2").exists()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
+    with pytest.raises(SystemExit):
+        main(words)

@@ -7,7 +7,7 @@ import torch
 from longstride.training import train
 from longstride.training.budget import advice, available_memory, flags, memory_limit, resolve_recomputation, with_advice
 from longstride.training.plan import CONTEXT_BYTES, make_plan, predict
-from longstride.training.ranks import SINGLE_RANK
+from longstride.training.ranks import SINGLE_RANK, Ranks
 from tests.training.small import config, same, weights
 
 AUTO = {"model": {"recompute": "auto"}}
@@ -38,6 +38,33 @@ def test_a_run_with_auto_can_be_resumed_with_another_memory(tmp_path, monkeypatc
     (tmp_path / "other").mkdir()
     train(plain)
     assert same(weights(tmp_path / "run"), weights(tmp_path / "other" / "run"))
+
+
+def test_a_resumed_run_keeps_its_planned_accumulation(tmp_path):
+    """So that dropout masks stay the same."""
+    model = {"layers": 4, "context": 2048, "recompute": "auto"}
+    given = config(tmp_path, batch=16, steps=3, model=model, gpu_memory="1060MB", validate_bytes=1, validate_every=100)
+
+    def accumulate():
+        return json.loads((tmp_path / "run" / "config.json").read_text())["accumulate"]
+
+    train(given, until=1)
+    planned = accumulate()
+    assert planned > given.accumulate == 1
+    train(given, resume=True, until=2)
+    assert accumulate() == planned
+    train(given, resume="auto")
+    assert accumulate() == planned
+
+
+@pytest.mark.parametrize(("processes", "accumulate"), [(1, 8), (2, 8), (4, 4), (8, 2), (3, 8)])
+def test_accumulation_divides_the_sequences_of_other_numbers_of_processes(processes, accumulate, tmp_path):
+    (tmp_path / "run").mkdir()
+    given = config(tmp_path, batch=16, **AUTO)
+    saved = config(tmp_path, data=given.data, batch=16, accumulate=8, model={"recompute": "on"})
+    (tmp_path / "run" / "config.json").write_text(saved.to_json())
+    chosen = resolve_recomputation(given, True, Ranks(count=processes), print)
+    assert (chosen.model.recompute, chosen.accumulate) == ("on", accumulate)
 
 
 def test_a_network_that_does_not_fit_is_refused(tmp_path):

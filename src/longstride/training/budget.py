@@ -22,15 +22,15 @@ SHRINK = 0.85
 def resolve_recomputation(
     config: TrainConfig, resume: Resume, ranks: Ranks, say: Callable[[str], None]
 ) -> TrainConfig:  # fmt: skip
-    """Returns the config with a choice of recomputation for each block, if it is "auto"; that of the run, if it is resumed.
+    """Returns the config with a choice of recomputation for each block, and accumulation, if recomputation is "auto"; those
+    of the run, if it is resumed.
 
     ValueError if nothing fits, or if the config has its own recomputation and does not fit into `gpu_memory`.
     """
     path = config.folder() / "config.json"
     auto = config.model.recompute == AUTO
     if auto and resume and path.is_file():
-        saved = TrainConfig.from_json(read_text(path), str(path)).model.recompute
-        return replace(config, model=replace(config.model, recompute=saved))
+        return _with_saved_choices(config, TrainConfig.from_json(read_text(path), str(path)), ranks.count)
     if not auto and not config.gpu_memory:
         return config
     device = ranks.run_on_all(lambda: ranks.device(config.device))
@@ -49,6 +49,14 @@ def resolve_recomputation(
         f"{memory / GIB:.1f}{host}"
     )
     return chosen
+
+
+def _with_saved_choices(config: TrainConfig, saved: TrainConfig, processes: int) -> TrainConfig:
+    """Returns the config with recomputation and accumulation of the run, or with the most parts up to these that divide the
+    sequences of a process."""
+    divisors = (parts for parts in range(1, saved.accumulate + 1) if config.batch % (processes * parts) == 0)
+    accumulate = max(divisors, default=saved.accumulate)
+    return replace(config, accumulate=accumulate, model=replace(config.model, recompute=saved.model.recompute))
 
 
 def available_memory(config: TrainConfig, device: torch.device) -> int:
