@@ -1,11 +1,20 @@
 import json
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from longstride.training import train
-from longstride.training.budget import advice, available_memory, flags, memory_limit, resolve_recomputation, with_advice
+from longstride.training.budget import (
+    advice,
+    available_memory,
+    flags,
+    memory_limit,
+    resolve_recomputation,
+    validation_batch,
+    with_advice,
+)
 from longstride.training.plan import CONTEXT_BYTES, make_plan, predict
 from longstride.training.ranks import SINGLE_RANK, Ranks
 from tests.training.small import config, same, weights
@@ -108,6 +117,23 @@ def test_advice_takes_less_than_what_failed(tmp_path):
     plan = make_plan(auto, int(0.85 * (peak + CONTEXT_BYTES)))
     assert said == f"These settings should fit: {flags(plan, failed)}."
     assert plan.memory.peak < peak
+
+
+@pytest.mark.parametrize(("size", "rows"), [("", 4), ("16GB", 4), ("1GB", 1)])
+def test_validation_takes_the_sequences_that_fit(size, rows, tmp_path, monkeypatch):
+    from longstride.training import trainer
+
+    seen = []
+    monkeypatch.setattr(trainer, "validate", lambda model, sequences, starts, batch, ranks: seen.append(batch) or 1.0)
+    given = config(tmp_path, gpu_memory=size)
+    with closing(trainer.Trainer(given, False)) as made:
+        made.validate()
+    assert seen == [rows]
+
+
+def test_a_validation_is_limited_by_the_whole_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=10**9))
+    assert validation_batch(config(tmp_path), torch.device("cuda")) == 1
 
 
 def test_all_of_a_machine_is_the_default(tmp_path):

@@ -11,7 +11,7 @@ from longstride.common.device import memory_bytes
 from longstride.common.files import read_text
 from longstride.model.recompute import AUTO
 from longstride.training.config import Resume, TrainConfig
-from longstride.training.plan import CONTEXT_BYTES, Plan, make_plan, nearest_plan, predict
+from longstride.training.plan import CONTEXT_BYTES, Plan, make_plan, nearest_plan, predict, validation_rows
 from longstride.training.ranks import Ranks
 
 GIB = 2**30
@@ -72,6 +72,17 @@ def available_memory(config: TrainConfig, device: torch.device) -> int:
     return given or free + torch.cuda.memory_reserved(device) + CONTEXT_BYTES
 
 
+def validation_batch(config: TrainConfig, device: torch.device, processes: int = 1) -> int:
+    """Returns how many sequences to validate at a time. It depends on the config and the GPU, not on what is free now."""
+    if config.gpu_memory:
+        memory = size_in_bytes("train", "gpu_memory", config.gpu_memory)
+    elif device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        return config.batch // processes // config.accumulate
+    return validation_rows(config, memory, processes)
+
+
 @contextmanager
 def memory_limit(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Context in which PyTorch takes no more memory of the GPU than `gpu_memory`."""
@@ -124,14 +135,15 @@ def flags(plan: Plan, config: TrainConfig) -> str:
 def _check(config: TrainConfig, memory: int, processes: int) -> None:
     """Raises ValueError if the config's own recomputation is predicted to take more than the memory."""
     predicted = predict(config, processes)
-    if predicted.peak + CONTEXT_BYTES > memory:
+    if max(predicted.peak, predicted.validation) + CONTEXT_BYTES > memory:
         raise ValueError(_refusal(config, memory, processes))
 
 
 def _refusal(config: TrainConfig, memory: int, processes: int) -> str:
     if config.model.recompute == AUTO:
         config = replace(config, model=replace(config.model, recompute="host"))
-    need = predict(config, processes).peak + CONTEXT_BYTES
+    predicted = predict(config, processes)
+    need = max(predicted.peak, predicted.validation) + CONTEXT_BYTES
     name = f"gpu_memory = {config.gpu_memory!r}" if config.gpu_memory else "the GPU's free memory"
     auto = replace(config, model=replace(config.model, recompute=AUTO))
     plan = make_plan(auto, memory, processes=processes) or nearest_plan(auto, memory, processes=processes)
