@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longstride.model.host_inputs import HostMemory
-from longstride.model.pinned import pinned
+from longstride.model.pinned import PinError, pinned
 
 GPU = torch.device("cuda", 0)
 
@@ -81,3 +81,14 @@ def test_a_failure_to_pin_reaches_the_caller(driver, monkeypatch):
     memory.expect(LIKE, 1)
     with pytest.raises(RuntimeError, match="too much is pinned"):
         memory.take(LIKE)
+
+
+def test_memory_that_cannot_be_had_or_pinned_is_named(driver, monkeypatch):
+    def refuse(result):
+        raise torch.cuda.CudaError.__new__(torch.cuda.CudaError)  # Its message needs a GPU.
+
+    monkeypatch.setattr(torch.cuda, "check_error", refuse)
+    with pytest.raises(PinError, match=r"^0\.25 GiB of host memory could not be pinned: "):
+        pinned(torch.Size((2**28,)), torch.uint8, GPU)
+    with pytest.raises(PinError, match="could not be pinned"):
+        pinned(torch.Size((2**60,)), torch.uint8, GPU)

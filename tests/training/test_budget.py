@@ -1,10 +1,13 @@
 import json
+import re
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from longstride.model.pinned import PinError
 from longstride.training import train
 from longstride.training.budget import (
     advice,
@@ -102,10 +105,45 @@ def test_out_of_memory_names_settings_that_fit(tmp_path, monkeypatch):
     given = config(tmp_path, batch=64, model={"context": 512, "layers": 20}, gpu_memory="4GB")
     with pytest.raises(torch.OutOfMemoryError) as failed:
         train(given)
-    assert failed.value.advice.startswith("These settings should fit: --model.recompute '")
+    assert failed.value.advice.startswith("These settings should fit, with another --out: --model.recompute '")
     with pytest.raises(torch.OutOfMemoryError) as failed, with_advice(config(tmp_path, gpu_memory="100MB"), CPU, 1):
         raise torch.OutOfMemoryError("CUDA out of memory.")
     assert failed.value.advice == "Use a smaller network."
+
+
+def test_advice_for_a_run_with_a_checkpoint_can_be_followed(tmp_path, monkeypatch):
+    """A run is resumed with the recomputation that it began with."""
+    from longstride.training.trainer import Trainer
+
+    take_step = Trainer.take_step
+
+    def fail(self, tokens):
+        if self.step == 6:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return take_step(self, tokens)
+
+    given = config(tmp_path, batch=16, model={"recompute": "on"}, steps=8)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "take_step", fail)
+        patch.setattr("longstride.training.plan.CONTEXT_BYTES", 0)
+        patch.setattr("longstride.training.budget.CONTEXT_BYTES", 0)
+        patch.setattr("longstride.model.memory.WORKSPACE", 0)
+        with pytest.raises(torch.OutOfMemoryError) as failed:
+            train(given)
+        one = replace(given, batch=1, model=replace(given.model, layers=20, context=4096, recompute="off"))
+        newest = tmp_path / "run/checkpoints/step-5"
+        new = advice(one, predict(one).peak, checkpoint=newest)
+    found = re.fullmatch(r"This should fit: --resume --accumulate (\d+)\.", failed.value.advice)
+    assert found
+    assert train(replace(given, accumulate=int(found[1])), resume=True).done
+    assert f"another --out, should fit: --init-from {newest} --model.recompute '" in new
+
+
+def test_pinning_that_fails_names_settings_with_less_host_memory(tmp_path):
+    given = config(tmp_path, batch=1, model={"layers": 4, "context": 2048, "recompute": "host"}, gpu_memory="4GB")
+    with pytest.raises(PinError) as failed, with_advice(given, CPU, 1):
+        raise PinError("2 GiB of host memory could not be pinned")
+    assert "should fit, with another --out: --model.recompute 'off'" in failed.value.advice
 
 
 def test_advice_takes_less_than_what_failed(tmp_path):
@@ -115,7 +153,7 @@ def test_advice_takes_less_than_what_failed(tmp_path):
     peak = predict(failed).peak
     said = advice(failed, peak + 2**30)
     plan = make_plan(auto, int(0.85 * (peak + CONTEXT_BYTES)))
-    assert said == f"These settings should fit: {flags(plan, failed)}."
+    assert said == f"These settings should fit, with another --out: {flags(plan, failed)}."
     assert plan.memory.peak < peak
 
 

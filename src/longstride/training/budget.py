@@ -1,17 +1,21 @@
 """The memory that a run may take on its GPU: resolves `recompute = "auto"`, limits PyTorch, and says what would fit."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from longstride.common.checks import size_in_bytes
 from longstride.common.device import memory_bytes
 from longstride.common.files import read_text
+from longstride.model.pinned import PinError
 from longstride.model.recompute import AUTO
+from longstride.training.checkpoint import newest_checkpoint
 from longstride.training.config import Resume, TrainConfig
-from longstride.training.plan import CONTEXT_BYTES, Plan, make_plan, nearest_plan, predict, validation_rows
+from longstride.training.plan import CONTEXT_BYTES, HOST_SHARE, Plan, make_plan, nearest_plan, predict, validation_rows
 from longstride.training.ranks import Ranks
 
 GIB = 2**30
@@ -101,23 +105,42 @@ def memory_limit(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def with_advice(config: TrainConfig, device: torch.device, processes: int) -> Iterator[None]:
-    """Context that adds to an OutOfMemoryError, as `advice`, the settings that would fit."""
+    """Context that adds the settings that would fit, as `advice`, to a lack of GPU memory or of pinned host memory."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        error.advice = advice(config, available_memory(config, device), processes)  # type: ignore[attr-defined]
+    except (torch.OutOfMemoryError, PinError) as error:
+        memory, step = available_memory(config, device), newest_checkpoint(config.folder() / "checkpoints")
+        error.advice = advice(config, memory, processes, isinstance(error, PinError), step)  # type: ignore[union-attr]
         raise
 
 
-def advice(config: TrainConfig, memory: int, processes: int = 1) -> str:
-    """Names settings that take less memory than those of the config, which did not fit."""
-    least = min(memory, SHRINK * min(memory, predict(config, processes).peak + CONTEXT_BYTES))
+def advice(
+    config: TrainConfig, memory: int, processes: int = 1, of_host: bool = False, checkpoint: Path | None = None
+) -> str:  # fmt: skip
+    """Names settings that take less memory than those of the config, which did not fit.
+
+    `of_host`: what lacked was pinned host memory. `checkpoint`: the run may be resumed from it, with the same recomputation.
+    """
+    predicted, host = predict(config, processes), None
+    if of_host:
+        host = int(SHRINK * predicted.host / HOST_SHARE)
+    else:
+        memory = int(min(memory, SHRINK * min(memory, predicted.peak + CONTEXT_BYTES)))
+    if checkpoint is not None:
+        plan = make_plan(config, memory, host, processes)
+        if plan is not None and plan.config.accumulate > config.accumulate:
+            return f"This should fit: --resume --accumulate {plan.config.accumulate}."
     auto = replace(config, model=replace(config.model, recompute=AUTO))
-    plan = make_plan(auto, int(least), processes=processes)
+    plan = make_plan(auto, memory, host, processes)
+    if plan is not None and checkpoint is not None:
+        words = f"--init-from {shlex.quote(str(checkpoint))} {flags(plan, config)}"
+        return f"To resume takes as much memory; a new run from these weights, with another --out, should fit: {words}."
     if plan is not None:
-        return f"These settings should fit: {flags(plan, config)}."
-    plan = nearest_plan(auto, int(least), processes=processes)
-    return f"The nearest that should fit: {flags(plan, config)}." if plan is not None else "Use a smaller network."
+        return f"These settings should fit, with another --out: {flags(plan, config)}."
+    plan = nearest_plan(auto, memory, host, processes)
+    if plan is not None:
+        return f"The nearest that should fit, with another --out: {flags(plan, config)}."
+    return "Use a smaller network."
 
 
 def flags(plan: Plan, config: TrainConfig) -> str:
