@@ -45,6 +45,29 @@ def test_the_nearest_that_fits(capsys):
     assert "Shorter contexts do not fit, either: use a smaller network." in text
 
 
+@pytest.mark.parametrize(("memory", "parts"), [("6GiB", "2"), ("60GB", "1"), ("4GB", None)])
+def test_the_chosen_row_is_what_training_does(memory, parts, capsys):
+    """It need not have the least time: a little less is no reason for more parts."""
+    text = said(capsys, f"enwik8 --gpu-memory {memory}")
+    (chosen,) = [line.split() for line in text.splitlines() if line.rstrip().endswith("chosen")]
+    command = shlex.split(text.splitlines()[-1])
+    trained = command[command.index("--accumulate") + 1] if "--accumulate" in command else "1"
+    assert chosen[1] == trained
+    assert parts in (None, trained)
+    assert f"Chosen: {chosen[0]} at a time." in text
+    assert "The fastest" not in text
+
+
+def test_recomputation_that_does_not_fit_is_replaced_before_the_context(capsys):
+    text = said(capsys, "enwik8 --gpu-memory 4GB --recompute off")
+    assert "With recompute off nothing fits, with one sequence at a time, either. With auto this does:" in text
+    assert "Nothing fits" not in text
+    command = text.splitlines()[-1]
+    assert "--model.context" not in command
+    assert "--model.recompute" in command
+    assert "The nearest that fits" in said(capsys, f"{LONG.replace('100GiB', '2GiB')} --recompute off")
+
+
 def test_settings_that_are_given(capsys):
     text = said(capsys, "enwik8 --gpu-memory 80GB --batch 3 --recompute '10*off + 20*on' --optimizer muon")
     assert "10*off + 20*on" in text
