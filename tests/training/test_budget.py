@@ -1,6 +1,6 @@
 import json
 import re
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -81,7 +81,8 @@ def test_accumulation_divides_the_sequences_of_other_numbers_of_processes(proces
 
 def test_a_network_that_does_not_fit_is_refused(tmp_path):
     message = (
-        "train: gpu_memory = '1GB' is 0.9 GiB, .* and recompute = 'host' takes .* GiB; (this fits|make the network smaller)"
+        r"train: gpu_memory = '1GB' is 0\.93 GiB, .* and recompute = 'host' takes .* GiB, beside 6% that stay free; "
+        "(this fits|make the network smaller)"
     )
     with pytest.raises(ValueError, match=message):
         train(config(tmp_path, model={"recompute": "auto", "layers": 40, "width": 512, "heads": 8}, gpu_memory="1GB"))
@@ -90,7 +91,7 @@ def test_a_network_that_does_not_fit_is_refused(tmp_path):
 
 def test_settings_that_do_not_fit_are_refused_with_some_that_do(tmp_path):
     given = config(tmp_path, model={"layers": 30, "context": 4096, "width": 64}, batch=64, gpu_memory="3GB")
-    with pytest.raises(ValueError, match=r"recompute = 'off' takes .* GiB; this fits: --model\.recompute '[^']+'"):
+    with pytest.raises(ValueError, match=r"recompute = 'off' takes .* GiB, .*; this fits: --model\.recompute '[^']+'"):
         train(given)
     assert train(config(tmp_path, data=given.data, steps=1, gpu_memory="3GB")).done
 
@@ -196,3 +197,21 @@ def test_pytorch_is_limited_to_the_memory_of_a_device_by_index(name, index, monk
     with memory_limit(config(tmp_path, gpu_memory="16GB"), torch.device(name)):
         assert limits == [(index, pytest.approx(0.5 - CONTEXT_BYTES / 32e9))]
     assert limits[1:] == [(index, 1.0)]
+
+
+def test_training_runs_within_the_limit(tmp_path, monkeypatch):
+    from longstride.training import loop
+    from longstride.training.trainer import Trainer
+
+    limits, take_step, inside = [], Trainer.take_step, []
+
+    @contextmanager
+    def limit(config, device):
+        limits.append((config.gpu_memory, device))
+        yield
+        limits.clear()
+
+    monkeypatch.setattr(loop, "memory_limit", limit)
+    monkeypatch.setattr(Trainer, "take_step", lambda self, tokens: inside.append(list(limits)) or take_step(self, tokens))
+    train(config(tmp_path, steps=1, gpu_memory="4GB", device="cpu"))
+    assert inside == [[("4GB", CPU)]]

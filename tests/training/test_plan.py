@@ -2,11 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from longstride.model.memory import forward_bytes
+from longstride.model.memory import WORKSPACE, forward_bytes
 from longstride.training import train_preset
+from longstride.training.muon import LARGEST_STACK
 from longstride.training.plan import (
     CONTEXT_BYTES,
     MARGIN,
+    MUON_BYTES,
     WORTHWHILE,
     fits,
     largest_batch,
@@ -120,6 +122,23 @@ def test_the_optimizer_counts():
     assert peaks["adafactor"] < peaks["muon"] < peaks["adamw"] < averaged
     weights = train_preset("music-65536").model.parameters
     assert averaged - peaks["adamw"] == 4 * weights
+
+
+def test_temporary_tensors_of_muon_count():
+    config = train_preset("enwik8", batch=1, optimizer={"name": "muon"}, model={"context": 128, "recompute": "on"})
+    model, memory = config.model, predict(config)
+    assert memory.phase == "the optimizer"
+    stack = min(LARGEST_STACK, model.layers * model.width * model.ff_width)
+    assert memory.working == MUON_BYTES * stack + WORKSPACE
+
+
+def test_gradients_that_exist_before_a_step_count():
+    """Those of earlier parts, and the buckets of DDP."""
+    once = predict(train_preset("enwik8", batch=2, model={"recompute": "off"}))
+    for config, processes in ((train_preset("enwik8", batch=4, accumulate=2, model={"recompute": "off"}), 1),
+                              (train_preset("enwik8", batch=4, model={"recompute": "off"}), 2)):  # fmt: skip
+        more = predict(config, processes)
+        assert more.gradients == more.weights > once.gradients
 
 
 def test_a_validation_fits_beside_the_graph_of_a_step():

@@ -15,7 +15,16 @@ from longstride.model.pinned import PinError
 from longstride.model.recompute import AUTO
 from longstride.training.checkpoint import newest_checkpoint
 from longstride.training.config import Resume, TrainConfig
-from longstride.training.plan import CONTEXT_BYTES, HOST_SHARE, Plan, make_plan, nearest_plan, predict, validation_rows
+from longstride.training.plan import (
+    CONTEXT_BYTES,
+    HOST_SHARE,
+    MARGIN,
+    Plan,
+    make_plan,
+    nearest_plan,
+    predict,
+    validation_rows,
+)
 from longstride.training.ranks import Ranks
 
 GIB = 2**30
@@ -172,6 +181,7 @@ def _refusal(config: TrainConfig, memory: int, processes: int) -> str:
     plan = make_plan(auto, memory, processes=processes) or nearest_plan(auto, memory, processes=processes)
     fix = f"this fits: {flags(plan, config)}" if plan is not None else "make the network smaller"
     return (
-        f"train: {name} is {memory / GIB:.1f} GiB, and a step of batch = {config.batch}, accumulate = {config.accumulate}, "
-        f"context = {config.model.context:,} and recompute = {config.model.recompute!r} takes {need / GIB:.1f} GiB; {fix}"
+        f"train: {name} is {memory / GIB:.2f} GiB, and a step of batch = {config.batch}, accumulate = {config.accumulate}, "
+        f"context = {config.model.context:,} and recompute = {config.model.recompute!r} takes {need / GIB:.2f} GiB, "
+        f"beside {MARGIN:.0%} that stay free; {fix}"
     )
