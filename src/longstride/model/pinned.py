@@ -23,7 +23,7 @@ def pinned(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tenso
     size = max(1, prod(shape) * dtype.itemsize)
     try:
         return _pinned(size, device)[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
-    except (OSError, torch.cuda.CudaError) as error:  # type: ignore[attr-defined]
+    except (OSError, torch.cuda.CudaError) as error:
         reason = str(error).split("\n", 1)[0]
         raise PinError(f"{size / 2**30:.2f} GiB of host memory could not be pinned: {reason}.") from error
 
