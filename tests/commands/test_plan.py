@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -42,6 +43,29 @@ def test_the_nearest_that_fits(capsys):
     assert "--model.context 524288" in text
     text = said(capsys, "cifar10 --gpu-memory 1GB")
     assert "Shorter contexts do not fit, either: use a smaller network." in text
+
+
+@pytest.mark.parametrize(("memory", "parts"), [("6GiB", "2"), ("60GB", "1"), ("4GB", None)])
+def test_the_chosen_row_is_what_training_does(memory, parts, capsys):
+    """It need not have the least time: a little less is no reason for more parts."""
+    text = said(capsys, f"enwik8 --gpu-memory {memory}")
+    (chosen,) = [line.split() for line in text.splitlines() if line.rstrip().endswith("chosen")]
+    command = shlex.split(text.splitlines()[-1])
+    trained = command[command.index("--accumulate") + 1] if "--accumulate" in command else "1"
+    assert chosen[1] == trained
+    assert parts in (None, trained)
+    assert f"Chosen: {chosen[0]} at a time." in text
+    assert "The fastest" not in text
+
+
+def test_recomputation_that_does_not_fit_is_replaced_before_the_context(capsys):
+    text = said(capsys, "enwik8 --gpu-memory 4GB --recompute off")
+    assert "With recompute off nothing fits, with one sequence at a time, either. With auto this does:" in text
+    assert "Nothing fits" not in text
+    command = text.splitlines()[-1]
+    assert "--model.context" not in command
+    assert "--model.recompute" in command
+    assert "The nearest that fits" in said(capsys, f"{LONG.replace('100GiB', '2GiB')} --recompute off")
 
 
 def test_settings_that_are_given(capsys):
@@ -90,3 +114,23 @@ def test_train_with_a_memory_chooses_and_records(train, capsys, tmp_path):
 def test_recomputation_that_is_given_with_a_memory_stays(train, tmp_path):
     main([*train, "--steps", "1", "--gpu-memory=16GB", "--model.recompute", "parts + host"])
     assert saved(tmp_path)["model"]["recompute"] == "parts + host"
+
+
+def test_a_command_that_torchrun_starts_anew_goes_on_with_its_plan(train, tmp_path, monkeypatch):
+    """Also in one process, whose folder is looked at before torch is imported."""
+    from longstride.training import loop
+    from longstride.training.ranks import Ranks
+
+    words = [*train, "--steps", "2", "--batch", "4", "--model.context", "512", "--gpu-memory", "1075MB"]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    main([*words, "--until", "1"])
+    planned = saved(tmp_path)["accumulate"]
+    assert planned > 1
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setattr(loop, "join_process_group", lambda device: nullcontext(Ranks(restarted=True)))
+    main(words)
+    assert saved(tmp_path)["accumulate"] == planned
+    assert (tmp_path / "run/checkpoints/step-2").exists()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
+    with pytest.raises(SystemExit):
+        main(words)

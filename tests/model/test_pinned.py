@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from longstride.model.host_inputs import HostMemory
-from longstride.model.pinned import pinned
+from longstride.model.host_inputs import HostInputs, HostMemory
+from longstride.model.pinned import PinError, pinned
 
 GPU = torch.device("cuda", 0)
 
@@ -81,3 +81,25 @@ def test_a_failure_to_pin_reaches_the_caller(driver, monkeypatch):
     memory.expect(LIKE, 1)
     with pytest.raises(RuntimeError, match="too much is pinned"):
         memory.take(LIKE)
+
+
+def test_memory_that_cannot_be_had_or_pinned_is_named(driver, monkeypatch):
+    def refuse(result):
+        raise torch.cuda.CudaError.__new__(torch.cuda.CudaError)  # Its message needs a GPU.
+
+    monkeypatch.setattr(torch.cuda, "check_error", refuse)
+    with pytest.raises(PinError, match=r"^0\.25 GiB of host memory could not be pinned: "):
+        pinned(torch.Size((2**28,)), torch.uint8, GPU)
+    with pytest.raises(PinError, match="could not be pinned"):
+        pinned(torch.Size((2**60,)), torch.uint8, GPU)
+
+
+def test_the_input_before_is_fetched_while_a_block_is_computed():
+    tensors = [torch.full((3,), float(number)) for number in range(3)]
+    inputs = HostInputs(HostMemory(), tensors[0], 3)
+    stored = [inputs.store(x) for x in tensors]
+    inputs.leave_device()
+    assert [one.on_device for one in stored] == [None] * 3
+    assert torch.equal(stored[2].fetch(), tensors[2])
+    assert stored[0].on_device is None
+    assert torch.equal(stored[1].on_device, tensors[1])

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from longstride.model import PRESETS, SparseTransformer, feed_forward, layers, preset, transformer
 from longstride.model.dropout import draw_mask
@@ -324,3 +325,29 @@ def test_one_graph_for_torch_compile(changes):
     assert all(x.grad is not None for x in made.parameters())
     with pytest.raises(ValueError, match="bytes must be 0 to 255"):
         made(tokens.long() + 300)
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that an operator returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.found = max(self.found, result.nbytes)
+        return result
+
+
+@torch.no_grad()
+def test_without_gradients_the_inner_layer_is_computed_in_parts(monkeypatch):
+    made, tokens = model(width=16, context=512, dropout=0.3).eval(), some_bytes(2, 512)
+    whole = made(tokens)
+    inner = 4 * 2 * 512 * 4 * 16
+    monkeypatch.setattr(feed_forward, "PART_BYTES", inner // 4)
+    torch.testing.assert_close(made(tokens), whole)
+    with Largest() as largest:
+        made.blocks[0].ff(torch.randn(2, 512, 16), torch.randn(2, 512, 16))
+    assert largest.found == inner // 4

@@ -1,5 +1,6 @@
 """Two processes train as one does. Each has half of every batch."""
 
+import json
 import shutil
 
 import pytest
@@ -252,3 +253,15 @@ def test_torchrun_starts_anew_after_a_process_is_lost(folder):
     for path in ("model.safetensors", "checkpoints/step-8/model.safetensors"):
         assert same(load_file(folder / "run/run" / path), load_file(lost / "run/run" / path))
     assert figures(lost, "run") == figures(folder, "run")
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_command_of_one_process_anew(folder):
+    """Which goes on with the run, and with the accumulation that it planned."""
+    words = (
+        f"train text-small --data {folder}/data --out {folder}/run --gpu-memory 1060MB --batch 8 --steps 5 --save-every 2 "
+        "--model.layers 2 --model.context 2048 --model.width 32 --model.heads 2 --device cpu"
+    ).split()
+    torchrun("tests.training.worker", "", *words, ranks=1)
+    assert json.loads((folder / "run/config.json").read_text())["accumulate"] > 1
+    assert (folder / "run/checkpoints/step-5/manifest.json").exists()

@@ -2,9 +2,13 @@ from dataclasses import replace
 
 import pytest
 
+from longstride.model.memory import WORKSPACE, forward_bytes
 from longstride.training import train_preset
+from longstride.training.muon import LARGEST_STACK
 from longstride.training.plan import (
     CONTEXT_BYTES,
+    MARGIN,
+    MUON_BYTES,
     WORTHWHILE,
     fits,
     largest_batch,
@@ -13,9 +17,11 @@ from longstride.training.plan import (
     predict,
     recomputation_plan,
     usable,
+    validation_rows,
 )
 
 GB, HOST = 10**9, 64 * 2**30
+QUARTER = {"pattern": "interleave(strided(512))", "embedding": "matrix(512)", "context": 262_144}
 LONG = {"context": 1_048_576, "pattern": "interleave(strided(1024))", "embedding": "matrix(1024)"}
 
 
@@ -118,9 +124,52 @@ def test_the_optimizer_counts():
     assert averaged - peaks["adamw"] == 4 * weights
 
 
+def test_temporary_tensors_of_muon_count():
+    config = train_preset("enwik8", batch=1, optimizer={"name": "muon"}, model={"context": 128, "recompute": "on"})
+    model, memory = config.model, predict(config)
+    assert memory.phase == "the optimizer"
+    stack = min(LARGEST_STACK, model.layers * model.width * model.ff_width)
+    assert memory.working == MUON_BYTES * stack + WORKSPACE
+
+
+def test_gradients_that_exist_before_a_step_count():
+    """Those of earlier parts, and the buckets of DDP."""
+    once = predict(train_preset("enwik8", batch=2, model={"recompute": "off"}))
+    for config, processes in ((train_preset("enwik8", batch=4, accumulate=2, model={"recompute": "off"}), 1),
+                              (train_preset("enwik8", batch=4, model={"recompute": "off"}), 2)):  # fmt: skip
+        more = predict(config, processes)
+        assert more.gradients == more.weights > once.gradients
+
+
+def test_a_validation_fits_beside_the_graph_of_a_step():
+    for name, gb, model in (("enwik8", 6.44, {}), ("music-65536", 16, QUARTER), ("music-65536", 16, LONG)):
+        plan = planned(name, gb, 100 * 2**30, model=model)
+        assert 0 < plan.memory.validation < gb * GB - CONTEXT_BYTES
+    captured = train_preset("enwik8", model={"recompute": "on"})
+    one = forward_bytes(captured.model, 1)
+    assert predict(captured).validation == predict(captured).peak + one
+    weights = 4 * captured.model.parameters
+    for plain in ({"capture": "off"}, {"optimizer": {"name": "adamw"}, "model": {"recompute": "host"}}):
+        assert predict(train_preset("enwik8", **plain)).validation == 3 * weights + one
+    long = replace(captured, batch=1, model=replace(captured.model, context=2**20, chunk=2**10))
+    memory = predict(long)
+    between = int(memory.peak / (1 - MARGIN) + CONTEXT_BYTES)
+    assert memory.peak <= usable(between + 2)
+    assert not fits(memory, between + 2, HOST)
+
+
+def test_fewer_sequences_are_validated_where_memory_is_short():
+    config = planned("enwik8", 6.44).config
+    assert config.batch // config.accumulate == 4
+    rows = [validation_rows(config, int(gb * GB)) for gb in (1, 6.44, 6.6, 80)]
+    assert rows == sorted(rows)
+    assert (rows[0], rows[1], rows[-1]) == (1, 1, 4)
+    assert 1 < rows[2] < 4
+    assert validation_rows(config, 80 * GB, 2) == 2
+
+
 ENWIK8 = ("enwik8", {"batch": 8, "compile": True})
 OFF = {"dropout": 0.0, "recompute": "off"}
-QUARTER = {"pattern": "interleave(strided(512))", "embedding": "matrix(512)", "context": 262_144}
 
 
 @pytest.mark.parametrize(

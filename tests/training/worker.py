@@ -234,17 +234,17 @@ def watched(folder, plans):
     return sorted(changed)
 
 
-def killed_once(folder):
-    """As torchrun starts it: rank 1 is killed in the first attempt."""
-    take_step = Trainer.take_step
+def killed_once(work):
+    """As torchrun starts it: the last rank is killed in the first attempt."""
+    take_step, is_last = Trainer.take_step, int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
 
     def fatal(trainer, tokens):
-        if trainer.step == SHAKEN and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+        if trainer.step == SHAKEN and is_last and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         return take_step(trainer, tokens)
 
     with patch.object(Trainer, "take_step", fatal):
-        trained(folder, [SHORT])
+        work()
 
 
 FAILURES = [
@@ -345,4 +345,5 @@ def stopped_twice(words, ranks):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    killed_once(Path(sys.argv[1]))
+    folder, *words = sys.argv[1:]
+    killed_once(lambda: main(words) if words else trained(Path(folder), [SHORT]))

@@ -72,6 +72,11 @@ def is_only_process() -> bool:
     return os.environ.get("WORLD_SIZE", "1") == "1"
 
 
+def is_restarted() -> bool:
+    """Whether torchrun has started this process anew after a failure."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def _ranks() -> ModuleType | None:
     """The module of distributed training, if it has been imported. Importing it here would import torch."""
     return sys.modules.get("longstride.training.ranks")

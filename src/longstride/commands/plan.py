@@ -11,6 +11,7 @@ from rich.table import Table
 from longstride.training.config import TrainConfig
 from longstride.training.plan import (
     CONTEXT_BYTES,
+    WORTHWHILE,
     Plan,
     accumulations,
     free_host_memory,
@@ -42,6 +43,14 @@ def show(
         highlight=False,
     )
     plan = make_plan(config, memory, host)
+    if plan is None and model.recompute != "auto":
+        config = _changed(config, "auto", config.accumulate)
+        plan = make_plan(config, memory, host)
+        if plan is not None:
+            line = (
+                f"\nWith recompute {model.recompute} nothing fits, with one sequence at a time, either. With auto this does:"
+            )
+            console.print(line, highlight=False, soft_wrap=True)
     if plan is None:
         least = predict(_changed(config, "host" if model.recompute == "auto" else model.recompute, config.batch))
         console.print(
@@ -56,11 +65,11 @@ def show(
             return
         console.print(f"The nearest that fits has a context of {plan.config.model.context:,}:", highlight=False)
         config = replace(plan.config, model=replace(plan.config.model, recompute="auto"))
-    console.print(_table(config, memory, host))
+    console.print(_table(config, memory, host, plan))
     parts = {name: getattr(plan.memory, name) / GIB for name in ("weights", "states", "gradients", "kept", "working")}
     console.print(
-        f"The fastest has {plan.config.batch // plan.config.accumulate:,} at a time; its peak is in {plan.memory.phase}, in "
-        "GiB: "
+        f"Chosen: {plan.config.batch // plan.config.accumulate:,} at a time. More parts are chosen only where that saves "
+        f"{1 - WORTHWHILE:.0%} of the estimated time. The peak is in {plan.memory.phase}, in GiB: "
         + ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
         + f"; the CUDA context takes {CONTEXT_BYTES / GIB:.1f} more.",
         highlight=False,
@@ -88,15 +97,16 @@ def _changed(config: TrainConfig, recompute: str, accumulate: int) -> TrainConfi
     return replace(config, accumulate=accumulate, model=replace(config.model, recompute=recompute))
 
 
-def _table(config: TrainConfig, memory: int, host: int) -> Table:
-    """One row for each way to divide the batch, with those sequences at a time first that the plan has."""
+def _table(config: TrainConfig, memory: int, host: int, chosen: Plan) -> Table:
+    """One row for each way to divide the batch, the most sequences at a time first; that of the plan is marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("at a time", "accumulate", "recompute", "GPU GiB", "host GiB", "s/step", "bytes/s"):
+    for name in ("at a time", "accumulate", "recompute", "GPU GiB", "host GiB", "s/step", "bytes/s", ""):
         table.add_column(name, justify="left" if name == "recompute" else "right", overflow="fold")
     rows = 0
     for accumulate in accumulations(config, 1):
         plan = recomputation_plan(replace(config, accumulate=accumulate), memory, host)
-        if plan is None or rows == MOST_ROWS:
+        is_chosen = accumulate == chosen.config.accumulate
+        if plan is None or (rows >= MOST_ROWS and not is_chosen):
             continue
         rows += 1
         table.add_row(
@@ -107,6 +117,7 @@ def _table(config: TrainConfig, memory: int, host: int) -> Table:
             f"{plan.memory.host / GIB:.1f}",
             f"{plan.seconds:.3g}",
             f"{config.batch * config.model.context / plan.seconds:,.0f}",
+            "chosen" if is_chosen else "",
         )
     return table
 

@@ -51,6 +51,14 @@ class _FeedForward(torch.autograd.Function):
         return d_inner @ w_1, d_weight_1, d_bias if ctx.has_bias else None, d_weight_2
 
 
+def feed_forward_in_parts(x: Tensor, inner: Linear, outer: Linear) -> Tensor:
+    """Returns outer(gelu(inner(x))), some rows at a time: without gradients the inner layer is a block's largest tensor."""
+    count = part_count(x.element_size() * x.numel() // x.shape[-1] * inner.out_features)
+    if count == 1:
+        return outer(gelu(inner(x)))
+    return torch.cat([outer(gelu(inner(x[rows]))) for rows in row_parts(x, count)], -2)
+
+
 def recomputed_feed_forward(
     x: Tensor, inner: Linear, outer: Linear, bias_2: Tensor | None, mask: Tensor | None = None, scale: float = 1.0
 ) -> Tensor:  # fmt: skip

@@ -42,6 +42,8 @@ class StepMemory:
     """The phase that has the peak."""
     host: int
     """Bytes of inputs in pinned host memory."""
+    validation: int = 0
+    """Bytes at the peak of a validation of one sequence; 0 if unknown."""
 
     @property
     def peak(self) -> int:
@@ -129,6 +131,20 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
     # Inner layer, gelu and their gradients; stream, norm, product and their gradients.
     after_attention = (qkv if groups == 1 else 0) + masks + (4 * inner + 6 * unit) // parts
     return held + max(attention, after_attention, qkv // groups + (n * changed + 2 * qkv // groups + 4 * unit) // parts)
+
+
+def forward_bytes(config: ModelConfig, batch: int) -> int:
+    """Bytes of temporary tensors in a forward pass without gradients, as validation has it."""
+    n, width, size = batch * config.context, config.width, _size(config)
+    unit, table, qk = size * n * width, 4 * n * width, n * config.qk_width
+    changed = 12 * qk if config.is_rotary or config.qk_norm else 0  # Queries or keys in float32: before, after, and a half.
+    # The stream, its norm, attention's output in two layouts, and the projected one, beside queries, keys and values.
+    attention = 5 * unit + size * (2 * qk + n * width) + changed
+    norm = 4 * unit + 2 * table  # The stream before and after an addition, what is added, and the norm, also in float32.
+    inner = n * size * config.ff_width
+    ff = (3 + 2 * (inner > feed_forward.PART_BYTES)) * unit + 3 * min(inner, feed_forward.PART_BYTES)
+    loss = unit + min(config.chunk, n) * (3 * BYTES + 3 * width) * 4
+    return max(TABLES * table + unit, attention, norm, ff, loss) + _cast_bytes(config)
 
 
 def host_bytes(config: ModelConfig, batch: int) -> int:

@@ -50,16 +50,17 @@ class FeedForward(nn.Module):
 
     def forward(self, h: Tensor, x: Tensor, dropout: Dropout | None = None) -> Tensor:
         """Returns h + dropout(ff(x))."""
-        if self.recompute and torch.is_grad_enabled():
-            if residual.is_fused(x):
-                value = feed_forward.recomputed_feed_forward(x, self.inner, self.outer, None)
-                return add(h, Product(value, self.outer.bias), dropout)
+        inner, outer = self.inner, self.outer
+        if not torch.is_grad_enabled():
+            return add(h, Product(feed_forward.feed_forward_in_parts(x, inner, outer), None), dropout)
+        if self.recompute and residual.is_fused(x):
+            return add(h, Product(feed_forward.recomputed_feed_forward(x, inner, outer, None), outer.bias), dropout)
+        if self.recompute:
             mask = None if dropout is None else draw_mask(x, dropout.rate, dropout.seed)
-            scale = 1 / (1 - self.dropout)
-            return h + feed_forward.recomputed_feed_forward(x, self.inner, self.outer, self.outer.bias, mask, scale)
-        if torch.is_grad_enabled() and feed_forward.is_fused(x.device, x.dtype, self.inner):
-            return add(h, feed_forward.fused_feed_forward(x, self.inner, self.outer), dropout)
-        return add(h, product(gelu(product(x, self.inner)), self.outer), dropout)
+            return h + feed_forward.recomputed_feed_forward(x, inner, outer, outer.bias, mask, 1 / (1 - self.dropout))
+        if feed_forward.is_fused(x.device, x.dtype, inner):
+            return add(h, feed_forward.fused_feed_forward(x, inner, outer), dropout)
+        return add(h, product(gelu(product(x, inner)), outer), dropout)
 
 
 class ResidualBlock(nn.Module):
@@ -136,9 +137,8 @@ class SparseTransformer(nn.Module):
             if host is not None and choice != "host":
                 host.leave_device()
             if choice in IN_PARTS:
-                h = blocks_in_parts(
-                    list(self.blocks[segment]), h, list(own_seeds), rotation, host if choice == "host" else None
-                )
+                own_host = host if choice == "host" else None
+                h = blocks_in_parts(list(self.blocks[segment]), h, list(own_seeds), rotation, own_host)
             else:
                 h = _checkpointed(self.blocks[segment.start], choice)(h, None, own_seeds[0], rotation)
         return h

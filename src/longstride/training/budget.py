@@ -1,17 +1,30 @@
 """The memory that a run may take on its GPU: resolves `recompute = "auto"`, limits PyTorch, and says what would fit."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from longstride.common.checks import size_in_bytes
 from longstride.common.device import memory_bytes
 from longstride.common.files import read_text
+from longstride.model.pinned import PinError
 from longstride.model.recompute import AUTO
+from longstride.training.checkpoint import newest_checkpoint
 from longstride.training.config import Resume, TrainConfig
-from longstride.training.plan import CONTEXT_BYTES, Plan, make_plan, nearest_plan, predict
+from longstride.training.plan import (
+    CONTEXT_BYTES,
+    HOST_SHARE,
+    MARGIN,
+    Plan,
+    make_plan,
+    nearest_plan,
+    predict,
+    validation_rows,
+)
 from longstride.training.ranks import Ranks
 
 GIB = 2**30
@@ -22,15 +35,15 @@ SHRINK = 0.85
 def resolve_recomputation(
     config: TrainConfig, resume: Resume, ranks: Ranks, say: Callable[[str], None]
 ) -> TrainConfig:  # fmt: skip
-    """Returns the config with a choice of recomputation for each block, if it is "auto"; that of the run, if it is resumed.
+    """Returns the config with a choice of recomputation for each block, and accumulation, if recomputation is "auto"; those
+    of the run, if it is resumed.
 
     ValueError if nothing fits, or if the config has its own recomputation and does not fit into `gpu_memory`.
     """
     path = config.folder() / "config.json"
     auto = config.model.recompute == AUTO
     if auto and resume and path.is_file():
-        saved = TrainConfig.from_json(read_text(path), str(path)).model.recompute
-        return replace(config, model=replace(config.model, recompute=saved))
+        return _with_saved_choices(config, TrainConfig.from_json(read_text(path), str(path)), ranks.count)
     if not auto and not config.gpu_memory:
         return config
     device = ranks.run_on_all(lambda: ranks.device(config.device))
@@ -51,6 +64,14 @@ def resolve_recomputation(
     return chosen
 
 
+def _with_saved_choices(config: TrainConfig, saved: TrainConfig, processes: int) -> TrainConfig:
+    """Returns the config with recomputation and accumulation of the run, or with the most parts up to these that divide the
+    sequences of a process."""
+    divisors = (parts for parts in range(1, saved.accumulate + 1) if config.batch % (processes * parts) == 0)
+    accumulate = max(divisors, default=saved.accumulate)
+    return replace(config, accumulate=accumulate, model=replace(config.model, recompute=saved.model.recompute))
+
+
 def available_memory(config: TrainConfig, device: torch.device) -> int:
     """Bytes that the run may take: those of `gpu_memory`, or all that are free."""
     given = size_in_bytes("train", "gpu_memory", config.gpu_memory) if config.gpu_memory else None
@@ -62,6 +83,17 @@ def available_memory(config: TrainConfig, device: torch.device) -> int:
             f"train: gpu_memory = {config.gpu_memory!r} is more than the GPU's {total / GIB:.1f} GiB; give less"
         )
     return given or free + torch.cuda.memory_reserved(device) + CONTEXT_BYTES
+
+
+def validation_batch(config: TrainConfig, device: torch.device, processes: int = 1) -> int:
+    """Returns how many sequences to validate at a time. It depends on the config and the GPU, not on what is free now."""
+    if config.gpu_memory:
+        memory = size_in_bytes("train", "gpu_memory", config.gpu_memory)
+    elif device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        return config.batch // processes // config.accumulate
+    return validation_rows(config, memory, processes)
 
 
 @contextmanager
@@ -82,23 +114,42 @@ def memory_limit(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def with_advice(config: TrainConfig, device: torch.device, processes: int) -> Iterator[None]:
-    """Context that adds to an OutOfMemoryError, as `advice`, the settings that would fit."""
+    """Context that adds the settings that would fit, as `advice`, to a lack of GPU memory or of pinned host memory."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        error.advice = advice(config, available_memory(config, device), processes)  # type: ignore[attr-defined]
+    except (torch.OutOfMemoryError, PinError) as error:
+        memory, step = available_memory(config, device), newest_checkpoint(config.folder() / "checkpoints")
+        error.advice = advice(config, memory, processes, isinstance(error, PinError), step)  # type: ignore[union-attr]
         raise
 
 
-def advice(config: TrainConfig, memory: int, processes: int = 1) -> str:
-    """Names settings that take less memory than those of the config, which did not fit."""
-    least = min(memory, SHRINK * min(memory, predict(config, processes).peak + CONTEXT_BYTES))
+def advice(
+    config: TrainConfig, memory: int, processes: int = 1, of_host: bool = False, checkpoint: Path | None = None
+) -> str:  # fmt: skip
+    """Names settings that take less memory than those of the config, which did not fit.
+
+    `of_host`: what lacked was pinned host memory. `checkpoint`: the run may be resumed from it, with the same recomputation.
+    """
+    predicted, host = predict(config, processes), None
+    if of_host:
+        host = int(SHRINK * predicted.host / HOST_SHARE)
+    else:
+        memory = int(min(memory, SHRINK * min(memory, predicted.peak + CONTEXT_BYTES)))
+    if checkpoint is not None:
+        plan = make_plan(config, memory, host, processes)
+        if plan is not None and plan.config.accumulate > config.accumulate:
+            return f"This should fit: --resume --accumulate {plan.config.accumulate}."
     auto = replace(config, model=replace(config.model, recompute=AUTO))
-    plan = make_plan(auto, int(least), processes=processes)
+    plan = make_plan(auto, memory, host, processes)
+    if plan is not None and checkpoint is not None:
+        words = f"--init-from {shlex.quote(str(checkpoint))} {flags(plan, config)}"
+        return f"To resume takes as much memory; a new run from these weights, with another --out, should fit: {words}."
     if plan is not None:
-        return f"These settings should fit: {flags(plan, config)}."
-    plan = nearest_plan(auto, int(least), processes=processes)
-    return f"The nearest that should fit: {flags(plan, config)}." if plan is not None else "Use a smaller network."
+        return f"These settings should fit, with another --out: {flags(plan, config)}."
+    plan = nearest_plan(auto, memory, host, processes)
+    if plan is not None:
+        return f"The nearest that should fit, with another --out: {flags(plan, config)}."
+    return "Use a smaller network."
 
 
 def flags(plan: Plan, config: TrainConfig) -> str:
@@ -116,19 +167,21 @@ def flags(plan: Plan, config: TrainConfig) -> str:
 def _check(config: TrainConfig, memory: int, processes: int) -> None:
     """Raises ValueError if the config's own recomputation is predicted to take more than the memory."""
     predicted = predict(config, processes)
-    if predicted.peak + CONTEXT_BYTES > memory:
+    if max(predicted.peak, predicted.validation) + CONTEXT_BYTES > memory:
         raise ValueError(_refusal(config, memory, processes))
 
 
 def _refusal(config: TrainConfig, memory: int, processes: int) -> str:
     if config.model.recompute == AUTO:
         config = replace(config, model=replace(config.model, recompute="host"))
-    need = predict(config, processes).peak + CONTEXT_BYTES
+    predicted = predict(config, processes)
+    need = max(predicted.peak, predicted.validation) + CONTEXT_BYTES
     name = f"gpu_memory = {config.gpu_memory!r}" if config.gpu_memory else "the GPU's free memory"
     auto = replace(config, model=replace(config.model, recompute=AUTO))
     plan = make_plan(auto, memory, processes=processes) or nearest_plan(auto, memory, processes=processes)
     fix = f"this fits: {flags(plan, config)}" if plan is not None else "make the network smaller"
     return (
-        f"train: {name} is {memory / GIB:.1f} GiB, and a step of batch = {config.batch}, accumulate = {config.accumulate}, "
-        f"context = {config.model.context:,} and recompute = {config.model.recompute!r} takes {need / GIB:.1f} GiB; {fix}"
+        f"train: {name} is {memory / GIB:.2f} GiB, and a step of batch = {config.batch}, accumulate = {config.accumulate}, "
+        f"context = {config.model.context:,} and recompute = {config.model.recompute!r} takes {need / GIB:.2f} GiB, "
+        f"beside {MARGIN:.0%} that stay free; {fix}"
     )

@@ -187,10 +187,7 @@ class Checkpoints:
             raise ValueError(f"{folder} cannot be read: {reason(error)}") from None
 
     def _folders(self) -> dict[int, Path]:
-        folders = (path for path in self.folder.glob(f"{PREFIX}*") if path.is_dir() and not path.is_symlink())
-        names = {path.name.removeprefix(PREFIX): path for path in folders}
-        steps = (name for name in names if name.isdecimal() and len(name) < DIGITS and name == str(int(name)))
-        return {int(name): names[name] for name in steps}
+        return _folders(self.folder)
 
     def _forget_old(self, best: int | None) -> None:
         steps = sorted(self._folders())
@@ -204,6 +201,19 @@ class Checkpoints:
             with suppress(OSError):  # First, so that a half-removed folder counts as unfinished, not damaged.
                 (folder / MANIFEST).unlink()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Returns the newest finished checkpoint in a folder of checkpoints; None if there is none."""
+    finished = {step: path for step, path in _folders(folder).items() if has_manifest(path)}
+    return finished[max(finished)] if finished else None
+
+
+def _folders(folder: Path) -> dict[int, Path]:
+    folders = (path for path in folder.glob(f"{PREFIX}*") if path.is_dir() and not path.is_symlink())
+    names = {path.name.removeprefix(PREFIX): path for path in folders}
+    steps = (name for name in names if name.isdecimal() and len(name) < DIGITS and name == str(int(name)))
+    return {int(name): names[name] for name in steps}
 
 
 def check_owner(folder: Path, run_id: str | None) -> None:

@@ -11,11 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from longstride.model.config import ModelConfig
-from longstride.model.memory import StepMemory, host_bytes, kept_bytes, step_memory
+from longstride.model.memory import StepMemory, forward_bytes, host_bytes, kept_bytes, step_memory
 from longstride.model.recompute import segments, write
+from longstride.training import capture
 from longstride.training.config import TrainConfig
 from longstride.training.muon import LARGEST_STACK
+from longstride.training.ranks import Ranks
 from longstride.training.step_time import block_seconds, step_seconds
 
 CONTEXT_BYTES = 7 * 2**27
@@ -99,7 +103,7 @@ def largest_batch(config: TrainConfig, memory: int, host: int | None = None) -> 
 
 
 def predict(config: TrainConfig, processes: int = 1) -> StepMemory:
-    """Predicts the memory of a step of a run."""
+    """Predicts the memory of a step of a run, and of a validation."""
     model = config.model
     matrices = model.layers * _matrix_parameters(model)
     states, temporary = 8 * model.parameters, 0
@@ -114,16 +118,36 @@ def predict(config: TrainConfig, processes: int = 1) -> StepMemory:
     rows = config.batch // processes // config.accumulate
     shares = processes if config.parallel == "fsdp" else 1
     # DDP keeps the buckets of gradients from step to step.
-    return step_memory(model, rows, states, temporary, config.accumulate > 1 or processes > 1, shares)
+    keeps_gradients = config.accumulate > 1 or processes > 1
+    memory = step_memory(model, rows, states, temporary, keeps_gradients, shares)
+    # A CUDA graph keeps the memory of the whole step.
+    is_captured = capture.choose(config, torch.device("cuda"), Ranks(count=processes)) is None
+    held = memory.peak if is_captured else memory.weights * (1 + keeps_gradients) + memory.states
+    return replace(memory, validation=held + forward_bytes(model, 1))
+
+
+def validation_rows(config: TrainConfig, gpu: int, processes: int = 1) -> int:
+    """Returns how many sequences to validate at a time: as many as a step has at a time, or as fit; at least one."""
+    rows, memory = config.batch // processes // config.accumulate, predict(config, processes)
+    room = _usable_in_validation(gpu) - memory.validation
+    one = forward_bytes(config.model, 1)
+    fitting = (count for count in range(rows, 1, -1) if forward_bytes(config.model, count) - one <= room)
+    return next(fitting, 1)
 
 
 def fits(memory: StepMemory, gpu: int, host: int) -> bool:
-    return memory.peak <= usable(gpu) and memory.host <= HOST_SHARE * host
+    of_gpu = memory.peak <= usable(gpu) and memory.validation <= _usable_in_validation(gpu)
+    return of_gpu and memory.host <= HOST_SHARE * host
 
 
 def usable(memory: int) -> int:
     """Bytes for tensors in a GPU of this memory."""
     return int((memory - CONTEXT_BYTES) * (1 - MARGIN))
+
+
+def _usable_in_validation(memory: int) -> int:
+    """Bytes for tensors while a validation runs, which is predicted without the errors of a whole step."""
+    return int((memory - CONTEXT_BYTES) * (1 - MARGIN / 2))
 
 
 def free_host_memory() -> int:

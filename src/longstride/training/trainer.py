@@ -19,6 +19,7 @@ from longstride.model import SparseTransformer
 from longstride.model.cost import check_memory
 from longstride.model.recompute import IN_PARTS
 from longstride.training import capture
+from longstride.training.budget import validation_batch
 from longstride.training.checkpoint import Checkpoints
 from longstride.training.config import TrainConfig
 from longstride.training.curve import plot_curve
@@ -74,6 +75,7 @@ class Trainer:
                     block.compile()
         self.rows = config.batch // ranks.count // config.accumulate
         """Sequences per forward pass of a process."""
+        self.validation_rows = -ranks.maximum(-validation_batch(config, self.device, ranks.count))
         self.parallel = ParallelModel(self.model, self.device, ranks, config.parallel, self.averaging, self.rows)
         same_weights = SINGLE_RANK if self.parallel.fsdp else ranks
         self.optimizers = make_optimizers(self.model, config.optimizer, ranks=same_weights)
@@ -263,7 +265,7 @@ class Trainer:
     def validate(self) -> float:
         """Returns the bits per byte of the validation data, and keeps the weights if they are the best so far."""
         with self._with_average_weights():
-            bits = validate(self.model, self.held_out, self.validation_starts, self.rows, self.ranks) / log(2)
+            bits = validate(self.model, self.held_out, self.validation_starts, self.validation_rows, self.ranks) / log(2)
             now = self.run_state
             if isfinite(bits) and (now.best is None or bits < now.best):
                 now.best, now.best_step, now.without_better = bits, self.step, 0

@@ -180,3 +180,9 @@ def predicted_gib(row):
     """What the package predicts now for the network of a row."""
     (config,) = check_memory_settings(MemoryBenchmark(contexts=(row.context,)))
     return step_memory(replace(config.model, recompute=row.recompute)).peak / 2**30
+
+
+def test_a_file_of_another_benchmark_is_named():
+    path = Path(__file__).parents[3] / "benchmarks/results/step-h200.json"
+    with pytest.raises(ValueError, match=r"is no file of bench memory --json: it has no 'limit_gib'$"):
+        read_memory(path)

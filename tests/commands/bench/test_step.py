@@ -9,8 +9,9 @@ from rich.console import Console
 
 from longstride.commands.bench import step, step_peers
 from longstride.commands.bench.measure import Ceilings
+from longstride.commands.bench.report import print_table
 from longstride.commands.bench.step import NEVER, Ours, StepBenchmark, model_flops, run
-from longstride.commands.bench.step_cases import read_case
+from longstride.commands.bench.step_cases import PAPER, check_step, read_case
 from longstride.commands.bench.step_peers import PlainNetwork, PlainTraining, missing
 from longstride.commands.bench.step_results import PLAIN_DENSE, PLAIN_NONE, StepResult, StepRow, comparisons, read_steps
 from longstride.model import SparseTransformer
@@ -234,3 +235,23 @@ def test_reading_prints_and_measures_nothing(tmp_path, monkeypatch):
     for words in ("8 x 12,288 bytes, 95.0 million", "210.0", "0.468", "50.0%", "9%", "41.0", "12.0 s"):
         assert words in text
     assert comparisons(rows) == ["enwik8: 2.00 times as fast as plain, dense"]
+
+
+def test_numbers_are_whole_on_a_narrow_console():
+    """Names are folded."""
+    out = io.StringIO()
+    names = "enwik8 pattern=interleave(strided(128)) recompute=selective dropout=0.4"
+    print_table(Console(file=out, width=80), "steps", ["name"], [f"h{i}" for i in range(6)], [[names, *["1,234.56"] * 6]])
+    assert out.getvalue().count("1,234.56") == 6
+    assert "…" not in out.getvalue()
+
+
+def test_the_cases_by_default_are_those_of_the_committed_file():
+    content = json.loads((Path(__file__).parents[3] / "benchmarks/results/step-h200.json").read_text())
+    ours = {row["name"] for row in content["rows"] if not row["name"].startswith("plain")}
+    assert ours == set(PAPER)
+
+
+def test_automatic_recomputation_is_refused():
+    with pytest.raises(ValueError, match="recompute = 'auto' is chosen by longstride train; give what longstride plan"):
+        check_step(StepBenchmark(cases=("enwik8 recompute=auto",)))

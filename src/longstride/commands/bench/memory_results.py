@@ -66,7 +66,8 @@ def read_memory(path: Path) -> MemoryResult:
             rows=[read_record(MemoryRow, row) for row in read_list(content.get("rows"))],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"bench memory: read = {str(path)!r} is no file of bench memory --json: {error}") from None
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"bench memory: read = {str(path)!r} is no file of bench memory --json: {reason}") from None
 
 
 HEADINGS = ("params\nmillion", "paper", "predicted\nGiB", "meas-\nured", "error", "host\nGiB", "seconds\na step", "first")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -59,7 +59,9 @@ def print_table(
     """A table with a bold title above it. `names` are the headings of columns of text, `headings` those of numbers."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in (*names, *headings):
-        table.add_column(heading, justify="left" if heading in names else "right", no_wrap=True)
+        # Where the console is narrow, names are folded and numbers stay whole.
+        justify: JustifyMethod = "left" if heading in names else "right"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading not in names)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console.print(Text(title, style="bold"), soft_wrap=True)

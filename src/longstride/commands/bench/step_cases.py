@@ -8,10 +8,12 @@ from longstride.commands.bench.settings import StepBenchmark
 from longstride.common.checks import short_repr, suggest, whole_number
 from longstride.model.config import ModelConfig
 from longstride.model.presets import DENSE
+from longstride.model.recompute import AUTO
 from longstride.training.config import TrainConfig
 from longstride.training.presets import train_preset
 
-PAPER = ("enwik8", "enwik8-dense", "cifar10", "cifar10-dense", "imagenet64", "imagenet64-dense")
+STRIDED = "enwik8 pattern=interleave(strided(128))"
+PAPER = ("enwik8", "enwik8-dense", STRIDED, "cifar10", "cifar10-dense", "imagenet64", "imagenet64-dense")
 SMALL = ("audio-small", "audio-small-dense", "image-small", "image-small-dense")
 BATCHES = {"enwik8": 8, "cifar10": 16, "imagenet64": 4}
 """Sequences per step that fit into 80 GB without recomputation."""
@@ -71,6 +73,11 @@ def read_case(text: str, settings: StepBenchmark, compiled: bool) -> Case:
         config = train_preset(name, **changes)
     except ValueError as error:
         raise ValueError(f"bench step: cases has {short_repr(text)}: {error}") from None
+    if config.model.recompute == AUTO:
+        raise ValueError(
+            f"bench step: cases has {short_repr(text)}: recompute = 'auto' is chosen by longstride train; give what "
+            "longstride plan prints"
+        )
     network = " ".join([plain, *(word for word in words if not word.startswith("pattern="))])
     return Case(text, network, config)
 

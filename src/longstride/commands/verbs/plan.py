@@ -21,8 +21,8 @@ def main(
 ) -> None:
     """What fits into a GPU, and what a training step takes. Example: longstride plan enwik8 --gpu-memory 16GB
 
-    Prints what to recompute in each block, for all ways to divide the batch, with predicted memory and time. The first row
-    is what longstride train does with the same --gpu-memory.
+    Prints what to recompute in each block, for all ways to divide the batch, with predicted memory and time. The row
+    marked as chosen is what longstride train does with the same --gpu-memory.
 
     Args:
         preset: The preset to train; its other settings are those of longstride train.

@@ -13,7 +13,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from longstride.commands.ending import describe_ending, exit_if_interrupted
-from longstride.commands.exits import is_main_process, is_only_process
+from longstride.commands.exits import is_main_process, is_only_process, is_restarted
 from longstride.commands.parser import HELP, parse, whole_number_from
 from longstride.common.checks import short_reason, short_repr
 from longstride.common.files import check_source, parse_object, read_text
@@ -191,7 +191,7 @@ def _train(
     config.check_paths()
     if resume is not True and is_only_process():
         check_source(config.data)
-        if not resume:
+        if not resume and not is_restarted():  # Else `train` finds out whether this launch began the run.
             check_free(config.folder())
         if config.init_from:
             find_settings("train: init_from", Path(config.init_from).expanduser())
