@@ -8,7 +8,7 @@ import torch
 from longstride.model import PRESETS, SparseTransformer, preset
 from longstride.sampling import decoder
 from longstride.sampling.decoder import Decoder, in_float32
-from longstride.sampling.position import PackedProduct, Product, can_pack
+from longstride.sampling.position import HalfProduct, PackedProduct, Product, can_halve, can_pack, fits_half
 from longstride.sampling.streams import choose_implementation, open_streams
 from tests.model.small import model, some_bytes
 from tests.model.test_modern import CHANGES as MODERN
@@ -40,6 +40,16 @@ def check(made, tokens, prompt, first=None, last=None):
         if position >= first:
             assert (found - wanted[:, position]).abs().max() < 1e-4
             assert torch.equal(found.argmax(-1), wanted[:, position].argmax(-1))
+
+
+def check_equal_for_any_number_of_streams(made, tokens):
+    """The logits of the first stream, alone and among all, after a prompt of 3 bytes."""
+    found = []
+    for batch in (1, len(tokens)):
+        decoder = Decoder(made, batch)
+        decoder.prefill(tokens[:batch, :3])
+        found.append([decoder.step(tokens[:batch, at])[0] for at in range(3, tokens.shape[1])])
+    assert all(torch.equal(one, other) for one, other in zip(*found))
 
 
 @pytest.mark.parametrize("prompt", [0, 1, 13])
@@ -117,6 +127,58 @@ def test_packed_products_round_alike_for_any_number_of_rows(bias):
             assert torch.equal(packed(x[:rows]), packed(x)[:rows])
 
 
+@pytest.mark.skipif(not can_halve(torch.device("cpu")), reason="needs FBGEMM")
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_with_float16_weights_are_those_of_float32(bias):
+    """The error against float64 is at most twice that of PyTorch's product; rows do not depend on their number."""
+    layer, x, h = torch.nn.Linear(192, 300, bias=bias), torch.randn(64, 192), torch.randn(64, 300)
+    layer.weight.data = layer.weight.data.bfloat16().float()
+    half, plain = HalfProduct(layer, 1.7), Product(layer, 1.7)
+    with torch.no_grad():
+        exact, added = 1.7 * layer.double()(x.double()), h.clone()
+        layer.float()
+        half.add_to(added, x)
+        without_bias = exact - (0 if layer.bias is None else 1.7 * layer.bias)
+        for found, wanted in ((half(x), exact), (added, h + without_bias + (0 if layer.bias is None else layer.bias))):
+            assert (found - wanted).abs().max() <= 2 * (plain(x) - exact).abs().max() + 2**-24 * wanted.abs().max()
+        for rows in (1, 2, 3, 4, 7, 8, 33):
+            assert torch.equal(half(x[:rows]), half(x)[:rows])
+
+
+def test_which_weights_fit_float16():
+    """Those of float16 and bfloat16, of any size; not those of float32, with one that dwarfs the others, or not finite."""
+    weight = 0.05 * torch.randn(256, 256)
+    for size in (2.0**-30, 1, 2.0**30):
+        assert fits_half(size * weight.bfloat16().float())
+        assert fits_half(size * weight.half().float())
+        assert not fits_half(size * weight)
+    assert fits_half(torch.zeros(4, 4))
+    uneven = weight.bfloat16().float()
+    uneven[3, 5] = 2.0**40  # Scaled for it, all others are 0.
+    assert not fits_half(uneven)
+    assert not fits_half(torch.full((4, 4), torch.nan))
+    assert not fits_half(torch.full((4, 4), torch.inf))
+    assert not fits_half(torch.full((4, 4), 2.0**-149))
+
+
+@pytest.mark.skipif(not can_halve(torch.device("cpu")), reason="needs FBGEMM")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_network_with_float16_weights(threads):
+    """Its logits are those of the parallel pass, and do not depend on the number of streams or threads."""
+    made, before, tokens = model(layers=1, width=640, heads=2, context=20), torch.get_num_threads(), some_bytes(5, 20)
+    torch.nn.init.normal_(made.output.weight, std=0.1)
+    for parameter in made.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    assert isinstance(Decoder(made).network.blocks[0].inner, HalfProduct)
+    assert Decoder(made).network.h.shape[0] == 1
+    torch.set_num_threads(threads)
+    try:
+        check(made, tokens, 3)
+        check_equal_for_any_number_of_streams(made, tokens)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.skipif(not can_pack(torch.device("cpu")), reason="needs oneDNN")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_network_that_is_packed(threads):
@@ -127,12 +189,7 @@ def test_a_network_that_is_packed(threads):
     torch.set_num_threads(threads)
     try:
         check(made, tokens, 3)
-        found = []
-        for batch in (1, 5):
-            decoder = Decoder(made, batch)
-            decoder.prefill(tokens[:batch, :3])
-            found.append([decoder.step(tokens[:batch, at])[0] for at in range(3, 20)])
-        assert all(torch.equal(one, other) for one, other in zip(*found))
+        check_equal_for_any_number_of_streams(made, tokens)
     finally:
         torch.set_num_threads(before)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from longstride.sampling import generate
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.places import open_places, place_count
-from longstride.sampling.position import can_pack
+from longstride.sampling.position import can_halve, can_pack
 from longstride.sampling.sampler import random_state
 from longstride.sampling.scores import score
 from longstride.sampling.torch_places import MOST_NETWORKS, TorchPlaces
@@ -100,17 +100,26 @@ def test_windows_of_tables_are_shared_and_limited(monkeypatch):
     assert len(places.windows) == 1
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_bits_do_not_depend_on_the_others(is_packed, monkeypatch):
+@pytest.mark.parametrize("products", ["plain", "packed", "half"])
+def test_bits_do_not_depend_on_the_others(products, monkeypatch):
     """Not only the bytes: the logits."""
-    if is_packed:  # As oneDNN does it for larger networks.
+    if products != "plain":  # As oneDNN and FBGEMM do it for larger networks.
         monkeypatch.setattr("longstride.sampling.position.PACKED_NETWORK", 0)
         monkeypatch.setattr("longstride.sampling.position.PACKED_MATRIX", 0)
     made = model(width=48, heads=4, **{**NETWORKS["rotary"], "context": 24})
+    cpu, least_rows = torch.device("cpu"), None
+    if products == "packed" and can_pack(cpu):
+        least_rows = 2
+    if products == "half":
+        if not can_halve(cpu):
+            pytest.skip("needs FBGEMM")
+        least_rows = 1
+        for parameter in made.parameters():
+            parameter.data = parameter.data.bfloat16().float()
     prompt, found = b"abcdefgh", []
     for others in (0, 1, 6, 30):
         places = TorchPlaces(made, 32)
-        assert places.products.all_packed == (is_packed and can_pack(torch.device("cpu")))
+        assert places.products.least_rows == least_rows
         for place in range(others):
             finish(begin(places, place, bytes(range(place % 20)), place, SamplingParams()))
         finish(begin(places, others, prompt, 3, SamplingParams()))

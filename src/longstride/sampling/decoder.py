@@ -23,7 +23,7 @@ from longstride.model.cache import Cache
 from longstride.model.decode import View, decode, views
 from longstride.model.layers import FEW, Linear
 from longstride.sampling.params import SamplingParams
-from longstride.sampling.position import PACKED_ROWS, NetworkPosition, Products
+from longstride.sampling.position import NetworkPosition, Products
 from longstride.sampling.sampler import pick_bytes, probabilities, uniform
 
 AHEAD = 64
@@ -61,8 +61,8 @@ class Decoder:
         """Rows of a product, such that a stream does not depend on their number. The caller sets `thread_count` threads."""
         if self.device.type != "cpu":
             return 1
-        if products.all_packed:
-            return PACKED_ROWS
+        if products.least_rows is not None:
+            return products.least_rows
         return FEW_FOR_ONE_THREAD if thread_count(self.model.config, self.batch, self.device) == 1 else FEW
 
     def prefill(self, tokens: Tensor) -> None:

@@ -21,9 +21,9 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """Queries [batch * heads, 1, d], keys and values [batch, heads, d], and the result [batch * heads, 1, d_v] to be written."""
 PACKED_NETWORK, PACKED_MATRIX = 2**21, 2**16
 """The fewest weights of a network, and of its matrix, that are packed. Smaller ones stay in a core's cache, and a call of
-oneDNN costs more than it saves."""
-PACKED_ROWS = 2
-"""Rows from which on a row of a packed product does not depend on their number."""
+oneDNN or FBGEMM costs more than it saves. For FBGEMM the network may be smaller."""
+ROUNDING = 2.0**-25
+"""Of float32, relative: about what a weight loses by it on average."""
 Rotation = tuple[Tensor, Tensor]
 """Cosines, and sines with their signs, of a head's numbers: [d], or [batch, 1, d] for streams at positions of their own."""
 
@@ -55,6 +55,9 @@ class Norm:
 class Product:
     """A linear layer without gradients: x -> factor * (x W + b)."""
 
+    least_rows: int | None = None
+    """Rows from which on a row of a result does not depend on their number; None: it depends on the threads."""
+
     def __init__(self, layer: nn.Linear, factor: float = 1.0) -> None:
         self.weight, self.has_bias = layer.weight.detach().t(), layer.bias is not None
         if self.weight.device.type == "cpu":
@@ -78,6 +81,8 @@ class PackedProduct(Product):
     A row of a result does not depend on the number of rows, from two rows on.
     """
 
+    least_rows: int | None = 2
+
     def __init__(self, layer: nn.Linear, factor: float = 1.0) -> None:
         super().__init__(layer, factor)
         del self.weight
@@ -93,6 +98,51 @@ class PackedProduct(Product):
             h += self.bias
 
 
+class HalfProduct(Product):
+    """The same on a CPU, with weights that FBGEMM has packed as float16. Activations and sums stay float32.
+
+    A step takes the time to read the weights, and these are half as many bytes. A row of a result does not depend on the
+    number of rows.
+    """
+
+    least_rows: int | None = 1
+
+    def __init__(self, layer: nn.Linear, factor: float = 1.0) -> None:
+        super().__init__(layer, factor)
+        del self.weight
+        weight, scale = layer.weight.detach(), half_scale(layer.weight)
+        self.packed = torch.ops.quantized.linear_prepack_fp16(scale * weight, None)
+        self.alpha = factor / scale
+        self.factor, self.scaled_bias = torch.tensor(self.alpha), factor * self.bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
+        result *= self.factor
+        return result.add_(self.scaled_bias) if self.has_bias else result
+
+    def add_to(self, h: Tensor, x: Tensor) -> None:
+        h.add_(torch.ops.quantized.linear_dynamic_fp16(x, self.packed), alpha=self.alpha)
+        if self.has_bias:
+            h += self.bias
+
+
+def can_halve(device: torch.device) -> bool:
+    """Whether PyTorch has FBGEMM, for a CPU that it knows."""
+    return device.type == "cpu" and torch.backends.quantized.engine in ("x86", "fbgemm")
+
+
+def half_scale(weight: Tensor) -> float:
+    """Returns the power of two that brings the largest weight close to the end of float16's range."""
+    return 2.0 ** (15 - int(torch.frexp(weight.detach().abs().max()).exponent))
+
+
+def fits_half(weight: Tensor) -> bool:
+    """Whether float16 holds the scaled weights of each output with no more error than float32 would. It holds those of a
+    model in half precision."""
+    scaled = half_scale(weight) * weight.detach()
+    return bool(((scaled.half().float() - scaled).norm(dim=1) <= ROUNDING * scaled.norm(dim=1)).all())
+
+
 def can_pack(device: torch.device) -> bool:
     """Whether PyTorch has oneDNN, and the operators that torch.compile calls it by."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
@@ -103,15 +153,23 @@ class Products:
     """The products of a network's layers. Their copies of the weights serve any number of streams."""
 
     def __init__(self, model: SparseTransformer) -> None:
-        packs = model.config.parameters >= PACKED_NETWORK and can_pack(model.output.weight.device)
-        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-        self.packed = {layer for layer in layers if packs and layer.weight.numel() >= PACKED_MATRIX}
-        self.all_packed = len(self.packed) == len(layers)
+        device = model.output.weight.device
+        packs = model.config.parameters >= PACKED_NETWORK and can_pack(device)
+        halves = can_halve(device)
+        self.classes: dict[nn.Linear, type[Product]] = {}
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                is_large = layer.weight.numel() >= PACKED_MATRIX
+                is_half = is_large and halves and fits_half(layer.weight)
+                self.classes[layer] = HalfProduct if is_half else PackedProduct if is_large and packs else Product
+        least = [kind.least_rows for kind in self.classes.values()]
+        self.least_rows = None if None in least else max(rows for rows in least if rows)
+        """Rows from which on a row of any product does not depend on their number; None: it depends on the threads."""
         self.made: dict[nn.Linear, Product] = {}
 
     def of(self, layer: nn.Linear, factor: float = 1.0) -> Product:
         if layer not in self.made:
-            self.made[layer] = (PackedProduct if layer in self.packed else Product)(layer, factor)
+            self.made[layer] = self.classes[layer](layer, factor)
         return self.made[layer]
 
 

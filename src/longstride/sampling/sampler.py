@@ -19,8 +19,8 @@ RANDOM_BITS = 32
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """Returns softmax(logits / temperature) in float64, with 0 for bytes outside of top_k and, of the rest, of top_p. Ties
     favour the smaller byte. Not normalized."""
-    scaled = logits.double() if params.temperature == 1 else logits.double() / params.temperature
-    full = torch.softmax(scaled, -1)
+    scaled = logits if params.temperature == 1 else logits.double() / params.temperature
+    full = torch.softmax(scaled, -1, torch.float64)
     if not params.has_filter:
         return full
     ordered, byte = torch.sort(full, dim=-1, descending=True, stable=True)

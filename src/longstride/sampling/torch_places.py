@@ -1,7 +1,7 @@
 """Places in plain PyTorch: products over all streams at once, attention over streams that read equally many keys.
 
-Streams do not change each other's bits. Products have a multiple of ROWS rows, of which the last is padding; and what a
-query reads, and in which order, follows from its position alone (`_Window`).
+Streams do not change each other's bits. Products have a multiple of ROWS rows, of which the last is padding, unless their
+rows never depend on each other; and what a query reads, and in which order, follows from its position alone (`_Window`).
 """
 
 from collections import OrderedDict
@@ -201,7 +201,8 @@ class TorchPlaces:
 
     def _network(self, batch: int) -> NetworkPosition:
         if batch not in self.networks:
-            self.networks[batch] = NetworkPosition(self.model, batch, (batch // ROWS + 1) * ROWS, self.products)
+            rows = batch if self.products.least_rows == 1 else (batch // ROWS + 1) * ROWS
+            self.networks[batch] = NetworkPosition(self.model, batch, rows, self.products)
             if len(self.networks) > MOST_NETWORKS:
                 self.networks.popitem(last=False)
         self.networks.move_to_end(batch)

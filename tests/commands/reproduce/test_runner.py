@@ -79,6 +79,7 @@ def test_a_network_that_another_table_has_trained_is_only_scored(done, monkeypat
     given = reproduce("table3", done.parent / "given", "--run", str(done / f"{FIXED}-seed-0")).rows[0]
     assert given.scores[1].bits_per_byte == row.scores[1].bits_per_byte
     assert (given.context, given.steps) == (384, 0)
+    assert f"{done / FIXED}-seed-0: 512 bytes scored; context 384" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_stopped_row_goes_on(done, tmp_path):
@@ -106,6 +107,15 @@ def test_an_interrupted_row_is_not_scored(tmp_path, monkeypatch, capsys):
     (row,) = read_results(tmp_path / "out" / "table2.json").rows
     assert (row.name, row.done, row.steps, row.scores) == (DENSE, 0, 2, [])
     assert f"to go on: longstride reproduce table2 --out {tmp_path / 'out'} --rows" in capsys.readouterr().out
+
+
+def test_an_interrupted_probe_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "train", lambda config, **given: replace(train(config, **given), signal=15))
+    with pytest.raises(SystemExit) as ending:
+        reproduce("contest", tmp_path / "out", "--rows", "dense-1024", "--seconds", "1.7")
+    assert ending.value.code == 143
+    assert f"to go on: longstride reproduce contest --out {tmp_path / 'out'} --rows" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "dense-1024-seed-0").exists()
 
 
 def test_steps_follow_from_seconds(tmp_path, monkeypatch):

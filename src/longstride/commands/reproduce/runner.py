@@ -147,8 +147,11 @@ class RowRunner:
         release_memory(self.device)
         self._keep_training(config, summary)
         if not summary.done:
-            print_lines(self.console, [f"to go on: {self.result.command}"])
+            self._say_how_to_go_on()
             exit_if_interrupted(summary)
+
+    def _say_how_to_go_on(self) -> None:
+        print_lines(self.console, [f"to go on: {self.result.command}"])
 
     def _config(self) -> TrainConfig:
         """The settings of the run. Those of a run that exists have its number of steps, which a probe may have chosen."""
@@ -160,7 +163,11 @@ class RowRunner:
             return config
         if saved.is_file():
             return with_steps(config, TrainConfig.from_json(read_text(saved), str(saved)).steps, settings.scale)
-        seconds = probe(config, TINY_PROBE if settings.scale == "tiny" else PROBE_STEPS)
+        try:
+            seconds = probe(config, TINY_PROBE if settings.scale == "tiny" else PROBE_STEPS)
+        except SystemExit:
+            self._say_how_to_go_on()
+            raise
         release_memory(self.device)
         steps = max(1, int(self.seconds / seconds))
         print_lines(self.console, [f"{steps:,} steps of {1e3 * seconds:.2f} ms are {self.seconds:g} s"])

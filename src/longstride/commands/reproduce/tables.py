@@ -87,8 +87,9 @@ def _costs(about: Row | None, rows: Sequence[RowResult]) -> list[str]:
 
 
 def _show_by_context(experiment: Experiment, result: Reproduced, console: Console) -> None:
-    """One line for each least context; a column for each network and seed."""
-    columns = [f"{row.name}\nseed {row.seed}" for row in result.rows]
+    """One line for each least context; a column for each network and seed, or the run that was given."""
+    names = [row.settings.get("run") or f"{row.name}, seed {row.seed}" for row in result.rows]
+    columns = [name.replace(", ", "\n") for name in names]
     lines = []
     for place, least in enumerate(experiment.min_contexts):
         scores = [row.scores[place] if place < len(row.scores) else None for row in result.rows]
@@ -97,8 +98,8 @@ def _show_by_context(experiment: Experiment, result: Reproduced, console: Consol
         lines.append([given, *bits, _paper(experiment.paper.get(least), 4)])
     print_table(console, experiment.title, ("least context",), (*columns, "paper"), lines)
     print_lines(console, [
-        f"{row.name}, seed {row.seed}: {row.scores[0].bytes:,} bytes scored; context {row.context:,}" for row in result.rows
-        if row.scores
+        f"{name}: {row.scores[0].bytes:,} bytes scored; context {row.context:,}"
+        for name, row in zip(names, result.rows) if row.scores
     ])  # fmt: skip
 
 
