@@ -42,6 +42,24 @@ def check(made, tokens, prompt, first=None, last=None):
             assert torch.equal(found.argmax(-1), wanted[:, position].argmax(-1))
 
 
+def wide_model():
+    """Its matrices are large enough to be packed."""
+    made = model(layers=1, width=640, heads=2, context=20)
+    torch.nn.init.normal_(made.output.weight, std=0.1)
+    return made
+
+
+def check_with_threads(made, threads):
+    """Its logits are those of the parallel pass, and do not depend on the number of streams."""
+    before, tokens = torch.get_num_threads(), some_bytes(5, 20)
+    torch.set_num_threads(threads)
+    try:
+        check(made, tokens, 3)
+        check_equal_for_any_number_of_streams(made, tokens)
+    finally:
+        torch.set_num_threads(before)
+
+
 def check_equal_for_any_number_of_streams(made, tokens):
     """The logits of the first stream, alone and among all, after a prompt of 3 bytes."""
     found = []
@@ -164,34 +182,20 @@ def test_which_weights_fit_float16():
 @pytest.mark.skipif(not can_halve(torch.device("cpu")), reason="needs FBGEMM")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_network_with_float16_weights(threads):
-    """Its logits are those of the parallel pass, and do not depend on the number of streams or threads."""
-    made, before, tokens = model(layers=1, width=640, heads=2, context=20), torch.get_num_threads(), some_bytes(5, 20)
-    torch.nn.init.normal_(made.output.weight, std=0.1)
+    made = wide_model()
     for parameter in made.parameters():
         parameter.data = parameter.data.bfloat16().float()
     assert isinstance(Decoder(made).network.blocks[0].inner, HalfProduct)
     assert Decoder(made).network.h.shape[0] == 1
-    torch.set_num_threads(threads)
-    try:
-        check(made, tokens, 3)
-        check_equal_for_any_number_of_streams(made, tokens)
-    finally:
-        torch.set_num_threads(before)
+    check_with_threads(made, threads)
 
 
 @pytest.mark.skipif(not can_pack(torch.device("cpu")), reason="needs oneDNN")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_network_that_is_packed(threads):
-    """Its logits are those of the parallel pass, and do not depend on the number of streams."""
-    made, before, tokens = model(layers=1, width=640, heads=2, context=20), torch.get_num_threads(), some_bytes(5, 20)
-    torch.nn.init.normal_(made.output.weight, std=0.1)
+    made = wide_model()
     assert isinstance(Decoder(made).network.blocks[0].inner, PackedProduct)
-    torch.set_num_threads(threads)
-    try:
-        check(made, tokens, 3)
-        check_equal_for_any_number_of_streams(made, tokens)
-    finally:
-        torch.set_num_threads(before)
+    check_with_threads(made, threads)
 
 
 def test_what_is_given_is_not_changed():
