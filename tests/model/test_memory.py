@@ -42,9 +42,7 @@ of text-modern, which is 8 % more than predicted."""
 @pytest.mark.parametrize(("name", "changes", "batch", "gib"), MEASURED, ids=str)
 def test_predicted_peaks_are_near_the_measured_ones(name, changes, batch, gib):
     within = WITHIN.get(name, WITHIN.get(str(changes), 0.05))
-    optimizer = {"name": "muon" if name in WITHIN else "adamw"}
-    config = train_preset(name, batch=batch, accumulate=1, optimizer=optimizer, model=changes)
-    assert predict(config).peak / GIB == pytest.approx(gib, rel=within)
+    assert predict(train_preset(name, batch=batch, accumulate=1, model=changes)).peak / GIB == pytest.approx(gib, rel=within)
 
 
 @pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}, {"embedding": "rotary"}, {"qk_norm": True}], ids=str)
