@@ -62,8 +62,9 @@ def test_the_papers_figures():
 
 
 def test_the_contest_has_a_long_context_and_a_dense_one_beside_it():
-    ours, dense = (config_of(row, "reduced", True) for row in CONTEST.rows)
-    assert ours.model.context >= 8192
+    ours, narrow, dense = (config_of(row, "reduced", True) for row in CONTEST.rows)
+    assert ours.model.context == narrow.model.context >= 8192
+    assert (narrow.model.width, narrow.model.pattern, narrow.batch) == (512, ours.model.pattern, ours.batch)
     assert (dense.model.context, dense.model.pattern) == (1024, "dense()")
     assert ours.batch * ours.model.context == dense.batch * dense.model.context
     assert ours.model.parameters == dense.model.parameters

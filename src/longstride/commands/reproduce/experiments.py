@@ -115,6 +115,7 @@ CONTEST = Experiment(
     "contest: enwik8 in seven minutes",
     (
         Row("text-modern", "text-modern", "text"),
+        Row("text-modern-512", "text-modern", "text", {"width": 512, "heads": 8}),
         Row("dense-1024", "text-modern-dense", "text", {"context": 1024}, {"batch": 32}, {"batch": 32}),
     ),
     (0, 512),
