@@ -4,7 +4,14 @@ import json
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GlmMoeDsaConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 
 from longstride.transformers import set_attention_pattern
 from tests.transformers.test_attention import CONFIGS, SIZES, make, tokens
@@ -105,6 +112,11 @@ def test_bad_fields_are_refused(tmp_path, pattern, message):
     path.write_text(json.dumps({**json.loads(path.read_text()), "longstride_pattern": pattern}))
     with pytest.raises(ValueError, match=message):
         AutoConfig.from_pretrained(tmp_path)
+
+
+def test_models_with_an_indexer_are_refused():
+    with pytest.raises(ValueError, match="'glm_moe_dsa' chooses the keys of each query itself, by index_topk = 2048, which"):
+        GlmMoeDsaConfig(longstride_pattern="local(3)")
 
 
 def test_the_field_is_taken_away_by_none(tmp_path):

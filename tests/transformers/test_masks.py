@@ -9,6 +9,7 @@ from transformers import (
     AttentionMaskInterface,
     AutoModelForCausalLM,
     Cohere2Config,
+    DogeConfig,
     DynamicCache,
     Gemma2Config,
     Gemma3TextConfig,
@@ -128,6 +129,7 @@ def test_windows_that_the_config_does_not_tell_are_found_in_the_mask():
         (lambda: VaultGemmaConfig(**SIZES), r"softcap = 50\.0 is not computed"),
         (lambda: GptOssConfig(**SIZES, num_local_experts=2), "s_aux = a tensor is not computed"),
         (lambda: Llama4TextConfig(**SIZES, intermediate_size_mlp=40, num_local_experts=2), "no chunks, no other mask"),
+        (lambda: DogeConfig(**SIZES), "'doge' chooses the keys of each query itself, by keep_window_size = 2048"),
     ],
 )
 def test_what_attend_does_not_compute_is_refused(config, message):

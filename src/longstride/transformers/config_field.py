@@ -19,6 +19,8 @@ NAME = "longstride"
 FIELD = "longstride_pattern"
 SAVED = "attn_implementation"
 """The key of config.json by which transformers knows the implementation."""
+CHOICES_OF_KEYS = ("index_topk", "keep_window_size")
+"""Fields of models that choose each query's keys themselves: by an indexer, such as DeepSeek V3.2, or as Doge does."""
 
 PatternLike = str | Pattern
 Field = str | list[str | None]
@@ -30,6 +32,13 @@ def check_patterns(owner: str, name: str, config: Any, given: Any) -> Field:
     if not isinstance(layers, int) or not isinstance(heads, int):
         kind = getattr(config, "model_type", None)
         raise ValueError(f"{owner}: model_type = {kind!r} has no single stack of layers; give its text model alone")
+    for choice in CHOICES_OF_KEYS:
+        size = getattr(config, choice, None)
+        if size is not None:
+            raise ValueError(
+                f"{owner}: model_type = {config.model_type!r} chooses the keys of each query itself, by {choice} = {size}, "
+                "which is not computed; use another attn_implementation"
+            )
     windows = _own_windows(config, layers)
     if all(windows):
         raise ValueError(
