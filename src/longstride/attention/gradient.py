@@ -12,6 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+from torch._C._autograd import _profiler_enabled
+from torch._C._functorch import is_legacy_batchedtensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
@@ -20,6 +28,8 @@ from longstride.attention.layout import layout_documents
 from longstride.patterns import notation
 
 LIBRARY = torch.library.Library("longstride", "FRAGMENT")  # type: ignore[no-untyped-call]
+_functions: dict[Any, Any] = {}
+"""The Python function behind each operator."""
 
 
 def define_ops(impl: str, forward: Any, forward_like: Any, fill_gradients: Any, like: Any) -> Any:
@@ -69,6 +79,7 @@ def define(name: str, schema: str, compute: Any, like: Any, flops: Any) -> Any:
     torch.library.register_fake(f"longstride::{name}", like, lib=LIBRARY)
     op = getattr(torch.ops.longstride, name)
     register_flop_formula(op)(flops)
+    _functions[op.default] = compute
     return op.default
 
 
@@ -148,6 +159,26 @@ def register_last(op: Any, impl: str) -> None:
     _register(op, Last)
 
 
+def needs_dispatcher(*tensors: Tensor) -> bool:
+    """Whether PyTorch's dispatcher must see the call: for a transform, a mode, a tensor subclass, a profiler, a tensor whose
+    memory holds its numbers negated (`Tensor.is_neg`), or none on the meta device.
+
+    Otherwise the operator's Python functions are called directly, which takes half the time.
+    """
+    for x in tensors:
+        if type(x) is not Tensor or x.is_neg() or is_legacy_batchedtensor(x):
+            return True
+    return (
+        tensors[0].is_meta
+        or _len_torch_dispatch_stack() > 0
+        or _len_torch_function_stack() > 0
+        or _are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or _profiler_enabled()
+        or _get_tracing_state() is not None
+    )
+
+
 def _register(op: Any, function: Any) -> None:
     """Makes an autograd.Function the op's autograd kernel, and registers the op's vmap rule."""
 
@@ -159,8 +190,9 @@ def _register(op: Any, function: Any) -> None:
         # Without a dual level there are no tangents. With one, PyTorch checks for tangents and calls `jvp` if there are any.
         needs_grad = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         if not needs_grad and forward_ad._current_level < 0:
-            return compute(*arguments)
-        if torch._C._are_functorch_transforms_active():
+            tensors = [x for x in arguments if isinstance(x, Tensor)]
+            return (compute if needs_dispatcher(*tensors) else _functions[op])(*arguments)
+        if _are_functorch_transforms_active():
             return _apply_one_transform(function, compute, *arguments)
         return function.apply(compute, *arguments)
 

@@ -3,14 +3,14 @@
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_autocast_enabled
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def autocast_is_enabled(device: torch.device) -> bool:
     kind = device.type
-    return kind != "meta" and torch.is_autocast_enabled(kind)
+    return kind != "meta" and is_autocast_enabled(kind)
 
 
 def cast_as_autocast_would(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -35,6 +35,11 @@ class Pattern:
 
     text: str
     """Its notation, e.g. "Local(128)". Stored as a string: torch.compile may make the numbers symbolic, but not a string."""
+    has_rule = False
+    """Whether this class is one of this file's. A subclass may define `sees` anew: no implementation has a rule for it."""
+
+    def __init_subclass__(cls) -> None:
+        cls.has_rule = cls.__module__ == __name__
 
     def sees(self, query: Any, key: Any) -> Any:
         """Whether `query` sees `key`; positions as ints, or as tensors that broadcast."""
@@ -56,8 +61,6 @@ class Pattern:
         n = whole_number("mask", "n", n, least=0, limit="table")
         position = torch.arange(n, device=device)
         rows = max(1, MASK_ENTRIES // max(1, n))
-        if n <= rows:
-            return self.sees(position[:, None], position[None, :])  # type: ignore[no-any-return]
         mask = torch.empty(n, n, dtype=torch.bool, device=device)
         for start in range(0, n, rows):  # In parts: `sees` makes int64 temporaries.
             mask[start : start + rows] = self.sees(position[start : start + rows, None], position[None, :])
@@ -145,8 +148,8 @@ class Dilated(Leaf):
         return (0, self.step, inf if self.reach is None else self.reach)
 
     def __eq__(self, other: object) -> bool:
-        same_rule = type(self) is type(other) or {type(self), type(other)} <= KINDS  # A subclass may define `sees` anew.
-        return isinstance(other, Dilated) and same_rule and (self.step, self.reach) == (other.step, other.reach)
+        same = isinstance(other, Dilated) and (self.step, self.reach) == (other.step, other.reach)
+        return same and (type(self) is type(other) or (self.has_rule and other.has_rule))  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return hash((Dilated, self.step, self.reach))
@@ -311,10 +314,10 @@ def union(*patterns: Pattern) -> Pattern:
     given = dict.fromkeys(leaf for pattern in _all_patterns("union", patterns) for leaf in pattern.leaves)
     check_limit("union", "the number of leaves", len(given), "leaves")
     kept: list[Leaf] = []
-    for leaf in (leaf for leaf in given if type(leaf) in KINDS):
+    for leaf in (leaf for leaf in given if leaf.has_rule):
         if not any(other.contains(leaf) for other in kept):
             kept = [other for other in kept if not leaf.contains(other)] + [leaf]
-    kept += [leaf for leaf in given if type(leaf) not in KINDS]  # What they contain, and what contains them, is unknown.
+    kept += [leaf for leaf in given if not leaf.has_rule]  # What they contain, and what contains them, is unknown.
     if not kept:
         raise ValueError("union: no pattern was given; it needs at least one")
     return kept[0] if len(kept) == 1 else Union(tuple(sorted(kept, key=lambda leaf: leaf.order)))
@@ -365,15 +368,12 @@ def total_pairs(counts: Mapping[Pattern, int], n: int) -> int:
     return sum(count * pattern.pairs(n) for pattern, count in counts.items())
 
 
-KINDS = frozenset({Dense, Local, Column, Dilated, Block, Summary})
-
-
 def known_leaves(owner: str, pattern: Pattern) -> tuple[Leaf, ...]:
-    """Returns a pattern's leaves. TypeError for kinds without a rule; so are subclasses, which may define `sees` anew."""
+    """Returns a pattern's leaves. TypeError for one without a rule."""
     leaves: Any = pattern.members if type(pattern) is Union else (pattern,)
     for leaf in leaves:
-        if (kind := type(leaf)) not in KINDS:
-            raise TypeError(f"{owner}: no rule for {leaf!r}, a {kind.__name__}; it takes those of longstride.patterns")
+        if not leaf.has_rule:
+            raise TypeError(f"{owner}: no rule for {leaf!r}, a {type(leaf).__name__}; it takes those of longstride.patterns")
     return leaves  # type: ignore[no-any-return]
 
 

@@ -19,6 +19,7 @@ from longstride.common.checks import short_repr, suggest
 from longstride.common.limits import check_limit
 from longstride.patterns import Pattern
 from longstride.patterns import leaves as patterns
+from longstride.patterns.leaves import known_leaves
 
 
 def merged(*heads: Pattern) -> Pattern:
@@ -106,7 +107,7 @@ def write(heads: Sequence[Pattern]) -> str:
     checked = None
     for pattern in heads:
         if pattern is not checked:  # Heads often share one pattern.
-            patterns.known_leaves("notation", pattern)
+            known_leaves("notation", pattern)
             checked = pattern
     return ", ".join([pattern.text for pattern in heads])
 

@@ -11,21 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import (
-    _are_functorch_transforms_active,
-    _get_tracing_state,
-    _len_torch_dispatch_stack,
-    _len_torch_function_stack,
-)
-from torch._C._autograd import _profiler_enabled
-from torch._C._functorch import is_legacy_batchedtensor
-from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
-from longstride.attention.gradient import define_ops
+from longstride.attention.gradient import define_ops, needs_dispatcher
 from longstride.attention.kernels.call import Layout
 from longstride.attention.kernels.run import LOG2_E, result_like, run_backward, run_forward
 from longstride.attention.kernels.views import empty_in_order, parts, turn_heads, turn_patterns, turn_rows, turns
-from longstride.patterns import Pattern, notation
+from longstride.patterns import Pattern
+from longstride.patterns.notation import write
 
 LN_2 = log(2)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -40,33 +33,13 @@ def attend_triton(
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """softmax(q k^T * scale) v over the pairs of each head's pattern, in Triton."""
-    patterns = notation.write(heads)
-    if return_lse or torch.compiler.is_compiling() or needs_dispatcher(q, k, v):
+    patterns = write(heads)
+    if return_lse or is_compiling() or needs_dispatcher(q, k, v):
         output, lse = torch.ops.longstride.triton_forward.default(q, k, v, patterns, scale, documents)
         return (output, lse * LN_2) if return_lse else output
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _Attend.apply(q, k, v, patterns, scale, documents)  # type: ignore[no-any-return, no-untyped-call]
     return triton_forward(q, k, v, patterns, scale, documents)[0]
-
-
-def needs_dispatcher(*tensors: Tensor) -> bool:
-    """Whether PyTorch's dispatcher must see the call: for a transform, a mode, a tensor subclass, a profiler, a tensor whose
-    memory holds its numbers negated (`Tensor.is_neg`), or none on the meta device.
-
-    Otherwise the operator's Python functions are called directly, which takes half the time.
-    """
-    for x in tensors:
-        if type(x) is not Tensor or x.is_neg() or is_legacy_batchedtensor(x):
-            return True
-    return (
-        tensors[0].is_meta
-        or _len_torch_dispatch_stack() > 0
-        or _len_torch_function_stack() > 0
-        or _are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or _profiler_enabled()
-        or _get_tracing_state() is not None
-    )
 
 
 class _Attend(torch.autograd.Function):

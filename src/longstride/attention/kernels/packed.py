@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from longstride.attention.gradient import backward_flops, define, register_last
-from longstride.attention.kernels.ops import needs_dispatcher, triton_forward
+from longstride.attention.gradient import backward_flops, define, needs_dispatcher, register_last
+from longstride.attention.kernels.ops import triton_forward
 from longstride.attention.kernels.run import run_backward
 from longstride.patterns import Pattern, notation
 
