@@ -85,6 +85,10 @@ def _scores(q: Tensor, k: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor,
 
 
 def _has_values(x: Tensor) -> bool:
-    """Whether a tensor's values can be inspected: not under torch.compile or torch.func, and not on the meta device."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    """Whether a tensor's values can be inspected: not under torch.compile, torch.func or make_fx, nor on the meta device."""
+    traced = (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    )
     return type(x) in (Tensor, Parameter) and not traced and x.device.type != "meta"
