@@ -25,6 +25,8 @@ def attend_reference(
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     by_rows: dict[int, list[Any]] = {}
     for part in layout_documents(q.shape, k.shape, documents):
+        if part.queries.start == part.queries.stop:
+            continue
         inputs = q[part.batch, :, part.queries], k[part.batch, :, part.keys], v[part.batch, :, part.keys]
         masks = _masks(*inputs[:2], heads)
         results = [_over_pairs(compute, *inputs, masks, scale) for compute in (_attend, _log_sums)[: 1 + return_lse]]
