@@ -168,6 +168,16 @@ def test_queries_that_are_not_there_see_nothing(impl):
         assert x.isfinite().all()
 
 
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_a_document_without_queries_may_hold_nan(impl):
+    """It has keys before the first query alone."""
+    q, k, v = (torch.randn(1, 2, n, 4) for n in (3, 9, 9))
+    expected = attend(q, k, v, Dense(), impl=impl, documents=[4, 5], return_lse=True)
+    k[:, :, 2], v[:, :, 3] = torch.nan, torch.inf
+    for ours, theirs in zip(attend(q, k, v, Dense(), impl=impl, documents=[4, 5], return_lse=True), expected):
+        torch.testing.assert_close(ours, theirs)
+
+
 @MOST
 def test_every_element_is_written(poisoned, impl):
     """Also the gradients of documents without queries, and of keys after the last query."""

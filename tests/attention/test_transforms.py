@@ -3,7 +3,8 @@
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from longstride import attend
 from longstride.patterns import Local, Summary
@@ -111,6 +112,19 @@ def test_the_reference_has_every_derivative(by):
 def dual_numbers(call, x):
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(call(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+def test_the_reference_is_traced():
+    """By make_fx, and by linearize, which traces: values are then not inspected for NaN."""
+    q, *others = tensors()
+
+    def call(q):
+        return attend(q, *others, HEADS, impl="reference")
+
+    assert_close(make_fx(call)(q)(2 * q), call(2 * q))
+    output, push_forward = linearize(call, q)
+    assert_close(output, call(q))
+    assert_close(push_forward(q), jvp(call, (q,), (q,))[1])
 
 
 FORWARD_MODE = {

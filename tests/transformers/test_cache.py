@@ -102,6 +102,9 @@ def test_a_cache_goes_on_where_it_ended():
     first = greedy(model, given, 10, return_dict_in_generate=True, past_key_values=LongstrideCache(model.network))
     second = greedy(model, first.sequences, 5, past_key_values=first.past_key_values)
     assert torch.equal(second, greedy(model, given, 15))
+    small = greedy(model, given, 10, return_dict_in_generate=True)
+    with pytest.raises(ValueError, match=r"room for 20 tokens, got 21.*, or LongstrideCache\(model.network\) as past_key_v"):
+        greedy(model, small.sequences, 5, past_key_values=small.past_key_values)
 
 
 def test_generation_ends_with_the_context():

@@ -11,6 +11,8 @@ from transformers import (
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    Qwen3NextConfig,
+    RecurrentGemmaConfig,
 )
 
 from longstride.transformers import set_attention_pattern
@@ -117,6 +119,24 @@ def test_bad_fields_are_refused(tmp_path, pattern, message):
 def test_models_with_an_indexer_are_refused():
     with pytest.raises(ValueError, match="'glm_moe_dsa' chooses the keys of each query itself, by index_topk = 2048, which"):
         GlmMoeDsaConfig(longstride_pattern="local(3)")
+
+
+def test_models_without_full_attention_are_refused():
+    message = "has no layers of full attention, only linear_attention and sliding_attention, so longstride_pattern has no"
+    config = RecurrentGemmaConfig(num_hidden_layers=6)
+    if "sliding_attention" not in config.layer_types:
+        pytest.skip("this version of transformers does not tell the windows of Recurrent Gemma")
+    with pytest.raises(ValueError, match=message):
+        config.longstride_pattern = "local(3)"
+
+
+def test_a_list_may_have_none_for_layers_without_attention():
+    config = Qwen3NextConfig(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+    for first in (None, "Local(5)"):
+        config.longstride_pattern = [first, "local(3)"]
+        assert config.longstride_pattern == [first, "Local(3)"]
+    with pytest.raises(ValueError, match=r"longstride_pattern\[1\] must be a Pattern or its text, got None"):
+        config.longstride_pattern = [None, None]
 
 
 def test_the_field_is_taken_away_by_none(tmp_path):

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import transformers
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -143,6 +144,27 @@ def test_gemma_without_softcapping_works():
     expected = model(tokens()).logits
     set_attention_pattern(model, "dense")
     torch.testing.assert_close(model(tokens()).logits, expected)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "Gemma4TextConfig"), reason="this version has no Gemma 4")
+def test_layers_that_share_keys_have_the_last_queries_alone():
+    """Gemma 4 drops queries there, of the mask, too: all but those whose logits are asked for, as generate() does."""
+    per_layer = {"vocab_size_per_layer_input": SIZES["vocab_size"], "hidden_size_per_layer_input": 8}
+    config = transformers.Gemma4TextConfig(
+        **{**SIZES, **per_layer, "num_hidden_layers": 4}, layer_types=KINDS * 2, sliding_window=WINDOW, global_head_dim=8,
+        num_kv_shared_layers=2, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    set_attention_pattern(model, "local(3) | column(6)")
+    given, logits = tokens(), model(tokens()).logits
+    torch.testing.assert_close(model(given, logits_to_keep=3).logits, logits[:, -3:])
+    model.set_attn_implementation("windows_for_tests")
+    whole = torch.arange(given.shape[1])  # A tensor, with which no queries are dropped.
+    torch.testing.assert_close(logits, model(given, logits_to_keep=whole).logits)
+    model.set_attn_implementation("longstride")
+    settings = {"attention_mask": torch.ones_like(given), "max_new_tokens": 11, "do_sample": False}
+    assert torch.equal(model.generate(given, **settings), recomputed(model, given, 11))
 
 
 def test_packed_sequences_do_not_see_each_other():

@@ -25,6 +25,8 @@ def attend_reference(
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     by_rows: dict[int, list[Any]] = {}
     for part in layout_documents(q.shape, k.shape, documents):
+        if part.queries.start == part.queries.stop:
+            continue
         inputs = q[part.batch, :, part.queries], k[part.batch, :, part.keys], v[part.batch, :, part.keys]
         masks = _masks(*inputs[:2], heads)
         results = [_over_pairs(compute, *inputs, masks, scale) for compute in (_attend, _log_sums)[: 1 + return_lse]]
@@ -85,6 +87,10 @@ def _scores(q: Tensor, k: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor,
 
 
 def _has_values(x: Tensor) -> bool:
-    """Whether a tensor's values can be inspected: not under torch.compile or torch.func, and not on the meta device."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    """Whether a tensor's values can be inspected: not under torch.compile, torch.func or make_fx, nor on the meta device."""
+    traced = (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    )
     return type(x) in (Tensor, Parameter) and not traced and x.device.type != "meta"

@@ -39,7 +39,7 @@ def set_attention_pattern(model: PreTrainedModel, pattern: PatternLike | Sequenc
     Args:
         model: A decoder whose attention can be set, such as GPT-2, Llama or Qwen3. Layers with a sliding window keep it.
         pattern: A Pattern or its text. Text with commas has one pattern per head: "local(128), column(128)". A list has an
-            entry for each layer: None for those with a sliding window.
+            entry for each layer: None for those with a sliding window, or without attention.
     """
     owner, config = "set_attention_pattern", getattr(model, "config", None)
     if not isinstance(model, PreTrainedModel) or config is None:

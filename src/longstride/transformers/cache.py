@@ -34,9 +34,11 @@ class LongstrideCache(Cache):
         empty, and after each of them, [batch, n, 256], if it was not."""
         batch, total = len(tokens), self.get_seq_length() + tokens.shape[1]
         if total > self.tokens:
+            is_whole = self.tokens == self.network.config.context - 1
+            fix = "" if is_whole else ", or LongstrideCache(model.network) as past_key_values from the first call on"
             raise ValueError(
                 f"{OWNER}: there is room for {self.tokens:,} tokens, got {total:,} (the context is "
-                f"{self.network.config.context:,}, and the last token is only predicted); give a smaller max_new_tokens"
+                f"{self.network.config.context:,}, and the last token is only predicted); give a smaller max_new_tokens{fix}"
             )
         if self.decoder is None:
             self.decoder = Decoder(self.network, batch, self.tokens + 1)

@@ -1,6 +1,7 @@
 """longstride_pattern: the field of a model's config with the patterns of its layers.
 
-It is text, or a list with the text of each layer and None for layers that keep their own sliding window. A config that has
+It is text, or a list with the text of each layer and None for layers that keep their own sliding window, or for those
+without attention. A config that has
 it also has attn_implementation = "longstride" in its config.json, which transformers reads: without
 `import longstride.transformers` such a folder is refused instead of attending densely.
 """
@@ -22,6 +23,11 @@ SAVED = "attn_implementation"
 CHOICES_OF_KEYS = ("index_topk", "keep_window_size")
 """Fields of models that choose each query's keys themselves: by an indexer, such as DeepSeek V3.2, or as Doge does."""
 
+WINDOWS = ("sliding_attention", "hybrid_sliding")
+"""Kinds of layers that keep a sliding window of their own."""
+NO_KEYS = ("linear_attention", "mamba", "recurrent", "conv", "moe")
+"""Kinds of layers in which no query sees keys."""
+
 PatternLike = str | Pattern
 Field = str | list[str | None]
 
@@ -39,34 +45,41 @@ def check_patterns(owner: str, name: str, config: Any, given: Any) -> Field:
                 f"{owner}: model_type = {config.model_type!r} chooses the keys of each query itself, by {choice} = {size}, "
                 "which is not computed; use another attn_implementation"
             )
-    windows = _own_windows(config, layers)
-    if all(windows):
+    kinds = _kinds(config, layers)
+    if all(kind in WINDOWS for kind in kinds):
         raise ValueError(
             f"{owner}: all layers keep their sliding window, of {config.sliding_window} keys, so {name} has no effect; set "
             "the config's sliding_window to None before the model is made"
+        )
+    if all(kind in (*WINDOWS, *NO_KEYS) for kind in kinds):
+        raise ValueError(
+            f"{owner}: model_type = {config.model_type!r} has no layers of full attention, only "
+            f"{' and '.join(sorted(set(kinds)))}, so {name} has no effect; use another attn_implementation"
         )
     if isinstance(given, PatternLike):
         return _text(owner, name, given, heads)
     if not isinstance(given, Sequence) or len(given) != layers:
         got = f"{len(given)} entries" if isinstance(given, Sequence) else short_repr(given)
         raise ValueError(f"{owner}: {name} must be one for all layers or a list with one for each of {layers}, got {got}")
-    return [_of_layer(owner, f"{name}[{layer}]", entry, heads, windows[layer]) for layer, entry in enumerate(given)]
+    return [_of_layer(owner, f"{name}[{layer}]", entry, heads, kinds[layer]) for layer, entry in enumerate(given)]
 
 
-def _own_windows(config: Any, layers: int) -> list[bool]:
-    """Returns which layers have a sliding window of their own."""
+def _kinds(config: Any, layers: int) -> list[str]:
+    """Returns the kind of each layer, in the words of transformers."""
     kinds = getattr(config, "layer_types", None)
     if isinstance(kinds, Sequence) and len(kinds) == layers:
-        return [kind == "sliding_attention" for kind in kinds]
-    return [getattr(config, "sliding_window", None) is not None] * layers
+        return list(kinds)
+    return ["full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"] * layers
 
 
-def _of_layer(owner: str, name: str, pattern: Any, heads: int, has_window: bool) -> str | None:
-    if has_window and pattern is not None:
+def _of_layer(owner: str, name: str, pattern: Any, heads: int, kind: str) -> str | None:
+    if pattern is None and kind in (*WINDOWS, *NO_KEYS):
+        return None
+    if kind in WINDOWS:
         raise ValueError(
             f"{owner}: {name} = {short_repr(pattern)} is for a layer with a sliding window, which it keeps; give None"
         )
-    return None if has_window else _text(owner, name, pattern, heads)
+    return _text(owner, name, pattern, heads)
 
 
 def _text(owner: str, name: str, pattern: Any, heads: int) -> str:

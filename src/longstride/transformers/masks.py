@@ -1,9 +1,10 @@
 """The mask function of attn_implementation="longstride": masks of transformers in the form that `attend` takes.
 
-Every mask is an int32 tensor, also where nothing is padded: a layer without one, such as cross-attention, did not get its
-mask from here, and is refused. Its shape is [rows, n_k], or [rows, n_k, window] for layers with a sliding window, where the
-last dimension only carries the number. There are `batch` rows, in which equal neighbours are of one document, or none where
-each row is one document.
+Every mask is an int16 tensor, also where nothing is padded: a layer without one, such as cross-attention, did not get its
+mask from here, and is refused. Its shape is [rows, 1 + window, 1, n_k], with a window of 0 for layers that have none; the
+second dimension only carries the number. The third is that of the queries: Gemma 4 keeps the last of them in some layers, of
+the mask as of the hidden states. There are `batch` rows, in which equal neighbours are of one document, or none where each
+row is one document.
 """
 
 from collections.abc import Callable
@@ -14,8 +15,8 @@ from torch import Tensor
 from transformers import masking_utils
 from transformers.masking_utils import causal_mask_function
 
-DTYPE = torch.int32
-"""Masks of users have other dtypes."""
+DTYPE = torch.int16
+"""Masks of users have other dtypes. Neighbouring documents differ by one, so that they differ after the conversion, too."""
 
 
 class Mask(NamedTuple):
@@ -56,8 +57,7 @@ def longstride_mask(
         documents = _find_padding(attention_mask[:, kv_offset:])
     if documents is None:
         documents = torch.empty(0, kv_length, dtype=DTYPE, device=device)
-    documents = documents.to(DTYPE)
-    return documents if window is None else documents.unsqueeze(2).expand(-1, -1, window)
+    return documents.to(DTYPE)[:, None, None].expand(-1, 1 + (window or 0), -1, -1)
 
 
 def read_mask(mask: Tensor | None, n_k: int) -> Mask:
@@ -67,16 +67,16 @@ def read_mask(mask: Tensor | None, n_k: int) -> Mask:
             "longstride: a layer has no mask, as in cross-attention and in models that do not call create_causal_mask; "
             "only causal self-attention is computed; use another attn_implementation"
         )
-    if not isinstance(mask, Tensor) or mask.dtype != DTYPE or mask.dim() not in (2, 3):
+    if not isinstance(mask, Tensor) or mask.dtype != DTYPE or mask.dim() != 4 or mask.shape[2] != 1:
         got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"longstride: attention_mask = {got} is not computed; give a mask of padding, [batch, n]")
-    if mask.shape[1] != n_k:
+    rows, sizes, _, length = mask.shape
+    if length != n_k:
         raise ValueError(
-            f"longstride: a layer has {n_k} keys and a mask for {mask.shape[1]}, so they are those of another sequence; "
+            f"longstride: a layer has {n_k} keys and a mask for {length}, so they are those of another sequence; "
             "only causal self-attention is computed; use another attn_implementation"
         )
-    documents, window = (mask, None) if mask.dim() == 2 else (mask[:, :, 0], mask.shape[2])
-    return Mask(documents if mask.shape[0] else None, window)
+    return Mask(mask[:, 0, 0] if rows else None, sizes - 1 or None)
 
 
 def _find_padding(mask: Tensor) -> Tensor | None:
