@@ -124,7 +124,7 @@ def test_models_with_an_indexer_are_refused():
 def test_models_without_full_attention_are_refused():
     message = "has no layers of full attention, only linear_attention and sliding_attention, so longstride_pattern has no"
     config = RecurrentGemmaConfig(num_hidden_layers=6)
-    if "sliding_attention" not in config.layer_types:
+    if "sliding_attention" not in getattr(config, "layer_types", ()):
         pytest.skip("this version of transformers does not tell the windows of Recurrent Gemma")
     with pytest.raises(ValueError, match=message):
         config.longstride_pattern = "local(3)"
