@@ -466,6 +466,9 @@ def test_uploading_a_sound(browser, audio, tmp_path):
     with open_tab(browser, audio) as tab:
         tab.get_by_label("Or one of your own").set_input_files(tmp_path / "tone.wav")
         expect(tab.locator(".summary").first).to_contain_text("50 ms given")
+        expect(tab.get_by_label("Bundled sound")).to_have_value("")  # Any can be chosen again.
+        tab.get_by_label("Bundled sound").select_option("0")
+        expect(tab.get_by_label("Or one of your own")).to_have_value("")
 
 
 def test_a_key_is_asked_for(browser, folder, text, monkeypatch):
@@ -474,10 +477,25 @@ def test_a_key_is_asked_for(browser, folder, text, monkeypatch):
         context = browser.new_context()
         tab = context.new_page()
         tab.goto(address)
+        expect(tab.get_by_role("alert")).to_have_count(0)
+        tab.get_by_label("API key").fill("wröng“")  # No header can hold it: it is refused by the dialog.
+        tab.get_by_role("button", name="Use it").click()
+        assert not tab.get_by_label("API key").evaluate("input => input.checkValidity()")
         tab.get_by_label("API key").fill("wrong")
         tab.get_by_role("button", name="Use it").click()
-        tab.get_by_label("API key").fill("secret")
+        expect(tab.get_by_role("alert")).to_contain_text("does not know the key")
+        tab.get_by_label("API key").fill(" secret ")
         tab.get_by_role("button", name="Use it").click()
         tab.locator("html[data-ready]").wait_for()
         write(tab, "abc", 3)
+        # A key for several requests at a time.
+        tab.evaluate("sessionStorage.clear()")
+        tab.evaluate("""async () => {
+            const { getJson } = await import("/static/api.js");
+            window.several = Promise.all([1, 2, 3].map(() => getJson("/v1/models")));
+        }""")
+        tab.locator("dialog[open]").wait_for()
+        tab.get_by_label("API key").fill("secret")
+        tab.get_by_role("button", name="Use it").click()
+        assert len(tab.evaluate("window.several")) == 3
         context.close()
