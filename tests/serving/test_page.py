@@ -306,6 +306,34 @@ def test_the_card_of_a_saved_model(browser, folder, text):
         expect(panel.get_by_role("row").nth(1)).to_have_text("a book1,2342562.346")
 
 
+BROKEN_WORDS = """() => {
+    const texts = document.createTreeWalker(document.getElementById("about"), NodeFilter.SHOW_TEXT);
+    const broken = [];
+    while (texts.nextNode()) {
+        const text = texts.currentNode;
+        if (text.parentElement.closest("pre, svg")) continue;
+        for (const { 0: word, index } of text.data.matchAll(/[\\p{L}\\p{N}_.,]+/gu)) {
+            const range = document.createRange();
+            range.setStart(text, index);
+            range.setEnd(text, index + word.length);
+            if (new Set(Array.from(range.getClientRects(), (box) => box.top)).size > 1) broken.push(word);
+        }
+    }
+    return broken;
+}"""
+
+
+@pytest.mark.parametrize("name", ["text", "images32", "piano"])
+def test_a_narrow_card_breaks_no_word(browser, name):
+    with open_server(Path(name)) as address, open_tab(browser, address) as tab:
+        tab.locator("#tab-about").click()
+        for width in (NARROW, 360, 600):
+            tab.set_viewport_size({"width": width, "height": 800})
+            expect(tab.get_by_role("columnheader", name="bits per byte")).to_be_visible()
+            assert tab.get_by_role("row").count() > 1
+            assert tab.evaluate(BROKEN_WORDS) == []
+
+
 def test_a_narrow_table_shows_its_last_column(browser, folder, text):
     main(["export", str(folder / "text"), str(folder / "narrow")])
     card = json.loads((folder / "narrow" / "card.json").read_text())
