@@ -225,6 +225,10 @@ def test_the_keyboard_alone(browser, text):
         tab.keyboard.press("ArrowRight")
         expect(tab.get_by_role("tab", name="About")).to_be_focused()
         expect(tab.get_by_role("tabpanel", name="About")).to_be_visible()
+        tab.get_by_role("link", name="Skip to the content").focus()
+        tab.keyboard.press("Enter")
+        expect(tab.locator("main")).to_be_focused()
+        expect(tab.get_by_role("tabpanel", name="About")).to_be_visible()
 
 
 def test_every_control_has_a_name_and_a_visible_focus(browser, text):
@@ -278,6 +282,7 @@ def test_an_error_of_the_server_is_told(browser, text):
         tab.get_by_label("Text", exact=True).fill("x" * 70_000)
         tab.get_by_role("button", name="Only bits").click()
         expect(tab.get_by_role("alert")).to_contain_text("give at most 65,536")
+        expect(tab.locator(".summary")).to_have_text("70,000 bytes, not measured.")
 
 
 def test_about(browser, text):
