@@ -87,6 +87,7 @@ def main(text: Path, images: Path, audio: Path, run: Path | None = None) -> None
             take(browser, address, "look", look, dark=False)
             take(browser, address, "look-dark", look, dark=True)
             take(browser, address, "look-narrow", look, dark=False, width=NARROW)
+            take(browser, address, "card-narrow", about, dark=False, width=NARROW)
         with open_server(images) as address:
             take(browser, address, "images", look_at_a_pixel, dark=False)
             take(browser, address, "images-dark", show_bits, dark=True)

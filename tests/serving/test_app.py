@@ -72,6 +72,16 @@ def test_a_stream_is_the_same_as_the_whole(api):
     assert all("usage" not in chunk for chunk in chunks)
 
 
+def test_an_event_is_one_line_wherever_a_client_ends_lines(api):
+    """str.splitlines, as many clients use, knows more line ends than server-sent events have."""
+    prompt = "a\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029b"
+    body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0, "stream": True}
+    lines = api.post("/v1/completions", json=body).text.splitlines()
+    event, done = [line.removeprefix("data: ") for line in lines if line]
+    assert json.loads(event)["choices"][0]["text"] == prompt
+    assert done == "[DONE]"
+
+
 def test_a_stream_names_the_seed_that_repeats_it(api):
     body = {"prompt": "ab", "max_tokens": 20}
     chunks = events(api, **body, stream_options={"include_usage": True})

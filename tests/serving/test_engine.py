@@ -184,6 +184,27 @@ def test_a_prompt_is_shared_until_all_that_wait_for_it_have_it():
     assert [one[0] for one in found] == [alone(made, job) for job in jobs]
 
 
+def test_a_place_that_was_left_is_not_filled_by_those_who_read_the_same_prompt():
+    """The thread may see that a request leaves when only some of its samples are marked."""
+    made, other = model(), Job(b"z", 20, seed=5)
+    places = CountingPlaces(made, 2)
+
+    async def work():
+        engine = Engine(made, places=places)  # Not started: its turns are taken here.
+        left = engine.submit([Job(b"abcdefghijkl", 6, index=index) for index in range(2)])
+        engine._admit()
+        left.answers[1].ended = True
+        engine._drop_left()
+        found = asyncio.create_task(collect(engine.submit([other])))
+        await asyncio.sleep(0)
+        while engine._new or not all(stream.done for stream in engine._held):
+            engine._go_on()
+        return await asyncio.wait_for(found, 60)
+
+    assert asyncio.run(work())[0][0] == alone(made, other)
+    assert places.copied == 0
+
+
 def test_nothing_is_read_if_nothing_is_asked_for():
     made = model()
     places = CountingPlaces(made, 1)

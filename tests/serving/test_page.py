@@ -225,6 +225,10 @@ def test_the_keyboard_alone(browser, text):
         tab.keyboard.press("ArrowRight")
         expect(tab.get_by_role("tab", name="About")).to_be_focused()
         expect(tab.get_by_role("tabpanel", name="About")).to_be_visible()
+        tab.get_by_role("link", name="Skip to the content").focus()
+        tab.keyboard.press("Enter")
+        expect(tab.locator("main")).to_be_focused()
+        expect(tab.get_by_role("tabpanel", name="About")).to_be_visible()
 
 
 def test_every_control_has_a_name_and_a_visible_focus(browser, text):
@@ -278,6 +282,7 @@ def test_an_error_of_the_server_is_told(browser, text):
         tab.get_by_label("Text", exact=True).fill("x" * 70_000)
         tab.get_by_role("button", name="Only bits").click()
         expect(tab.get_by_role("alert")).to_contain_text("give at most 65,536")
+        expect(tab.locator(".summary")).to_have_text("70,000 bytes, not measured.")
 
 
 def test_about(browser, text):
@@ -304,6 +309,34 @@ def test_the_card_of_a_saved_model(browser, folder, text):
         expect(panel).to_contain_text("CC BY 4.0.")
         expect(panel).to_contain_text("It knows <b>nothing</b>.")
         expect(panel.get_by_role("row").nth(1)).to_have_text("a book1,2342562.346")
+
+
+BROKEN_WORDS = """() => {
+    const texts = document.createTreeWalker(document.getElementById("about"), NodeFilter.SHOW_TEXT);
+    const broken = [];
+    while (texts.nextNode()) {
+        const text = texts.currentNode;
+        if (text.parentElement.closest("pre, svg")) continue;
+        for (const { 0: word, index } of text.data.matchAll(/[\\p{L}\\p{N}_.,]+/gu)) {
+            const range = document.createRange();
+            range.setStart(text, index);
+            range.setEnd(text, index + word.length);
+            if (new Set(Array.from(range.getClientRects(), (box) => box.top)).size > 1) broken.push(word);
+        }
+    }
+    return broken;
+}"""
+
+
+@pytest.mark.parametrize("name", ["text", "images32", "piano"])
+def test_a_narrow_card_breaks_no_word(browser, name):
+    with open_server(Path(name)) as address, open_tab(browser, address) as tab:
+        tab.locator("#tab-about").click()
+        for width in (NARROW, 360, 600):
+            tab.set_viewport_size({"width": width, "height": 800})
+            expect(tab.get_by_role("columnheader", name="bits per byte")).to_be_visible()
+            assert tab.get_by_role("row").count() > 1
+            assert tab.evaluate(BROKEN_WORDS) == []
 
 
 def test_a_narrow_table_shows_its_last_column(browser, folder, text):
@@ -466,6 +499,9 @@ def test_uploading_a_sound(browser, audio, tmp_path):
     with open_tab(browser, audio) as tab:
         tab.get_by_label("Or one of your own").set_input_files(tmp_path / "tone.wav")
         expect(tab.locator(".summary").first).to_contain_text("50 ms given")
+        expect(tab.get_by_label("Bundled sound")).to_have_value("")  # Any can be chosen again.
+        tab.get_by_label("Bundled sound").select_option("0")
+        expect(tab.get_by_label("Or one of your own")).to_have_value("")
 
 
 def test_a_key_is_asked_for(browser, folder, text, monkeypatch):
@@ -474,10 +510,25 @@ def test_a_key_is_asked_for(browser, folder, text, monkeypatch):
         context = browser.new_context()
         tab = context.new_page()
         tab.goto(address)
+        expect(tab.get_by_role("alert")).to_have_count(0)
+        tab.get_by_label("API key").fill("wröng“")  # No header can hold it: it is refused by the dialog.
+        tab.get_by_role("button", name="Use it").click()
+        assert not tab.get_by_label("API key").evaluate("input => input.checkValidity()")
         tab.get_by_label("API key").fill("wrong")
         tab.get_by_role("button", name="Use it").click()
-        tab.get_by_label("API key").fill("secret")
+        expect(tab.get_by_role("alert")).to_contain_text("does not know the key")
+        tab.get_by_label("API key").fill(" secret ")
         tab.get_by_role("button", name="Use it").click()
         tab.locator("html[data-ready]").wait_for()
         write(tab, "abc", 3)
+        # A key for several requests at a time.
+        tab.evaluate("sessionStorage.clear()")
+        tab.evaluate("""async () => {
+            const { getJson } = await import("/static/api.js");
+            window.several = Promise.all([1, 2, 3].map(() => getJson("/v1/models")));
+        }""")
+        tab.locator("dialog[open]").wait_for()
+        tab.get_by_label("API key").fill("secret")
+        tab.get_by_role("button", name="Use it").click()
+        assert len(tab.evaluate("window.several")) == 3
         context.close()

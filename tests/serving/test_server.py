@@ -322,6 +322,23 @@ def test_sigterm_ends_what_takes_longer_than_the_grace(tiny, tmp_path):
         assert said.count("\n") <= 1
 
 
+def test_a_second_interrupt_does_not_wait(tiny, tmp_path):
+    with (
+        process_of(tiny, tmp_path / "model") as (process, port),
+        ask(port, prompt="a", max_tokens=10**6, stream=True) as connection,
+    ):
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        process.send_signal(signal.SIGINT)
+        while True:  # Until it has heard that.
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            except OSError:
+                break
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0  # And not aborted by the thread of the model.
+        assert process.stderr.read() == ""
+
+
 def test_no_path_of_the_machine_is_shown(running):
     """Not in answers to malformed requests, nor by any address."""
     home = str(Path.home())

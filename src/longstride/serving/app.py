@@ -38,7 +38,11 @@ def create_app(served: Served, settings: ServeSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
-        yield
+        try:
+            yield
+        except asyncio.CancelledError:  # A second Ctrl-C: nothing is waited for.
+            engine.abandon()
+            return
         await engine.stop()
 
     # No pages of FastAPI's own: its documentation loads scripts from elsewhere.

@@ -33,6 +33,8 @@ Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
 HAND_OVER_SECONDS = 0.02
 """Time between two pieces of a sample. For each byte, the event loop would take as long as a step of a small model."""
+ABANDON_SECONDS = 10.0
+"""The longest wait for a turn that nobody wants."""
 MOST_SCORED = 2**24
 """The most bytes and logprobs that all samples together may have to be scored for; each takes up to 100 bytes of memory."""
 
@@ -95,7 +97,7 @@ class Engine:
         self._new: deque[Stream] = deque()
         """Samples that wait for a place."""
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._stopping = False
+        self._stopping = self._abandoned = False
         self._free = list(range(self.places.count))[::-1]
         self._held: list[Stream] = []
         """Streams with a place."""
@@ -120,6 +122,12 @@ class Engine:
         self._stopping = True
         self.wake()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def abandon(self) -> None:
+        """Ends the thread after its turn. At the end of the process, one that still runs the model could abort it."""
+        self._stopping = self._abandoned = True
+        self.wake()
+        self._thread.join(ABANDON_SECONDS)
 
     @property
     def is_alive(self) -> bool:
@@ -169,7 +177,7 @@ class Engine:
 
     def _work(self) -> None:
         try:
-            while self._go_on():
+            while not self._abandoned and self._go_on():
                 pass
         except BaseException:
             LOG.exception("the engine has ended")

@@ -31,6 +31,8 @@ def join(places: Places, stream: Stream, is_new: bool, joined: Callable[[Stream]
             yield None
     stream.prompt_scores = scores
     for follower in stream.followers:  # Others may come while these are served.
+        if follower.done:  # It has left, and its place may be another's.
+            continue
         follower.prompt_scores = scores
         if job.length:
             places.copy(stream.place, follower.place, _state(follower, start), job.params)

@@ -12,6 +12,8 @@ from longstride.serving.choices import Choice
 
 PART_BYTES = 2**16
 """The most bytes of an answer that are sent at a time."""
+LINE_ENDS = {end.encode(): json.dumps(end)[1:-1].encode() for end in "\x85\u2028\u2029"}
+"""Characters at which some clients end a line, and with it an event of a stream, and what JSON has instead of them."""
 
 
 async def chunks_of(choice: Choice, piece: Piece) -> AsyncIterator[dict[str, Any]]:
@@ -82,4 +84,7 @@ async def _slices(parts: Iterable[bytes | bytearray]) -> AsyncIterator[bytes]:
 
 
 def to_json(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    made = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    for end, escaped in LINE_ENDS.items():
+        made = made.replace(end, escaped)
+    return made

@@ -1,6 +1,6 @@
 // What is known about the model: its card, its config in words, and the curve of its run.
 
-import { count, element, number } from "./dom.js";
+import { breakable, count, element, number } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const TALL = 300;
@@ -34,7 +34,7 @@ function section(title, ...content) {
 
 function table(rows) {
   return element("dl", { class: "table" }, rows.flatMap(([name, text]) => [
-    element("dt", {}, name[0].toUpperCase() + name.slice(1)), element("dd", {}, text)]));
+    element("dt", {}, name[0].toUpperCase() + name.slice(1)), element("dd", {}, breakable(text))]));
 }
 
 function cardSections(card) {
@@ -45,14 +45,18 @@ function cardSections(card) {
     const names = ["data", "bytes", "least context", "bits per byte"];
     const rows = figures.map((figure) => [figure.data, figure.bytes.toLocaleString("en"),
       figure.min_context.toLocaleString("en"), number(figure.bits_per_byte, 3)]);
-    sections.push(section("Bits per byte", element("div", { class: "scroll", tabindex: 0 }, element("table", {},
-      element("thead", {}, element("tr", {}, names.map((name) => element("th", { scope: "col" }, name)))),
-      element("tbody", {}, rows.map((row) => element("tr", {}, row.map((text) => element("td", {}, text)))))))));
+    // Roles are given, as a narrow window lays the table out as a grid.
+    const line = (cells) => element("tr", { role: "row" }, cells);
+    const head = line(names.map((name) => element("th", { scope: "col", role: "columnheader" }, name)));
+    const body = rows.map((row) => line(row.map((text) => element("td", { role: "cell" }, breakable(text)))));
+    sections.push(section("Bits per byte", element("div", { class: "scroll", tabindex: 0 },
+      element("table", { role: "table" }, element("thead", { role: "rowgroup" }, head),
+        element("tbody", { role: "rowgroup" }, body)))));
   }
   const licence = [card.licence && `${card.licence}.`, card.terms].filter(Boolean).join(" ");
   const texts = { Data: card.data, Licence: licence, Limits: card.limits, Samples: card.samples };
   for (const [title, text] of Object.entries(texts)) {
-    if (text) sections.push(section(title, element("p", {}, text)));
+    if (text) sections.push(section(title, element("p", {}, breakable(text))));
   }
   if (card.command) {
     const command = element("pre", { tabindex: 0 }, card.command);

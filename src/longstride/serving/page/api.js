@@ -9,19 +9,24 @@ function headers(more = {}) {
   return key ? { ...more, Authorization: `Bearer ${key}` } : more;
 }
 
+let asked = null; // While the dialog is open, for all requests that wait for the key.
+
 // Asks for the key of a server that wants one. Resolves when it was given.
 function askForKey() {
-  const dialog = document.getElementById("key");
-  const form = dialog.querySelector("form");
-  return new Promise((resolve) => {
+  asked ??= new Promise((resolve) => {
+    const dialog = document.getElementById("key");
+    const form = dialog.querySelector("form");
+    dialog.querySelector("[role=alert]").hidden = !sessionStorage.getItem(KEY);
     dialog.addEventListener("close", () => {
-      sessionStorage.setItem(KEY, new FormData(form).get("key"));
+      sessionStorage.setItem(KEY, new FormData(form).get("key").trim());
       form.reset();
+      asked = null;
       resolve();
     }, { once: true });
     dialog.addEventListener("cancel", (event) => event.preventDefault());
     dialog.showModal();
   });
+  return asked;
 }
 
 async function send(path, options) {

@@ -18,7 +18,10 @@ export class AudioView {
     this.player = new Player(this.rate, (byte) => this.follow(byte));
     const half = Math.max(1, about.context >> 1);
     this.select = element("select", {}, samples.map((sample, index) => element("option", { value: index }, sample.name)));
-    this.select.addEventListener("change", () => this.pick(Uint8Array.from(samples[Number(this.select.value)].bytes)));
+    this.select.addEventListener("change", () => {
+      this.file.value = "";
+      this.pick(Uint8Array.from(samples[Number(this.select.value)].bytes));
+    });
     this.file = element("input", { type: "file", accept: "audio/*" });
     this.file.addEventListener("change", () => this.upload());
     const milliseconds = (bytes) => Math.max(1, Math.floor((1000 * bytes) / this.rate));
@@ -84,6 +87,7 @@ export class AudioView {
       const bytes = await fromFile(file, this.rate, Math.max(1, this.about.context >> 1));
       if (!bytes.length) throw new Error(`${file.name} is empty.`);
       this.showError(null);
+      this.select.selectedIndex = -1; // So that every bundled sound can be chosen.
       this.pick(bytes);
     } catch (error) {
       this.showError(error);

@@ -46,6 +46,11 @@ export class Choice {
   }
 }
 
+// A text that may be broken inside patterns and addresses: they are long, and their words stay whole.
+export function breakable(text) {
+  return String(text).split(/(?<=\w\(|\/)(?!\/)/).flatMap((part, index) => (index ? [element("wbr"), part] : [part]));
+}
+
 export function number(value, digits = 2) {
   return Number.isFinite(value) ? value.toFixed(digits) : "not finite";
 }

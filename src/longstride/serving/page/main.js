@@ -32,7 +32,9 @@ function openTab(name) {
 
 function prepareTabs() {
   const tabs = [...document.querySelectorAll('[role="tab"]')];
-  const follow = () => openTab(location.hash === "#about" ? "about" : "work");
+  const follow = () => {
+    if (location.hash !== "#main") openTab(location.hash === "#about" ? "about" : "work"); // #main: within either.
+  };
   for (const [index, tab] of tabs.entries()) {
     tab.addEventListener("click", () => {
       history.replaceState(null, "", tab.id === "tab-about" ? "#about" : "#");

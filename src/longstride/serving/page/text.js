@@ -115,7 +115,13 @@ export class TextView {
 
   async fetchBits(signal) {
     const { bytes, given } = this.field;
-    const { bits } = await postJson("/page/scores", { bytes: Array.from(bytes) }, signal);
+    let bits;
+    try {
+      ({ bits } = await postJson("/page/scores", { bytes: Array.from(bytes) }, signal));
+    } catch (error) {
+      this.summary.textContent = `${count(bytes.length, "byte")}, not measured.`;
+      throw error;
+    }
     this.field.setBits(bits);
     const parts = [["given", 0, given], ["written", given, bytes.length]].filter(([, from, to]) => to > from);
     this.summary.replaceChildren(...parts.map(([name, from, to]) => element("span", { class: "figure" },
