@@ -177,7 +177,7 @@ def constant(values: Any, device: torch.device) -> Tensor:
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keeps torch.compile out of what runs once. It traces functions that are called in a frame that it gave up."""
-    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function  # type: ignore[no-any-return]
+    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function  # type: ignore[no-untyped-call]
 
 
 _plans: dict[Hashable, Plan] = {}
