@@ -153,6 +153,15 @@ def test_compiles_without_a_graph_break(impl, dynamic):
 
 
 @ALL
+def test_compiles_for_any_number_of_heads(impl):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *x: attend(*x, PATTERN, impl=impl), fullgraph=True, backend="aot_eager")
+    for heads in (2, 3, 4):  # The second number makes it symbolic.
+        inputs = tensors(heads=heads)
+        torch.testing.assert_close(compiled(*inputs), attend(*inputs, PATTERN, impl=impl))
+
+
+@ALL
 def test_an_empty_batch(impl):
     q, k, v = (x.requires_grad_() for x in tensors(batch=0))
     output = attend(q, k, v, [PATTERN, Block(4), Summary(4, 2)], impl=impl)

@@ -7,6 +7,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from longstride import attend
+from longstride.attention.kernels.launch import forget_plans
 from longstride.patterns import Local, Summary
 from tests.attention.error_rule import Ran
 
@@ -186,3 +187,36 @@ def test_grad_compiles(impl):
     torch._dynamo.reset()
     compiled = torch.compile(lambda *x: grad(loss, argnums=(0, 1, 2))(*x, impl), backend="aot_eager", fullgraph=True)
     assert_close(compiled(*inputs), plain_gradients(*inputs, impl))
+
+
+@FAST
+def test_vmap_of_a_compiled_call(impl):
+    torch._dynamo.reset()
+    forget_plans()  # torch.compile gives up at the transform, and must not trace how a plan is made instead.
+    inputs = tensors(3)
+    compiled = torch.compile(lambda *x: attend(*x, HEADS, impl=impl), backend="aot_eager")
+    assert_close(vmap(compiled)(*inputs), vmap(lambda *x: attend(*x, HEADS, impl="reference"))(*inputs))
+
+
+@FAST
+def test_a_backward_pass_compiles(impl):
+    torch._dynamo.reset()
+    forget_plans()
+    inputs = [x.requires_grad_() for x in tensors()]
+    total = loss(*inputs, impl)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        total.backward()
+    assert_close([x.grad for x in inputs], list(plain_gradients(*inputs, impl)))
+
+
+@FAST
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_zeros_without_memory(impl, return_lse):
+    q, k, v = (x.requires_grad_() for x in tensors())
+    output = attend(q, k, v, HEADS, impl=impl, return_lse=return_lse)
+    output = output[0] if return_lse else output
+    zeros = torch._efficientzerotensor(output.shape, device=DEVICE)
+    assert not any(x.any() for x in torch.autograd.grad(output, (q, k, v), zeros))
+    nothing = torch._efficientzerotensor(q.shape, device=DEVICE)
+    expected = attend(torch.zeros_like(q), k, v, HEADS, impl=impl)
+    assert_close(attend(nothing, k, v, HEADS, impl=impl), expected)

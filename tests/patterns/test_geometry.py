@@ -10,6 +10,7 @@ from longstride.attention.tiles import plan
 from longstride.model.slots import Slots, slots
 from longstride.patterns import Block, Column, Dense, Leaf, Local, Pattern, Summary, connects, notation
 from longstride.patterns.geometry import geometry, lane_sets
+from longstride.patterns.leaves import Union
 from tests.strategies import leaves, patterns, summaries
 
 
@@ -165,6 +166,8 @@ class Wrapped(Pattern):
         Impostor(),
         Nameless(),
         Wrapped(),
+        Leaf(),
+        Union((Union((Local(3), Block(4))), Column(5))),
         Column(5) | Shifted(3),
         Column(5) | Impostor(),
         Column(5) | Nameless(),
@@ -190,6 +193,25 @@ class TestDisguisedLeaf:
             make(known, 10)
         with pytest.raises(TypeError, match="no rule for"):
             make(pattern, 10)
+
+    def test_its_paths_are_not_miscounted(self, pattern):
+        with pytest.raises(TypeError, match="no rule for"):
+            connects([pattern], 10)
+
+
+class Registered:
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__()
+        cls.options = options
+
+
+def test_a_leaf_may_have_other_bases():
+    class Named(Local, Registered, name="mine"):
+        pass
+
+    assert Named.options == {"name": "mine"}
+    with pytest.raises(TypeError, match="no rule for"):
+        geometry(Named(3), 10)
 
 
 @pytest.mark.parametrize(

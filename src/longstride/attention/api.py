@@ -4,6 +4,7 @@ Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batc
 """
 
 import importlib.util
+import operator
 import os
 from collections.abc import Sequence
 from math import sqrt
@@ -243,7 +244,7 @@ def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def _patterns_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list[Pattern]:
     if isinstance(pattern, Pattern):
-        return [pattern] * heads
+        return [pattern] * operator.index(heads)  # torch.compile may make it symbolic, but takes no list of that length.
     patterns = _validate_patterns(pattern)
     if len(patterns) != heads:
         raise ValueError(f"attend: pattern has {len(patterns)} patterns for {heads} heads; give one, or one for each head")

@@ -161,12 +161,12 @@ def register_last(op: Any, impl: str) -> None:
 
 def needs_dispatcher(*tensors: Tensor) -> bool:
     """Whether PyTorch's dispatcher must see the call: for a transform, a mode, a tensor subclass, a profiler, a tensor whose
-    memory holds its numbers negated (`Tensor.is_neg`), or none on the meta device.
+    memory holds its numbers negated (`Tensor.is_neg`), or that has none, since it is on the meta device or known to be 0.
 
     Otherwise the operator's Python functions are called directly, which takes half the time.
     """
     for x in tensors:
-        if type(x) is not Tensor or x.is_neg() or is_legacy_batchedtensor(x):
+        if type(x) is not Tensor or x.is_neg() or x._is_zerotensor() or is_legacy_batchedtensor(x):
             return True
     return (
         tensors[0].is_meta

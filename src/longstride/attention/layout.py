@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.nn import Parameter
 
 from longstride.common.checks import short_repr
@@ -107,11 +108,8 @@ def _as_int(value: object) -> int | None:
 def _first_lengths(documents: Sequence[int], n: int, end: int) -> list[int]:
     """Returns the lengths of documents, cut at `end`."""
     if isinstance(documents, str) or not isinstance(documents, Sequence):
-        fix = (
-            "; give documents.tolist() for lengths, or torch.from_numpy(documents)"
-            if hasattr(documents, "__array__")
-            else ""
-        )
+        is_array = hasattr(documents, "__array__")
+        fix = "; give documents.tolist() for lengths, or torch.from_numpy(documents)" if is_array else ""
         raise ValueError(
             "attend: documents must be a sequence of lengths or an integer tensor [batch, n], got "
             f"{short_repr(documents)}{fix}"
@@ -141,7 +139,7 @@ def _lengths_of_runs(documents: Tensor, batch: int, n: int, end: int) -> list[in
     if documents.layout != torch.strided or documents.is_meta:
         kind = "on the meta device, without values" if documents.is_meta else documents.layout
         raise ValueError(f"attend: documents is a tensor {kind}; give a dense one with values, or a sequence of lengths")
-    if torch.compiler.is_compiling() or not _is_readable(documents):
+    if torch.compiler.is_compiling() or type(documents) not in (Tensor, Parameter) or is_wrapped(documents):
         raise NotImplementedError(
             "attend: documents = a tensor is read by the host, which torch.compile and torch.func do not allow; "
             "give a sequence of lengths"
@@ -153,7 +151,3 @@ def _lengths_of_runs(documents: Tensor, batch: int, n: int, end: int) -> list[in
     ends = [*starts.flatten().nonzero().flatten().tolist(), starts.numel()]
     lengths = [b - a for a, b in pairwise(ends)]
     return lengths if len(lengths) > 1 else []
-
-
-def _is_readable(x: Tensor) -> bool:
-    return type(x) in (Tensor, Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(x)

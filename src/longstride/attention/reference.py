@@ -69,11 +69,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> Te
 def _log_sums(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> Tensor:
     """The log-sum-exp of each query's scores, [..., queries]."""
     scores, empty_rows = _scores(q, k, hidden, scale)
-    return (
-        scores.to(torch.promote_types(scores.dtype, torch.float32))
-        .logsumexp(-1)
-        .masked_fill(empty_rows.squeeze(-1), -torch.inf)
-    )
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return scores.logsumexp(-1).masked_fill(empty_rows.squeeze(-1), -torch.inf)
 
 
 def _scores(q: Tensor, k: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor]:

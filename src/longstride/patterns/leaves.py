@@ -36,10 +36,11 @@ class Pattern:
     text: str
     """Its notation, e.g. "Local(128)". Stored as a string: torch.compile may make the numbers symbolic, but not a string."""
     has_rule = False
-    """Whether this class is one of this file's. A subclass may define `sees` anew: no implementation has a rule for it."""
+    """Whether this is one of this file's leaves. A subclass may define `sees` anew: no implementation has a rule for it."""
 
-    def __init_subclass__(cls) -> None:
-        cls.has_rule = cls.__module__ == __name__
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.has_rule = cls.__module__ == __name__ and cls.__name__ not in ("Leaf", "Union")
 
     def sees(self, query: Any, key: Any) -> Any:
         """Whether `query` sees `key`; positions as ints, or as tensors that broadcast."""
@@ -67,9 +68,7 @@ class Pattern:
         return mask
 
     def __or__(self, other: Pattern) -> Pattern:
-        if not isinstance(other, Pattern):
-            return NotImplemented
-        return union(self, other)
+        return union(self, other) if isinstance(other, Pattern) else NotImplemented
 
     def __repr__(self) -> str:
         return getattr(self, "text", f"{type(self).__name__}()")

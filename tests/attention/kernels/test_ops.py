@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from math import prod
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ pytest.importorskip("triton")
 
 from longstride import attend
 from longstride.attention.kernels import launch, ops  # noqa: F401 - ops registers the operators
-from longstride.attention.kernels.hopper.choice import SHORT_LANE, choose
+from longstride.attention.kernels.hopper.choice import SHORT_LANE, choose, fits_tma
 from longstride.attention.kernels.jobs import passes
 from longstride.attention.kernels.launch import Launch, _plans, forget_plans
+from longstride.attention.kernels.run import run_forward
 from longstride.attention.kernels.settings import Gpu, gpu, lane_setting
 from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary, fixed, grid, notation, strided, union
 from tests.attention.cases import cases, tensors
@@ -181,6 +183,21 @@ def test_a_plan_is_kept_and_tells_its_tensors_apart():
     output = attend(q, k, v, Local(5), impl="triton")
     assert _plans == plans
     torch.testing.assert_close(output, attend(q, k, v, Local(5), impl="reference"))
+
+
+def test_tensors_that_begin_elsewhere_get_another_plan():
+    """TMA reads matrices at multiples of 16 bytes only. The lse, which may be a part of a longer one, may be anywhere."""
+
+    def at(first, *shape, dtype):
+        return torch.zeros(prod(shape) + first, dtype=dtype, device=DEVICE)[first:].view(shape)
+
+    forget_plans()
+    taken = []
+    for first_q, first_lse in ((0, 0), (0, 1), (1, 0), (8, 4)):
+        q, k, v, output = (at(first, 1, 1, 20, 16, dtype=torch.float16) for first in (first_q, 0, 0, 0))
+        run_forward(q, k, v, output, at(first_lse, 1, 1, 20, dtype=torch.float32), "Local(3)", 0.25)
+        taken.append((fits_tma(q, k, v, output), len(_plans)))
+    assert taken == [(True, 1), (True, 2), (False, 3), (True, 3)]
 
 
 def laid_out(x, order, gaps):

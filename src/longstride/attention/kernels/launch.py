@@ -6,6 +6,7 @@ the first run. On a GPU, later runs write the addresses into a buffer and pass i
 would inspect every argument again, which takes several times as long as the launch.
 """
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ class Plan:
 
     def _run(self, tensors: Sequence[Tensor]) -> None:
         if self.ready is None:
-            self._first_run(tensors)
+            _untraced(self._first_run)(tensors)
             return
         addresses = [x.data_ptr() for x in tensors]
         stream = torch._C._cuda_getCurrentRawStream(self.index)
@@ -174,6 +175,11 @@ def constant(values: Any, device: torch.device) -> Tensor:
     return table
 
 
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps torch.compile out of what runs once. It traces functions that are called in a frame that it gave up."""
+    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function  # type: ignore[no-untyped-call]
+
+
 _plans: dict[Hashable, Plan] = {}
 _captured: set[Plan] = set()
 """Plans that were run inside a capture, kept for ever: a CUDA graph reads their tables each time it is replayed."""
@@ -183,7 +189,7 @@ def plan_for(key: Hashable, make: Callable[[], Plan]) -> Plan:
     """Returns the plan of this key; makes it at the first call."""
     plan = _plans.get(key)
     if plan is None:
-        plan = make()
+        plan = _untraced(make)()
         if len(_plans) >= MOST_PLANS:
             _plans.pop(next(iter(_plans)), None)
         _plans[key] = plan

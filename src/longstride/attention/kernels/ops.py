@@ -56,7 +56,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, d_output: Tensor) -> Any:
         needed = ctx.needs_input_grad[:3]
         # With create_graph, call the operator: its error says that there is no second derivative.
-        dispatch = torch.is_grad_enabled() or needs_dispatcher(d_output)
+        dispatch = torch.is_grad_enabled() or is_compiling() or needs_dispatcher(d_output)
         compute: Any = torch.ops.longstride.triton_backward.default if dispatch else triton_backward
         gradients = compute(d_output, None, *ctx.saved_tensors, *ctx.settings, needed)
         return *(x if wanted else None for x, wanted in zip(gradients, needed)), None, None, None

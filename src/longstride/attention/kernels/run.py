@@ -27,11 +27,11 @@ def run_forward(
     if scale <= 0:
         q, scale, _ = with_positive_scale(q, scale)
     tensors = readable(q), readable(k), readable(v), output, lse
-    aligned = is_aligned(*tensors)
+    aligned = alignment(*tensors)
     key: Any = patterns, scale, aligned, *describe(*tensors[:4])
     if layout is not None:
         key = *key, k.shape, layout.key
-    plan_for(key, lambda: make_plan(Forward, tensors, (in_bits(scale),), patterns, aligned, layout)).run(tensors)
+    plan_for(key, lambda: make_plan(Forward, tensors, (in_bits(scale),), patterns, aligned is True, layout)).run(tensors)
 
 
 def run_backward(
@@ -50,14 +50,14 @@ def run_backward(
     tensors: tuple[Tensor, ...] = *matrices, lse, dq, dk, dv
     if layout is not None and layout.d_lse is not None:
         tensors = *tensors, layout.d_lse
-    aligned = is_aligned(*tensors)
+    aligned = alignment(*tensors)
     key: Any = patterns, scale, aligned, *needed, *describe(*matrices, dq, dk, dv)
     if layout is not None:
         key = *key, k.shape, layout.key
 
     def make() -> Plan:
         settings = in_bits(scale), scale, needed[0], needed[1] or needed[2]
-        return make_plan(Backward, tensors, settings, patterns, aligned, layout)
+        return make_plan(Backward, tensors, settings, patterns, aligned is True, layout)
 
     plan_for(key, make).run(tensors)
     if sign != 1:
@@ -77,12 +77,15 @@ def in_bits(scale: float) -> float:
     return max(scale, LEAST_SCALE) * LOG2_E
 
 
-def is_aligned(*tensors: Tensor) -> bool:
-    """Whether all begin at multiples of 16 bytes. Of an input that is copied, the copy counts: the kernels read that."""
+def alignment(*tensors: Tensor) -> bool | tuple[bool, ...]:
+    """True if all begin at multiples of 16 bytes, else whether each does: which kernels run depends on some of them.
+
+    Of an input that is copied, the copy counts: the kernels read that.
+    """
     addresses = 0
     for x in tensors:
         addresses |= x.data_ptr()
-    return not addresses & ALIGNMENT
+    return not addresses & ALIGNMENT or tuple(not x.data_ptr() & ALIGNMENT for x in tensors)
 
 
 def describe(*tensors: Tensor) -> tuple[Any, ...]:

@@ -61,9 +61,11 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
     if not pass_.summary and job.own:
         if _in_panels(d_qk, d_v) and job.lanes == 1 and job.far <= TILE and job.near == 0 and not accumulate:
             return "walk"
-        if job.far >= job.limit - 1 and _whole_lanes(job, backward, d_qk, d_v):
+        whole_past = job.far >= job.limit - 1
+        if whole_past and _whole_lanes(job, backward, d_qk, d_v):
             return "lanes"
-        if not (backward or accumulate) and d_qk == d_v and d_qk in WIDTHS and _in_chunks(job):
+        in_chunks = whole_past and job.near == 0 and job.lanes > 1 and job.limit <= LONGEST_CHUNKS
+        if in_chunks and not (backward or accumulate) and d_qk == d_v and d_qk in WIDTHS:
             return "chunks"
     stats_fit = not backward or own_blocks_apart(pass_, d_qk, d_v) or _stats_fit_tma(job)
     if max(d_qk, d_v) <= WIDEST and _in_tiles(job, pass_.summary, n) and stats_fit:
@@ -80,10 +82,6 @@ def _whole_lanes(job: Job, backward: bool, d_qk: int, d_v: int) -> bool:
     """Whether whole lanes fit into shared memory."""
     longest = LONGEST_WIDE_LANE if d_v > WIDEST else LONGEST_LANE
     return _in_panels(d_qk, d_v) and job.limit <= (LARGEST_LANE // d_qk if backward else longest)
-
-
-def _in_chunks(job: Job) -> bool:
-    return job.lanes > 1 and job.limit <= LONGEST_CHUNKS and job.near == 0 and job.far >= job.limit - 1
 
 
 def _in_panels(d_qk: int, d_v: int) -> bool:
