@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -140,7 +141,7 @@ class Plan:
 
     def _run(self, tensors: Sequence[Tensor]) -> None:
         if self.ready is None:
-            _untraced(self._first_run)(tensors)
+            _call_untraced(self._first_run, tensors)
             return
         addresses = [x.data_ptr() for x in tensors]
         stream = torch._C._cuda_getCurrentRawStream(self.index)
@@ -175,9 +176,18 @@ def constant(values: Any, device: torch.device) -> Tensor:
     return table
 
 
-def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps torch.compile out of what runs once. It traces functions that are called in a frame that it gave up."""
-    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function  # type: ignore[no-untyped-call]
+def _call_untraced(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function without torch.compile, which traces what is called in a frame that it gave up."""
+    return (_call_disabled() if "torch._dynamo" in sys.modules else _call)(function, *arguments)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+@lru_cache(maxsize=1)
+def _call_disabled() -> Callable[..., Any]:
+    return torch.compiler.disable(_call)  # type: ignore[no-any-return, no-untyped-call]
 
 
 _plans: dict[Hashable, Plan] = {}
@@ -189,7 +199,7 @@ def plan_for(key: Hashable, make: Callable[[], Plan]) -> Plan:
     """Returns the plan of this key; makes it at the first call."""
     plan = _plans.get(key)
     if plan is None:
-        plan = _untraced(make)()
+        plan = _call_untraced(make)
         if len(_plans) >= MOST_PLANS:
             _plans.pop(next(iter(_plans)), None)
         _plans[key] = plan
