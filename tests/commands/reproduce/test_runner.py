@@ -201,6 +201,17 @@ def test_what_does_not_fit_is_refused(done, tmp_path, words, says, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_results_of_another_experiment_are_not_mixed_in(done, monkeypatch, capsys):
+    before = (done / "table2.json").read_text()
+    (done / "contest.json").write_text(before)
+    monkeypatch.setattr(runner, "train", refuse)
+    with pytest.raises(SystemExit) as ending:
+        reproduce("contest", done, "--rows", "text-modern")
+    assert ending.value.code == 2
+    assert f"{done / 'contest.json'} has table2, and contest is asked for" in capsys.readouterr().err
+    assert (done / "contest.json").read_text() == before
+
+
 def test_rows_without_data_are_left_out(done, tmp_path, monkeypatch, capsys):
     book = tmp_path / "book.txt"
     book.write_bytes(samples.text()[:40_000])

@@ -121,14 +121,17 @@ def budget_of(rows: Sequence[RowResult]) -> Budget | None:
     return Budget(min(row.bytes for row in done), min(row.seconds or 0.0 for row in done)) if done else None
 
 
-def read_results(path: Path) -> Reproduced:
-    """Reads a file of `longstride reproduce`."""
+def read_results(path: Path, experiment: str | None = None) -> Reproduced:
+    """Reads a file of `longstride reproduce`. `experiment`: the one that it must have."""
     content = read_json(path)
     try:
         rows = [_read_row(row) for row in read_list(content.get("rows"))]
-        return Reproduced(str(content["experiment"]), str(content.get("command", "")), rows)
+        found = Reproduced(str(content["experiment"]), str(content.get("command", "")), rows)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"reproduce: {str(path)!r} is no file of longstride reproduce: {error}") from None
+    if experiment not in (None, found.experiment):
+        raise ValueError(f"reproduce: {path} has {found.experiment}, and {experiment} is asked for")
+    return found
 
 
 def _read_row(given: Any) -> RowResult:

@@ -59,7 +59,7 @@ def reproduce(experiment: Experiment, settings: Reproduction, console: Console |
         print_lines(console, [f"left out, as --data has nothing for them: {', '.join(missing)}"])
     settings.out.mkdir(parents=True, exist_ok=True)
     path = settings.out / f"{experiment.name}.json"
-    before = read_results(path).rows if path.exists() else []
+    before = read_results(path, experiment.name).rows if path.exists() else []
     result = Reproduced(experiment.name, command_of(experiment.name, settings), before)
     for row in rows:
         for seed in settings.seeds if row.name not in missing else ():

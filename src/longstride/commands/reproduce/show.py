@@ -48,9 +48,7 @@ def _trained(experiment: str, settings: Reproduction, console: Console) -> Draw:
     if settings.read is None:
         result = reproduce(EXPERIMENTS[experiment], settings, console)
     else:
-        result = read_results(settings.read)
-        if result.experiment != experiment:
-            raise ValueError(f"reproduce: {settings.read} has {result.experiment}, and {experiment} is asked for")
+        result = read_results(settings.read, experiment)
         show_results(result, console)
 
     def draw(path: Path) -> None:
