@@ -280,6 +280,21 @@ def test_train_pauses_and_resumes(capsys, tmp_path, text_file):
     assert (code, err) == (2, f"longstride: train: {tmp_path / 'full'} is not an empty folder; give another --out\n")
 
 
+def test_a_signal_during_the_last_step_leaves_a_finished_run(capsys, tmp_path, text_file, monkeypatch):
+    from longstride.training.trainer import Trainer
+
+    take_step = Trainer.take_step
+
+    def interrupted(self, tokens):
+        if self.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return take_step(self, tokens)
+
+    monkeypatch.setattr(Trainer, "take_step", interrupted)
+    code, said, _ = run(capsys, *train_words(text_file, tmp_path / "run"))
+    assert (code, "step 4, all steps are done" in said) == (0, True)
+
+
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_train_says_how_to_go_on(capsys, tmp_path, text_file, monkeypatch, number, expected):
     from longstride.training.trainer import Trainer

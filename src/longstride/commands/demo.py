@@ -50,7 +50,7 @@ def demo(folder: Path, steps: int, console: Console | None = None) -> float:
     if not summary.done:
         for line in describe_ending("text-small", summary):
             console.print(line, soft_wrap=True, markup=False, highlight=False)
-        exit_if_interrupted(summary)
+    exit_if_interrupted(summary)
     bits = held_out_bits(SparseTransformer.from_pretrained(run), store)
 
     console.print(f"The last {HELD_OUT:,} bytes of the text, which no step has seen:")

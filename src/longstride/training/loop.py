@@ -128,7 +128,7 @@ def _run(
             loader_share=batches.waited / seconds,
             reason=reason,
             done=trainer.out_of_patience or trainer.step == config.steps,
-            signal=interrupts.signal if reason == INTERRUPTED else None,
+            signal=interrupts.signal if interrupts.requested else None,
         )
 
 

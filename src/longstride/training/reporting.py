@@ -82,7 +82,7 @@ class Summary:
     done: bool
     """Whether the run is finished; otherwise it can be resumed."""
     signal: int | None = None
-    """The signal that interrupted the run, if any."""
+    """The signal that interrupted the run, or came while a finished run ended: then nothing more should be begun."""
 
     @property
     def speed(self) -> str:

@@ -1,6 +1,7 @@
 import gc
 import json
 import shutil
+import signal
 import weakref
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from longstride.commands.reproduce.results import read_results
 from longstride.data import samples
 from longstride.training import loop, train
 from longstride.training.metrics import read_metrics
+from longstride.training.trainer import Trainer
 
 DENSE, FIXED, IMAGES = "enwik8-dense", "enwik8-fixed", "cifar10-strided"
 
@@ -107,6 +109,26 @@ def test_an_interrupted_row_is_not_scored(tmp_path, monkeypatch, capsys):
     (row,) = read_results(tmp_path / "out" / "table2.json").rows
     assert (row.name, row.done, row.steps, row.scores) == (DENSE, 0, 2, [])
     assert f"to go on: longstride reproduce table2 --out {tmp_path / 'out'} --rows" in capsys.readouterr().out
+
+
+def test_a_signal_during_the_last_step_of_a_row_ends_the_experiment(tmp_path, monkeypatch, capsys):
+    take_step, out = Trainer.take_step, tmp_path / "out"
+
+    def interrupted(self, tokens):
+        if self.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return take_step(self, tokens)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "take_step", interrupted)
+        with pytest.raises(SystemExit) as ending:
+            reproduce("table2", out, "--rows", FIXED, DENSE)
+    assert ending.value.code == 143
+    assert "to go on: longstride reproduce table2" in capsys.readouterr().out
+    (row,) = read_results(out / "table2.json").rows
+    assert (row.name, row.steps, row.done, row.scores) == (DENSE, 4, 0, [])
+    (row,) = reproduce("table2", out, "--rows", DENSE).rows
+    assert (row.steps, row.done, len(row.scores)) == (4, 1, 1)
 
 
 def test_an_interrupted_probe_says_how_to_go_on(tmp_path, monkeypatch, capsys):

@@ -146,7 +146,7 @@ class RowRunner:
         summary = train(config, "auto", preset=self.row.preset)
         release_memory(self.device)
         self._keep_training(config, summary)
-        if not summary.done:
+        if not summary.done or summary.signal is not None:
             self._say_how_to_go_on()
             exit_if_interrupted(summary)
 

@@ -201,7 +201,8 @@ def _train(
     summary = run(config, resume, until, fit=fit, preset="" if has_file else preset)
     if is_main_process():
         print("\n".join(describe_ending(preset or SHOWN, summary)))
-    exit_if_interrupted(summary)
+    if not summary.done:
+        exit_if_interrupted(summary)
 
 
 def _check_places(words: Sequence[str]) -> None:
