@@ -21,6 +21,8 @@ def test_a_budget_is_what_all_rows_have_had():
     budget = budget_of([slow, fast, stopped])
     assert (budget.bytes, budget.seconds) == (400, 1.5)
     assert budget_of([stopped]) is None
+    untimed = budget_of([row(step_seconds=None), row("enwik8-dense", step_seconds=None, steps=6)])
+    assert (untimed.bytes, untimed.seconds) == (400, None)
 
 
 def test_rows_are_kept_in_order_and_replaced():

@@ -27,6 +27,12 @@ def test_rows_stand_beside_the_papers():
     assert any("read off the validations of the same runs" in text for text in lines)
 
 
+def test_rows_without_times_are_compared_at_equal_bytes():
+    lines = shown("ablations", row("text-base", bits=1.5, step_seconds=None), row("text-c-8", step_seconds=None, steps=8))
+    assert line(lines, "text-base")[0] == ["text-base", "1.5000", "-", "1.5000", "-"]
+    assert any(text.strip() == "equal bytes: 0.0004 MB" for text in lines)
+
+
 def test_seeds_are_averaged():
     lines = shown("table2", row(bits=1.0), row(bits=1.2, seed=1), row("enwik8-dense", done=0, steps=2))
     assert line(lines, "enwik8-fixed")[0][:4] == ["enwik8-fixed", "1.1000", "±", "0.1414"]

@@ -112,13 +112,15 @@ class Budget:
     """What all finished rows of one kind of data have had: the fewest bytes, and the shortest time."""
 
     bytes: int
-    seconds: float
+    seconds: float | None
+    """None where the time of steps is not known, as for runs that shared a GPU."""
 
 
 def budget_of(rows: Sequence[RowResult]) -> Budget | None:
     """None if no row is done."""
-    done = [row for row in rows if row.done and row.seconds]
-    return Budget(min(row.bytes for row in done), min(row.seconds or 0.0 for row in done)) if done else None
+    done = [row for row in rows if row.done and row.bytes]
+    times = [row.seconds for row in done if row.seconds]
+    return Budget(min(row.bytes for row in done), min(times, default=None)) if done else None
 
 
 def read_results(path: Path, experiment: str | None = None) -> Reproduced:

@@ -50,8 +50,8 @@ def _show_rows(experiment: Experiment, rows: Sequence[RowResult], data: str, con
     costs = [[name, *_costs(known.get(name), own)] for name, own in seeds.items()]
     print_table(console, "training time, and peak memory", ("row",), COSTS, costs)
     if budget is not None:
-        budgets = f"equal bytes: {budget.bytes / 1e6:,.4g} MB; equal seconds: {budget.seconds:,.4g} s"
-        print_lines(console, [budgets])
+        seconds = "" if budget.seconds is None else f"; equal seconds: {budget.seconds:,.4g} s"
+        print_lines(console, [f"equal bytes: {budget.bytes / 1e6:,.4g} MB{seconds}"])
 
 
 def _contexts(rows: Sequence[RowResult], experiment: Experiment) -> list[str]:
@@ -70,7 +70,7 @@ def _bits(about: Row | None, rows: Sequence[RowResult], budget: Budget | None, c
         *(_number(values, 4) for values in scores),
         _paper(about.paper_bits if about else None),
         _over(rows, lambda row: row.bits_at_bytes(budget.bytes) if budget else None, 4),
-        _over(rows, lambda row: row.bits_at_seconds(budget.seconds) if budget else None, 4),
+        _over(rows, lambda row: row.bits_at_seconds(budget.seconds) if budget and budget.seconds else None, 4),
     ]
 
 
