@@ -13,6 +13,7 @@ FEW = 2
 """The most least contexts that are columns; more are rows."""
 BITS = ("paper", "at equal\nbytes", "at equal\nseconds")
 COSTS = ("ms\na step", "paper:\ntime", "steps", "MB", "seconds", "minutes\nin all", "GiB")
+NOTHING = "-"
 READ_OFF = (
     "Equal bytes: validation after the fewest training bytes of all rows; equal seconds: after the shortest training time. "
     "Both are read off the validations of the same runs. The learning rate falls over a whole run, so a run that is cut "
@@ -46,12 +47,19 @@ def _show_rows(experiment: Experiment, rows: Sequence[RowResult], data: str, con
     unit = "bits per dim" if data == "images" else "bits per byte"
     columns = _contexts(rows, experiment) if len(experiment.min_contexts) > 1 else ["bits"]
     bits = [[name, *_bits(known.get(name), own, budget, len(columns))] for name, own in seeds.items()]
-    print_table(console, f"{experiment.title}; {data}, {unit}", ("row",), (*columns, *BITS), bits)
+    _print_filled(console, f"{experiment.title}; {data}, {unit}", (*columns, *BITS), bits)
     costs = [[name, *_costs(known.get(name), own)] for name, own in seeds.items()]
-    print_table(console, "training time, and peak memory", ("row",), COSTS, costs)
+    _print_filled(console, "training time, and peak memory", COSTS, costs)
     if budget is not None:
         seconds = "" if budget.seconds is None else f"; equal seconds: {budget.seconds:,.4g} s"
         print_lines(console, [f"equal bytes: {budget.bytes / 1e6:,.4g} MB{seconds}"])
+
+
+def _print_filled(console: Console, title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """A table without the columns that no row has a number for, which leaves the names of rows their place."""
+    kept = [place for place in range(1, len(headings) + 1) if any(line[place] != NOTHING for line in lines)]
+    cut = [[line[0], *(line[place] for place in kept)] for line in lines]
+    print_table(console, title, ("row",), [headings[place - 1] for place in kept], cut)
 
 
 def _contexts(rows: Sequence[RowResult], experiment: Experiment) -> list[str]:
@@ -94,7 +102,7 @@ def _show_by_context(experiment: Experiment, result: Reproduced, console: Consol
     for place, least in enumerate(experiment.min_contexts):
         scores = [row.scores[place] if place < len(row.scores) else None for row in result.rows]
         given = next((f"{score.min_context:,}" for score in scores if score is not None), f"{least:,}")
-        bits = ["-" if score is None else f"{score.bits_per_byte:.4f}" for score in scores]
+        bits = [NOTHING if score is None else f"{score.bits_per_byte:.4f}" for score in scores]
         lines.append([given, *bits, _paper(experiment.paper.get(least), 4)])
     print_table(console, experiment.title, ("least context",), (*columns, "paper"), lines)
     print_lines(console, [
@@ -108,12 +116,12 @@ def _over(rows: Sequence[RowResult], value: Callable[[RowResult], float | None],
 
 
 def _paper(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    return NOTHING if value is None else f"{value:.{digits}f}"
 
 
 def _number(values: Sequence[float], digits: int) -> str:
     """The mean of the seeds, with its standard deviation if there are several that differ."""
     if not values:
-        return "-"
+        return NOTHING
     spread = f" ± {stdev(values):.{digits}f}" if len(set(values)) > 1 else ""
     return f"{mean(values):,.{digits}f}{spread}"
