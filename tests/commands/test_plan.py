@@ -68,6 +68,12 @@ def test_recomputation_that_does_not_fit_is_replaced_before_the_context(capsys):
     assert "The nearest that fits" in said(capsys, f"{LONG.replace('100GiB', '2GiB')} --recompute off")
 
 
+@pytest.mark.parametrize("recompute", ["on", "off"])
+def test_the_command_names_the_recomputation_also_if_it_is_that_of_the_preset(recompute, capsys):
+    command = shlex.split(said(capsys, f"enwik8 --gpu-memory 80GB --recompute {recompute}").splitlines()[-1])
+    assert command[command.index("--model.recompute") + 1] == recompute
+
+
 def test_settings_that_are_given(capsys):
     text = said(capsys, "enwik8 --gpu-memory 80GB --batch 3 --recompute '10*off + 20*on' --optimizer muon")
     assert "10*off + 20*on" in text

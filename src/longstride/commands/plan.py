@@ -126,9 +126,10 @@ def _command(preset: str, plan: Plan, memory: int) -> str:
     """The command that trains as planned."""
     chosen, start = plan.config, train_preset(preset)
     words = ["longstride", "train", preset, "--data", "DATA", "--out", "RUN", "--gpu-memory", f"{memory / 1e9:g}GB"]
-    for name in ("context", "pattern", "embedding", "recompute"):
+    for name in ("context", "pattern", "embedding"):
         if getattr(chosen.model, name) != getattr(start.model, name):
             words += [f"--model.{name}", str(getattr(chosen.model, name))]
+    words += ["--model.recompute", chosen.model.recompute]  # Without it, --gpu-memory means "auto".
     for name in ("batch", "accumulate"):
         if getattr(chosen, name) != getattr(start, name):
             words += [f"--{name}", str(getattr(chosen, name))]
