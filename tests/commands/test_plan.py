@@ -36,13 +36,17 @@ def test_ways_to_divide_the_batch(capsys):
 
 def test_the_nearest_that_fits(capsys):
     text = said(capsys, LONG.replace("100GiB", "2GiB"))
-    assert (
-        "Nothing fits: one sequence at a time takes 9.8 GiB of the GPU and, with the inputs of all blocks, 48.0 GiB" in text
-    )
+    assert "Nothing fits: one sequence at a time takes 10.6 GiB of the GPU, beside 6% that stay free, and, with the" in text
+    assert "inputs of all blocks, 48.0 GiB of the host." in text
     assert "The nearest that fits has a context of 524,288:" in text
     assert "--model.context 524288" in text
     text = said(capsys, "cifar10 --gpu-memory 1GB")
     assert "Shorter contexts do not fit, either: use a smaller network." in text
+
+
+def test_what_does_not_fit_is_not_said_to_take_less_than_there_is(capsys):
+    text = said(capsys, "text-modern --gpu-memory 2GiB --host-memory 20GiB")
+    assert "one sequence at a time takes 1.9 GiB of the GPU, beside 6% that stay free, and" in text
 
 
 @pytest.mark.parametrize(("memory", "parts"), [("6GiB", "2"), ("60GB", "1"), ("4GB", None)])
@@ -66,6 +70,12 @@ def test_recomputation_that_does_not_fit_is_replaced_before_the_context(capsys):
     assert "--model.context" not in command
     assert "--model.recompute" in command
     assert "The nearest that fits" in said(capsys, f"{LONG.replace('100GiB', '2GiB')} --recompute off")
+
+
+@pytest.mark.parametrize("recompute", ["on", "off"])
+def test_the_command_names_the_recomputation_also_if_it_is_that_of_the_preset(recompute, capsys):
+    command = shlex.split(said(capsys, f"enwik8 --gpu-memory 80GB --recompute {recompute}").splitlines()[-1])
+    assert command[command.index("--model.recompute") + 1] == recompute
 
 
 def test_settings_that_are_given(capsys):

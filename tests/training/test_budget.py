@@ -112,6 +112,23 @@ def test_out_of_memory_names_settings_that_fit(tmp_path, monkeypatch):
     assert failed.value.advice == "Use a smaller network."
 
 
+def test_a_lack_of_memory_beside_pytorchs_tensors_names_settings_too(tmp_path, monkeypatch):
+    given = config(tmp_path, batch=64, model={"context": 512, "layers": 20}, gpu_memory="4GB")
+    with pytest.raises(RuntimeError) as failed, with_advice(given, CPU, 1):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    assert failed.value.advice.startswith("These settings should fit, with another --out: --model.recompute '")
+    with pytest.raises(RuntimeError, match="a mistake") as failed, with_advice(given, CPU, 1):
+        raise RuntimeError("a mistake")
+    assert not hasattr(failed.value, "advice")
+
+    def fail(*_):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr("longstride.training.budget.available_memory", fail)
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"), with_advice(given, CPU, 1):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
 def test_advice_for_a_run_with_a_checkpoint_can_be_followed(tmp_path, monkeypatch):
     """A run is resumed with the recomputation that it began with."""
     from longstride.training.trainer import Trainer

@@ -10,12 +10,11 @@ from typing import NoReturn
 
 from longstride.commands.interrupts import INTERRUPTED, raise_on_interrupt
 from longstride.common.checks import printable
+from longstride.common.out_of_memory import is_out_of_memory
 
 BAD_INPUT, BROKEN_PIPE = 2, 141
 SIGNAL_BASE = 128
 """Shells add this to a signal's number: 130 for SIGINT, 141 for SIGPIPE, 143 for SIGTERM."""
-OUT_OF_MEMORY = ("can't allocate memory", "Storage size calculation overflowed", "unable to mmap")
-"""PyTorch's messages on a CPU, each in a plain RuntimeError."""
 
 
 @contextmanager
@@ -48,18 +47,11 @@ def exit_with_message(verb: str) -> Iterator[None]:
         more = "" if verb in ("eval", "sample") else "--accumulate, --model.recompute on, or "
         hint = f" Try {more}a smaller --batch." if verb in ("train", "eval", "sample", "demo") else ""
         if advice := getattr(error, "advice", ""):
-            hint = f" {advice}"
+            hint = f"{'' if first.endswith('.') else '.'} {advice}"
         _exit(BAD_INPUT, f"{first}{hint}", at_once=_is_joined())
     except KeyboardInterrupt:
         # Does not wait for a checkpoint in progress: it stays marked as unfinished.
         _exit(INTERRUPTED, "interrupted" if is_main_process() else "", at_once=_is_joined() or _has_threads())
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or in main memory."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def is_main_process() -> bool:

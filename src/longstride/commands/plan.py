@@ -11,6 +11,7 @@ from rich.table import Table
 from longstride.training.config import TrainConfig
 from longstride.training.plan import (
     CONTEXT_BYTES,
+    MARGIN,
     WORTHWHILE,
     Plan,
     accumulations,
@@ -53,9 +54,11 @@ def show(
             console.print(line, highlight=False, soft_wrap=True)
     if plan is None:
         least = predict(_changed(config, "host" if model.recompute == "auto" else model.recompute, config.batch))
+        need = max(least.peak, least.validation) + CONTEXT_BYTES
         console.print(
-            f"\nNothing fits: one sequence at a time takes {(least.peak + CONTEXT_BYTES) / GIB:.1f} GiB of the GPU"
-            + (f" and, with the inputs of all blocks, {least.host / GIB:.1f} GiB of the host." if least.host else "."),
+            f"\nNothing fits: one sequence at a time takes {need / GIB:.1f} GiB of the GPU, "
+            f"beside {MARGIN:.0%} that stay free"
+            + (f", and, with the inputs of all blocks, {least.host / GIB:.1f} GiB of the host." if least.host else "."),
             highlight=False,
             soft_wrap=True,
         )
@@ -126,9 +129,10 @@ def _command(preset: str, plan: Plan, memory: int) -> str:
     """The command that trains as planned."""
     chosen, start = plan.config, train_preset(preset)
     words = ["longstride", "train", preset, "--data", "DATA", "--out", "RUN", "--gpu-memory", f"{memory / 1e9:g}GB"]
-    for name in ("context", "pattern", "embedding", "recompute"):
+    for name in ("context", "pattern", "embedding"):
         if getattr(chosen.model, name) != getattr(start.model, name):
             words += [f"--model.{name}", str(getattr(chosen.model, name))]
+    words += ["--model.recompute", chosen.model.recompute]  # Without it, --gpu-memory means "auto".
     for name in ("batch", "accumulate"):
         if getattr(chosen, name) != getattr(start, name):
             words += [f"--{name}", str(getattr(chosen, name))]

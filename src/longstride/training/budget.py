@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from longstride.common.checks import size_in_bytes
 from longstride.common.device import memory_bytes
 from longstride.common.files import read_text
+from longstride.common.out_of_memory import is_out_of_gpu_memory
 from longstride.model.pinned import PinError
 from longstride.model.recompute import AUTO
 from longstride.training.checkpoint import newest_checkpoint
@@ -117,9 +118,11 @@ def with_advice(config: TrainConfig, device: torch.device, processes: int) -> It
     """Context that adds the settings that would fit, as `advice`, to a lack of GPU memory or of pinned host memory."""
     try:
         yield
-    except (torch.OutOfMemoryError, PinError) as error:
-        memory, step = available_memory(config, device), newest_checkpoint(config.folder() / "checkpoints")
-        error.advice = advice(config, memory, processes, isinstance(error, PinError), step)  # type: ignore[union-attr]
+    except (RuntimeError, PinError) as error:
+        if isinstance(error, PinError) or is_out_of_gpu_memory(error):
+            with suppress(RuntimeError):  # A GPU that no longer answers.
+                memory, step = available_memory(config, device), newest_checkpoint(config.folder() / "checkpoints")
+                error.advice = advice(config, memory, processes, isinstance(error, PinError), step)  # type: ignore[union-attr]
         raise
 
 

@@ -14,9 +14,19 @@ REPEATS = 5
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Measures the flops per second of a large matrix product on a GPU; None on other devices."""
+    """Measures the flops per second of a large matrix product on a GPU; None on other devices, and if it does not fit."""
     if device.type != "cuda":
         return None
+    try:
+        return _measured_rate(device, dtype)
+    except torch.OutOfMemoryError:  # A small network needs less memory, and may have been given less.
+        return None
+    finally:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)  # Do not count these matrices.
+
+
+def _measured_rate(device: torch.device, dtype: torch.dtype) -> float:
     a, b = (torch.randn(SIZE, SIZE, device=device).to(dtype) for _ in range(2))
     torch.matmul(a, b)
     torch.cuda.synchronize(device)
@@ -24,10 +34,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float | None:
     for _ in range(REPEATS):
         torch.matmul(a, b)
     torch.cuda.synchronize(device)
-    taken = perf_counter() - begun
-    del a, b
-    torch.cuda.reset_peak_memory_stats(device)  # Do not count these matrices.
-    return REPEATS * 2 * SIZE**3 / taken
+    return REPEATS * 2 * SIZE**3 / (perf_counter() - begun)
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -67,6 +67,14 @@ def test_a_command_that_measures_nothing_fails(tmp_path, capsys):
     assert (tmp_path / "result.json").is_file()
 
 
+def test_a_file_without_rows_fails(tmp_path, capsys):
+    (tmp_path / "empty.json").write_text('{"machine": {}, "settings": {}, "limit_gib": 1.0, "rows": []}')
+    with pytest.raises(SystemExit) as ending:
+        main(["bench", "memory", "--read", str(tmp_path / "empty.json")])
+    assert ending.value.code == 2
+    assert "bench memory: there are no results" in capsys.readouterr().err
+
+
 def test_a_lack_of_memory_is_a_row(monkeypatch):
     def lack(*_):
         raise torch.OutOfMemoryError("too much")

@@ -37,8 +37,9 @@ def prepare_drawing(settings: Benchmark, plot: str) -> Callable[..., None]:
 
 def check_some_ran(owner: str, failures: Sequence[str | None]) -> None:
     """Raises ValueError if every measurement failed, so that the command does not end as if it had measured something."""
-    if failures and all(failures):
-        raise ValueError(f"{owner}: nothing could be measured: {failures[0]}")
+    if all(failures):
+        reason = f"nothing could be measured: {failures[0]}" if failures else "there are no results"
+        raise ValueError(f"{owner}: {reason}")
 
 
 def save(result: Any, path: Path | None) -> None:

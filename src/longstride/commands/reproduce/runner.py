@@ -21,13 +21,13 @@ from rich.console import Console
 from longstride.commands.bench.report import print_lines, reason_of, save
 from longstride.commands.ending import exit_if_interrupted
 from longstride.commands.evaluate import evaluate
-from longstride.commands.exits import is_out_of_memory
 from longstride.commands.reproduce.experiments import Experiment, Row, config_of, min_contexts, train_command, with_steps
 from longstride.commands.reproduce.results import Reproduced, RowResult, ScoreRow, read_results
 from longstride.commands.reproduce.settings import Reproduction, command_of
 from longstride.commands.reproduce.tables import show_results
 from longstride.common.device import choose_device, describe_machine
 from longstride.common.files import read_text
+from longstride.common.out_of_memory import is_out_of_memory
 from longstride.data import samples
 from longstride.data.prepare import open_data
 from longstride.model.saved_config import read_config, settings_path
