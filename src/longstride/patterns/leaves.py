@@ -38,10 +38,6 @@ class Pattern:
     has_rule = False
     """Whether this is one of this file's leaves. A subclass may define `sees` anew: no implementation has a rule for it."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.has_rule = cls.__module__ == __name__ and cls.__name__ not in ("Leaf", "Union")
-
     def sees(self, query: Any, key: Any) -> Any:
         """Whether `query` sees `key`; positions as ints, or as tensors that broadcast."""
         raise NotImplementedError
@@ -76,6 +72,10 @@ class Pattern:
 
 class Leaf(Pattern):
     """A pattern that is no union: Dilated, Block or Summary."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.has_rule = cls.__module__ == __name__
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:

@@ -1,9 +1,8 @@
 """longstride_pattern: the field of a model's config with the patterns of its layers.
 
 It is text, or a list with the text of each layer and None for layers that keep their own sliding window, or for those
-without attention. A config that has
-it also has attn_implementation = "longstride" in its config.json, which transformers reads: without
-`import longstride.transformers` such a folder is refused instead of attending densely.
+without attention. A config that has it also has attn_implementation = "longstride" in its config.json, which transformers
+reads: without `import longstride.transformers` such a folder is refused instead of attending densely.
 """
 
 import functools
