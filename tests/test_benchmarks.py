@@ -23,3 +23,14 @@ def test_layouts(tmp_path, monkeypatch, capsys):
     first = found["documents"][0]
     assert first["over batch"] == pytest.approx(first["packed ms"] / first["batch ms"])
     assert first["over pairs"] == pytest.approx(first["packed ms"] / first["whole ms"] / first["share of pairs"])
+
+
+def test_kernel_times(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "times.json"
+    words = ["--tiny", "--other", str(ROOT / "src"), "--rounds", "1", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["kernel_times.py", *words])
+    runpy.run_path(str(ROOT / "benchmarks/kernel_times.py"), run_name="__main__")
+    rows = json.loads(out.read_text())["rows"]
+    assert {name.split(" ", 1)[0] for name in rows} == {"tiny"}
+    assert all(ratio == pytest.approx(ours / theirs) for ours, theirs, ratio in rows.values())
+    assert capsys.readouterr().out.startswith(f"{len(rows)} cases")
