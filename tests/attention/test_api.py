@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from longstride import attend
-from longstride.attention.api import choose
+from longstride.attention.api import _implementation_name, choose
 from longstride.patterns import Block, Column, Dense, Local, Summary
 from tests.attention.error_rule import Ran, results
 
@@ -316,3 +316,10 @@ def test_triton_is_not_silently_replaced(monkeypatch):
 
 def test_auto_is_triton_on_a_gpu():
     assert choose("auto", torch.device("cuda")).impl == "triton"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("impl", ["auto", "reference", "blocked", "triton"])
+def test_a_call_runs_what_choose_names(impl, device, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert _implementation_name(impl, device) == choose(impl, torch.device(device)).impl
