@@ -181,6 +181,7 @@ def test_operators_keep_the_rules_of_pytorch(with_seed):
         (ops.bias_gelu, (stream, None)),
         (ops.bias_gelu_backward, (stream, branch, bias)),
         (ops.linear_backward, (stream, branch[..., :20], with_seed)),
+        (ops.float32_product, (stream.bfloat16(), branch[0].bfloat16())),
     ):
         checked = torch.library.opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
         assert set(checked.values()) == {"SUCCESS"}, op
@@ -288,6 +289,36 @@ def test_a_linear_layer_has_gradients_in_the_dtype_of_its_weights(dtype, has_bia
         assert our.dtype == same.dtype
         distance, allowed = ((found.double() - true).abs().max().item() for found in (our, same))
         assert distance <= 2 * allowed + 32 * torch.finfo(torch.float32).eps * true.abs().max().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_logits_of_half_precision_are_float32(dtype, fused):
+    torch.manual_seed(5)
+    norm, layer = Norm(64).to(DEVICE), layers.Linear(64, 256, bias=False).to(DEVICE)
+    torch.nn.init.normal_(norm.weight)
+    h, slope = torch.randn(3, 50, 64, device=DEVICE).to(dtype), torch.randn(3, 50, 256, device=DEVICE).to(dtype)
+
+    def results(apply, norm, layer, h):
+        h = h.detach().requires_grad_()
+        value = apply(h, norm, layer)
+        return [
+            value.detach(),
+            *torch.autograd.grad(value, (h, norm.weight, norm.bias, layer.weight), slope.to(value.dtype)),
+        ]
+
+    with Ran() as ran:
+        ours = results(residual.logits, norm, layer, h)
+    assert {"longstride_model.float32_product", "longstride_model.linear_backward"} <= set(ran.ops)
+    assert [x.dtype for x in ours] == [torch.float32, dtype, *[torch.float32] * 3]
+    plain = results(lambda h, norm, layer: layer(norm(h)), norm, layer, h)
+    exact = results(
+        lambda h, norm, layer: layer(norm(h)), copy.deepcopy(norm).double(), copy.deepcopy(layer).double(), h.double()
+    )
+    for our, same, true in zip(ours, plain, exact):
+        distance, allowed = ((found.double() - true).abs().max().item() for found in (our, same))
+        assert distance <= 2 * allowed
+    with torch.no_grad():  # Evaluation rounds nothing.
+        assert torch.equal(residual.logits(h, norm, layer), layer(norm(h.float())))
 
 
 @pytest.mark.parametrize("recompute", ["off", "on", "parts"])

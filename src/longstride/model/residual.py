@@ -5,6 +5,7 @@
     h = add(h, branch)                               h = h + dropout(branch + bias)
     x = gelu(product)                                x = gelu(product + bias)
     x = linear(x, layer)                             x = layer(x), with float32 gradients of its weight and bias
+    x = logits(h, norm, layer)                       x = layer(norm(h)) in float32
 
 These only move memory. On a GPU, in training, each is one kernel forward and one backward (`residual_kernels.py`): the
 gradient of the stream, the sums over all rows that are the gradients of biases and norms, and the dropout mask, drawn again
@@ -65,6 +66,17 @@ def product(x: Tensor, layer: layers.Linear) -> Product:
     return Product(_Linear.apply(x, layer.weight, None), layer.bias)
 
 
+def logits(h: Tensor, norm: nn.Module, layer: layers.Linear) -> Tensor:
+    """Returns norm(h) times the layer's weight, in float32 at least.
+
+    In training with half precision the product's inputs are rounded to it, as everywhere in the network. Without gradients
+    they are float32.
+    """
+    if is_fused(h) and h.dtype in residual_ops.HALF and not torch.is_autocast_enabled(h.device.type):
+        return _Float32Product.apply(normalize(h, norm)[1], layer.weight)
+    return layer(norm(layers.wide(h)))
+
+
 def normalize(h: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Returns h and norm(h). Go on with the h that is returned: its gradient joins the norm's."""
     if not (is_fused(h) and isinstance(norm, nn.LayerNorm)):
@@ -117,6 +129,24 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         d_weight, d_bias = ops.linear_backward(d_output, x, ctx.has_bias)
         return d_output @ weight, d_weight.to(ctx.weight_dtype), d_bias if ctx.has_bias else None
+
+
+class _Float32Product(torch.autograd.Function):
+    """A linear layer without bias whose result is float32. Its gradient is rounded to the dtype of the input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        cast = weight.to(x.dtype)
+        ctx.save_for_backward(x, cast)
+        ctx.weight_dtype = weight.dtype
+        return ops.float32_product(x, cast)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        d_output = d_output.to(x.dtype)
+        return d_output @ weight, ops.linear_backward(d_output, x, False)[0].to(ctx.weight_dtype)
 
 
 class _AddNorm(torch.autograd.Function):

@@ -16,6 +16,8 @@ from longstride.model import layers, operators
 from longstride.model.dropout import draw_mask
 from longstride.model.layers import wide
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
@@ -172,13 +174,25 @@ def _bias_gelu_backward_like(d_output: Tensor, x: Tensor, bias: Tensor | None) -
     return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=compute_dtype)
 
 
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Returns a @ b, summed and returned in float32 at least."""
+    if a.is_cuda and a.dtype in HALF:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return wide(a) @ wide(b)
+
+
+def _float32_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Returns x times the transposed weight, in float32 at least."""
+    return _multiply(_rows(x), weight.T).view(*x.shape[:-1], -1)
+
+
+def _float32_product_like(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
+
+
 def _linear_backward(d_output: Tensor, x: Tensor, sum_rows: bool) -> tuple[Tensor, Tensor]:
     """Returns the gradients of a linear layer's weight and bias, in float32 at least; the second is empty if not wanted."""
-    d_rows, rows = _rows(d_output), _rows(x)
-    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
-        d_weight = torch.mm(d_rows.T, rows, out_dtype=torch.float32)
-    else:
-        d_weight = wide(d_rows.T @ rows)
+    d_weight = _multiply(_rows(d_output).T, _rows(x))
     d_bias = _add_backward(d_output, None, 1.0)[1][0] if sum_rows else d_weight.new_empty(0)
     return d_weight, d_bias
 
@@ -207,6 +221,7 @@ for _schema, _compute, _like in (
         "bias_gelu_backward(Tensor d_output, Tensor x, Tensor? bias) -> (Tensor, Tensor)",
         _bias_gelu_backward, _bias_gelu_backward_like,
     ),
+    ("float32_product(Tensor x, Tensor weight) -> Tensor", _float32_product, _float32_product_like),
     (
         "linear_backward(Tensor d_output, Tensor x, bool sum_rows) -> (Tensor, Tensor)",
         _linear_backward, _linear_backward_like,
@@ -219,3 +234,8 @@ for _schema, _compute, _like in (
 def _linear_backward_flops(d_output: Any, x: Any, *_: Any, **__: Any) -> int:
     """For PyTorch's flop counter, which does not see the product inside the operator."""
     return int(2 * prod(x) * d_output[-1])
+
+
+@register_flop_formula(OPS.float32_product)
+def _float32_product_flops(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+    return int(2 * prod(x) * weight[0])

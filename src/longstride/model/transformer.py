@@ -145,7 +145,7 @@ class SparseTransformer(nn.Module):
 
     def logits(self, h: Tensor) -> Tensor:
         """Returns norm(H_N) W_out, in float32 at least."""
-        return self.output(self.norm(h.to(torch.promote_types(h.dtype, torch.float32))))
+        return residual.logits(h, self.norm, self.output)
 
     def nats(self, tokens: Tensor) -> Tensor:
         """Returns -log p of every byte given those before it, [batch, n]."""
