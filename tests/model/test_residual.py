@@ -252,6 +252,14 @@ def test_a_bias_is_summed_by_no_other_kernel(fused):
     assert ran.ops.count("longstride_model.linear_backward") == 4
 
 
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_of_the_stream_and_its_norm_may_have_no_gradient(used, fused):
+    norm, h = Norm(24).double(), torch.randn(5, 24, dtype=torch.float64, requires_grad=True)
+    ours = torch.autograd.grad(residual.normalize(h, norm)[used].square().sum(), h)
+    plain = torch.autograd.grad((h, norm(h))[used].square().sum(), h)
+    torch.testing.assert_close(ours, plain)
+
+
 def test_a_second_derivative_is_refused(fused):
     made = model(layers=1)
     gradients = torch.autograd.grad(made.loss(some_bytes()), made.blocks[0].norm_ff.weight, create_graph=True)

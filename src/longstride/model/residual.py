@@ -165,11 +165,16 @@ class _AddNorm(torch.autograd.Function):
         ctx.has_branch, ctx.has_bias = branch is not None, branch_bias is not None
         ctx.save_for_backward(stream if ctx.has_branch else h, weight, mean, scale, seed)
         ctx.mark_non_differentiable(mean, scale)
+        if not torch.compiler.is_compiling():  # Otherwise autograd fills gradients of mean and scale with zeros.
+            ctx.set_materialize_grads(False)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_stream: Tensor, d_normalized: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, d_stream: Tensor | None, d_normalized: Tensor | None, *_: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         stream, weight, mean, scale, seed = ctx.saved_tensors
+        d_stream, d_normalized = (torch.zeros_like(stream) if d is None else d for d in (d_stream, d_normalized))
         dh, d_dropped, sums = ops.add_norm_backward(
             d_stream, d_normalized, stream, weight, mean, scale, seed, ctx.keep, ctx.has_bias
         )
