@@ -252,6 +252,23 @@ def test_a_bias_is_summed_by_no_other_kernel(fused):
     assert ran.ops.count("longstride_model.linear_backward") == 4
 
 
+@pytest.mark.parametrize(("recompute", "additions"), [("off", 1), ("2*off + on", 2), ("off + on + off", 3)])
+def test_a_block_leaves_its_last_addition_to_the_next(recompute, additions, fused):
+    """But for the last block, and where either of the two is recomputed."""
+    with Ran() as ran:
+        model(layers=3, recompute=recompute).hidden(some_bytes())
+    assert ran.ops.count("longstride_model.add_norm") == 6
+    assert ran.ops.count("longstride_model.add") == additions
+
+
+def test_hooks_of_blocks_see_the_stream(fused):
+    made, seen = model(layers=3), []
+    made.blocks[1].register_forward_hook(lambda block, inputs, output: seen.append((inputs[4], output)))
+    result = made.hidden(some_bytes())
+    assert seen[0][0] is None
+    assert seen[0][1].shape == result.shape
+
+
 @pytest.mark.parametrize("used", [0, 1])
 def test_one_of_the_stream_and_its_norm_may_have_no_gradient(used, fused):
     norm, h = Norm(24).double(), torch.randn(5, 24, dtype=torch.float64, requires_grad=True)

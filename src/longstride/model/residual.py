@@ -47,6 +47,13 @@ class Dropout(NamedTuple):
         return 1 - self.rate
 
 
+class Branch(NamedTuple):
+    """What a block still has to add to the stream: the next block adds it in the kernel of its first norm."""
+
+    product: Product
+    dropout: Dropout | None
+
+
 def is_fused(x: Tensor) -> bool:
     """Whether activations like x are computed by the kernels."""
     return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and torch.is_grad_enabled()

@@ -7,7 +7,7 @@
 Shapes: bytes [batch, n]; H [batch, n, width]; logits [batch, n, 256], where position t predicts byte t from those before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import sqrt
 from pathlib import Path
@@ -17,18 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from longstride.model import feed_forward, pretrained, residual
+from longstride.model import pretrained, residual
 from longstride.model.attention import Attend, Attention
 from longstride.model.block_in_parts import blocks_in_parts
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.cost import check_memory
-from longstride.model.dropout import draw_mask, draw_seeds
+from longstride.model.dropout import draw_seeds
 from longstride.model.embedding import Embedding
+from longstride.model.feed_forward import FeedForward
 from longstride.model.host_inputs import HostInputs, HostMemory
 from longstride.model.layers import Linear, Norm, RootMeanSquareNorm
 from longstride.model.loss import nats
 from longstride.model.recompute import IN_PARTS, segment_slices
-from longstride.model.residual import Dropout, Product, add, add_and_normalize, gelu, normalize, product
+from longstride.model.residual import Branch, Dropout, add_and_normalize, normalize
 
 SCALE = 0.125
 """Factor in the standard deviation of initial weights."""
@@ -36,31 +37,6 @@ MODERN_SCALE, MODERN_EMBEDDING, MODERN_OUTPUT = 0.5, 0.3, 0.02
 """Standard deviations with init "modern": of the blocks' weights times sqrt(d_in), of the sum of a position's embeddings,
 and of the output layer."""
 INTEGER_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
-
-
-class FeedForward(nn.Module):
-    """ff(x) = W_2 gelu(W_1 x + b_1) + b_2, and its addition to the stream with dropout."""
-
-    def __init__(self, config: ModelConfig, block: int) -> None:
-        super().__init__()
-        self.inner = Linear(config.width, config.ff_width, bias=config.norm == "layer")
-        self.outer = Linear(config.ff_width, config.width, bias=config.norm == "layer")
-        self.dropout = config.dropout
-        self.recompute = config.recomputed[block] != "off"
-
-    def forward(self, h: Tensor, x: Tensor, dropout: Dropout | None = None) -> Tensor:
-        """Returns h + dropout(ff(x))."""
-        inner, outer = self.inner, self.outer
-        if not torch.is_grad_enabled():
-            return add(h, Product(feed_forward.feed_forward_in_parts(x, inner, outer), None), dropout)
-        if self.recompute and residual.is_fused(x):
-            return add(h, Product(feed_forward.recomputed_feed_forward(x, inner, outer, None), outer.bias), dropout)
-        if self.recompute:
-            mask = None if dropout is None else draw_mask(x, dropout.rate, dropout.seed)
-            return h + feed_forward.recomputed_feed_forward(x, inner, outer, outer.bias, mask, 1 / (1 - self.dropout))
-        if feed_forward.is_fused(x.device, x.dtype, inner):
-            return add(h, feed_forward.fused_feed_forward(x, inner, outer), dropout)
-        return add(h, product(gelu(product(x, inner)), outer), dropout)
 
 
 class ResidualBlock(nn.Module):
@@ -75,13 +51,20 @@ class ResidualBlock(nn.Module):
         self.dropout = config.dropout
 
     def forward(
-        self, h: Tensor, attend: Attend | None = None, seeds: Tensor | None = None, rotation: Tensor | None = None
-    ) -> Tensor:
-        """`seeds`: of the two dropout masks, [2]; without them nothing is dropped. `rotation`: of rotary positions."""
+        self, h: Tensor, attend: Attend | None = None, seeds: Tensor | None = None, rotation: Tensor | None = None,
+        branch: Branch | None = None, carry: bool = False,
+    ) -> Tensor | tuple[Tensor, Branch]:  # fmt: skip
+        """`seeds`: of the two dropout masks, [2]; without them nothing is dropped. `rotation`: of rotary positions.
+
+        `branch`: what the block before has left to be added to h. `carry`: leave b(H) to the next block in the same way.
+        """
         dropouts = (None, None) if seeds is None else [Dropout(self.dropout, seed) for seed in seeds]
-        h, x = normalize(h, self.norm_attention)
+        if branch is None:
+            h, x = normalize(h, self.norm_attention)
+        else:
+            h, x = add_and_normalize(h, branch.product, self.norm_attention, branch.dropout)
         h, x = add_and_normalize(h, self.attention(x, attend, rotation), self.norm_ff, dropouts[0])
-        return self.ff(h, x, dropouts[1])
+        return (h, Branch(self.ff.branch(x), dropouts[1])) if carry else self.ff(h, x, dropouts[1])
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -132,6 +115,7 @@ class SparseTransformer(nn.Module):
         host = HostInputs(self.host_memory, h, recomputed.count("host")) if "host" in recomputed else None
         dropout = self.training and self.config.dropout > 0
         seeds = draw_seeds(len(self.blocks), h.device) if dropout else [None] * len(self.blocks)
+        branch: Branch | None = None
         for segment in segment_slices(recomputed):
             choice, own_seeds = recomputed[segment.start], seeds[segment]
             if host is not None and choice != "host":
@@ -139,9 +123,21 @@ class SparseTransformer(nn.Module):
             if choice in IN_PARTS:
                 own_host = host if choice == "host" else None
                 h = blocks_in_parts(list(self.blocks[segment]), h, list(own_seeds), rotation, own_host)
+            elif self._carries(h, segment.start, recomputed):
+                h, branch = self.blocks[segment.start](h, None, own_seeds[0], rotation, branch, carry=True)
             else:
-                h = _checkpointed(self.blocks[segment.start], choice)(h, None, own_seeds[0], rotation)
+                h = _checkpointed(self.blocks[segment.start], choice)(h, None, own_seeds[0], rotation, branch)
+                branch = None
         return h
+
+    def _carries(self, h: Tensor, block: int, recomputed: Sequence[str]) -> bool:
+        """Whether a block leaves its last addition to the next: that saves a pass over memory in each direction.
+
+        Not to a block that is recomputed, which would have to keep one more tensor; nor with fsdp, which wraps blocks and
+        frees the bias of a block after it; nor with hooks, which expect the stream.
+        """
+        plain = all(type(one) is ResidualBlock and not one._forward_hooks for one in self.blocks[block : block + 2])
+        return residual.is_fused(h) and plain and list(recomputed[block : block + 2]) == ["off", "off"]
 
     def logits(self, h: Tensor) -> Tensor:
         """Returns norm(H_N) W_out, in float32 at least."""
