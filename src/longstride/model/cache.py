@@ -3,13 +3,17 @@
 cache = Cache(config, batch=4)
 cache.bytes                               its size, fixed from the start
 cache.fill(block, keys, values)           stores a prompt: [batch, heads, n, d]
+cache.store(block, keys, values, kept)    stores prompts of lengths of their own, for which `kept_slots` says what is kept
 cache.copy(source, target, n)             copies a prompt of n bytes from one sequence of the batch to another
 cache.add(block, view, key, value)        stores one more byte: [batch, heads, d], into the slots of a `View`
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from longstride.common.device import send
 from longstride.model.config import ModelConfig
 from longstride.model.decode import View
 from longstride.model.slots import Slots, slots
@@ -51,6 +55,27 @@ class Cache:
             kept = new.flatten(1, 2).index_select(1, source)
             cached[rows].index_copy_(1, slot, kept.to(cached.dtype))
 
+    def kept_slots(self, sequences: Sequence[int], lengths: Sequence[int], n: int) -> list[Tensor]:
+        """For prompts that are padded to n positions, [prompts, heads, n, d], and go to these sequences of the batch: what
+        `store` keeps in the blocks of each entry of the cycle, [2, count]. Indices into prompts * heads * n, and into the
+        slots of all sequences."""
+        positions, ends = torch.arange(n), torch.tensor(lengths)[:, None]
+        result = []
+        for heads, count in zip(self.heads[: self.cycle], self.slots):
+            keeps = torch.stack([head.keeps(positions, ends) for head in heads], 1)  # [prompts, heads, n]
+            first = count * (len(heads) * torch.tensor(sequences)[:, None] + torch.arange(len(heads)))
+            places = first[:, :, None] + torch.stack([head.of(positions) for head in heads])
+            source = keeps.flatten().nonzero()[:, 0]
+            result.append(send(torch.stack([source, places.flatten()[source]]), self.all_keys.device))
+        return result
+
+    def store(self, block: int, keys: Tensor, values: Tensor, kept: Sequence[Tensor]) -> None:
+        """Stores prompts, [prompts, heads, n, d]. `kept`: from `kept_slots`."""
+        source, slot = kept[block % self.cycle]
+        for cached, new in ((self.keys[block], keys), (self.values[block], values)):
+            rows = new.flatten(0, 2).index_select(0, source)
+            cached.flatten(0, 2).index_copy_(0, slot, rows.to(cached.dtype))
+
     def copy(self, source: int, target: int, n: int) -> None:
         """Makes what one sequence of the batch keeps of its first n positions that of another."""
         for block in range(len(self.rows)):
@@ -66,7 +91,7 @@ class Cache:
             positions = [head.kept(n) for head in heads]
             source = torch.cat([kept + n * index for index, kept in enumerate(positions)])
             slot = torch.cat([head.of(kept) + slots * index for index, (head, kept) in enumerate(zip(heads, positions))])
-            self._indices[entry] = n, source.to(device), slot.to(device)
+            self._indices[entry] = n, send(source, device), send(slot, device)
         return self._indices[entry][1:]
 
     def add(self, block: int, view: View, key: Tensor, value: Tensor) -> None:

@@ -60,9 +60,14 @@ class Slots:
     def kept(self, n: int) -> Tensor:
         """Returns those of the first n positions whose slot has not been overwritten."""
         positions = torch.arange(n)
+        return positions[self.keeps(positions, n)]
+
+    def keeps(self, positions: Tensor, n: Tensor | int) -> Tensor:
+        """Returns whether each position is among the first n, and its slot has not been overwritten by a later of them."""
+        if self.keeps_all:
+            return positions < n
         slots = self.of(positions)
-        newest = positions >= n - self.ring
-        return positions[(slots >= 0) & ((slots < self.ring_start) | newest)] if not self.keeps_all else positions
+        return (positions < n) & (slots >= 0) & ((slots < self.ring_start) | (positions >= n - self.ring))
 
     def seen(self, query: int) -> Tensor:
         """Returns the slots of all keys that a query sees, its own position included."""

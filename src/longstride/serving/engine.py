@@ -25,7 +25,7 @@ from longstride.sampling.places import Places, Turn, open_places
 from longstride.sampling.scores import score
 from longstride.serving.answers import Answer, Answers, Job, Piece
 from longstride.serving.failures import FAILED, NOT_FINITE, BusyError, ModelError, StoppingError
-from longstride.serving.joining import join
+from longstride.serving.joining import Joining
 from longstride.serving.pace import Pace, Reading
 from longstride.serving.stream import Stream
 
@@ -234,11 +234,11 @@ class Engine:
             if stream.answer.ended and not stream.done:
                 stream.done = True
                 self.counts.samples["left"] += 1
-            if stream.done:
-                stream.joining = stream.leader = None
-                self.places.leave(stream.place)
-                self._free.append(stream.place)
-        self._held = [stream for stream in self._held if not stream.done]
+        for stream in (freed := {stream for stream in self._held if stream.is_gone}):
+            stream.joining = stream.leader = None
+            self.places.leave(stream.place)
+            self._free.append(stream.place)
+        self._held = [stream for stream in self._held if stream not in freed]
         self._free.sort(reverse=True)  # Low places first: streams in adjacent places are computed together.
 
     def _admit(self) -> None:
@@ -251,7 +251,7 @@ class Engine:
             if stream.leader is not None:
                 stream.leader.followers.append(stream)
             else:
-                stream.joining = join(self.places, stream, True, self._joined)
+                stream.joining = Joining(self.places, stream, self._joined)
             self._held.append(stream)
             self.counts.prompt_bytes += len(stream.job.prompt)
         self.counts.running = len(self._held)
@@ -270,19 +270,22 @@ class Engine:
         """Reads prompts for as long as they get (`Pace`). The next part is in turns that of the stream that has waited
         longest and that of the shortest prompt; one of several windows waits again after each."""
         running = self._running
-        reading = self._pace.begin(sum(not stream.is_running for stream in self._held), running)
+        reading = self._pace.begin(sum(not stream.is_running and not stream.done for stream in self._held), running)
         if reading is None:
             return None
         has_time = True
-        while has_time and (waiting := [stream for stream in self._held if stream.joining is not None]):
+        while has_time and (waiting := [one for one in self._held if one.joining is not None and not one.done]):
             self._parts += 1
             stream = min(waiting, key=lambda one: len(one.window)) if self._parts % 2 else waiting[0]
-            assert stream.joining is not None
+            joining = stream.joining
+            assert joining is not None
             size: int | None = 0
             try:
-                size = next(stream.joining)
+                size = joining.read(waiting)
             except StopIteration:
-                stream.joining = None
+                for read in joining.streams:
+                    if read.joining is joining:
+                        read.joining = None
             running = self._running
             if size is None:
                 self._held.remove(stream)
@@ -337,7 +340,7 @@ class Engine:
                 self._finish(stream, finish)
             elif len(stream.window) == self.config.context:
                 stream.slide()
-                stream.joining = join(self.places, stream, False, self._joined)
+                stream.joining = Joining(self.places, stream, self._joined)
         if launched.reading is not None:
             self._pace.settle(launched.reading)
         end = launched.end if self.places.is_async else self.places.mark()
