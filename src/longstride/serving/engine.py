@@ -31,8 +31,11 @@ from longstride.serving.stream import Stream
 
 Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
-HAND_OVER_SECONDS = 0.02
-"""Time between two pieces of a sample. For each byte, the event loop would take as long as a step of a small model."""
+HAND_OVER_SECONDS, PIECE_SECONDS = 0.02, 0.001
+"""Least time between two pieces of a sample that is streamed, in all and for each sample. The event loop takes a tenth of
+the latter for a piece; for one of each byte, it would take as long as a step of a small model."""
+WHOLE_SECONDS = 0.5
+"""Least time between two pieces of a sample that is sent whole, which is rendered as it grows."""
 ABANDON_SECONDS = 10.0
 """The longest wait for a turn that nobody wants."""
 MOST_SCORED = 2**24
@@ -109,7 +112,8 @@ class Engine:
         """Seconds for which turns are taken before the next call, as the last took longer than a turn."""
         self._parts = 0
         """Of prompts that were read."""
-        self._handed_over = 0.0
+        self._handed_over = {True: 0.0, False: 0.0}
+        """When pieces of samples were handed over that are streamed, and that are not."""
         self._thread = threading.Thread(target=self._work, name="longstride engine", daemon=True)
 
     # In the event loop.
@@ -133,12 +137,12 @@ class Engine:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def submit(self, jobs: Sequence[Job]) -> Answers:
-        """Queues samples. BusyError if the queue has no room for all of them."""
+    def submit(self, jobs: Sequence[Job], is_streamed: bool = True) -> Answers:
+        """Queues samples. BusyError if the queue has no room for all of them. is_streamed: pieces are wanted soon."""
         loop = asyncio.get_running_loop()
         if self._stopping:
             raise StoppingError("the server is stopping")
-        answers = Answers(jobs, self.wake)
+        answers = Answers(jobs, self.wake, is_streamed)
         if not any(job.length or job.scores_prompt for job in jobs):  # Nothing to read, or to make.
             for answer in answers.answers:
                 answers.deliver(answer, Piece(finish="length"), None)
@@ -362,12 +366,14 @@ class Engine:
     def _hand_over(self, streams: Sequence[Stream]) -> None:
         """Gives pieces to the event loops: those that begin or end a sample at once, others from time to time."""
         now = time.perf_counter()
-        is_due = now - self._handed_over >= HAND_OVER_SECONDS
-        if is_due:
-            self._handed_over = now
+        between = {True: max(HAND_OVER_SECONDS, PIECE_SECONDS * len(streams)), False: WHOLE_SECONDS}
+        due = [kind for kind, seconds in between.items() if now - self._handed_over[kind] >= seconds]
+        self._handed_over.update(dict.fromkeys(due, now))
         ready: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
         for stream in streams:
-            if stream.error is not None or (stream.piece is not None and (is_due or stream.done or stream.is_silent)):
+            kind = stream.answers.is_streamed
+            is_due = kind in due or stream.done or (stream.is_silent and kind)
+            if stream.error is not None or (stream.piece is not None and is_due):
                 delivery = _Delivery(stream.answers, stream.answer, stream.piece, stream.error)
                 ready.setdefault(stream.loop, []).append(delivery)
                 stream.piece, stream.is_silent = None, False
