@@ -8,7 +8,7 @@ Products of other sizes may round differently, though.
 Lengths and numbers of rows are rounded up, since plans of attention are made for each shape.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -58,9 +58,9 @@ def most_together(n: int) -> int:
 
 def read_prompts(
     model: SparseTransformer, cache: Cache, arrivals: Sequence[Arrival], pads: bool
-) -> Iterator[tuple[int, list[Tensor]]]:  # fmt: skip
-    """Reads prompts into the cache, one block at a time: yields the positions that were computed, and the block's output for
-    each prompt, [n, width]. Nothing for prompts that are empty. For inference mode.
+) -> Generator[int, None, list[Tensor | None]]:  # fmt: skip
+    """Reads prompts into the cache: yields the positions that were computed after each block, and returns the output of the
+    last one for each prompt, [n, width]; None for prompts that are empty, which all are or none. For inference mode.
 
     pads: lengths are those of `padded_length`; otherwise there is one prompt, which is computed as it is.
     """
@@ -68,7 +68,7 @@ def read_prompts(
     lengths = [len(prompt) for prompt in prompts]
     n, rows = max(lengths), len(prompts)
     if not n:
-        return
+        return [None] * rows
     assert all(lengths)
     if pads:
         n, rows = min(padded_length(n), model.config.context), 1 << (rows - 1).bit_length()
@@ -77,5 +77,7 @@ def read_prompts(
     data += data[-n:] * (rows - len(prompts))
     tokens = send(torch.frombuffer(bytearray(data), dtype=torch.uint8), cache.all_keys.device).view(rows, n)
     kept = cache.kept_slots([arrival.place for arrival in arrivals], lengths, n)
-    for h in prefill_parts(model, cache, tokens, partial(cache.store, kept=kept)):
-        yield rows * n, [row[:length] for row, length in zip(h, lengths)]
+    outputs: Iterable[Tensor] = ()
+    for outputs in prefill_parts(model, cache, tokens, partial(cache.store, kept=kept)):  # noqa: B007 (the last is used)
+        yield rows * n
+    return [row[:length] for row, length in zip(outputs, lengths)]

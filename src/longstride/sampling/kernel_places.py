@@ -149,10 +149,7 @@ class KernelPlaces:
     def join(self, arrivals: Sequence[Arrival]) -> Generator[int, None, list[Tensor | None]]:
         for place, prompt, *_ in arrivals:
             self.batch.park(place, len(prompt))
-        hidden: list[Tensor | None] = [None] * len(arrivals)
-        for positions, outputs in read_prompts(self.batch.model, self.batch.cache, arrivals, self.reads_together):
-            hidden = [*outputs]
-            yield positions
+        hidden = yield from read_prompts(self.batch.model, self.batch.cache, arrivals, self.reads_together)
         for place, prompt, state, params in arrivals:
             self.batch.begin(place, prompt[-1] if prompt else START.value, state, params)
             self._positions[place], self._params[place] = len(prompt), params

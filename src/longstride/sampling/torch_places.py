@@ -5,7 +5,7 @@ rows never depend on each other; and what a query reads, and in which order, fol
 """
 
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -128,12 +128,15 @@ class TorchPlaces:
 
     @torch.inference_mode()
     def join(self, arrivals: Sequence[Arrival]) -> Generator[int, None, list[Tensor | None]]:
-        hidden: list[Tensor | None] = [None] * len(arrivals)
         self.suspects.update(arrival.place for arrival in arrivals if arrival.prompt)
         parts = read_prompts(self.model, self.cache, arrivals, self.reads_together)
-        while (part := self._next(parts)) is not None:
-            positions, outputs = part
-            hidden = [*outputs]
+        while True:
+            try:
+                with cpu_threads(self.threads):
+                    positions = next(parts)
+            except StopIteration as end:
+                hidden: list[Tensor | None] = end.value
+                break
             yield positions
         finite = [output.isfinite().all() for output in hidden if output is not None]
         for arrival, is_finite in zip(arrivals, torch.stack(finite).tolist() if finite else ()):
@@ -151,10 +154,6 @@ class TorchPlaces:
         if source in self.suspects:
             self.suspects.add(place)
         self.streams[place] = _Stream(prompt, state, params)
-
-    def _next(self, parts: Iterator[tuple[int, list[Tensor]]]) -> tuple[int, list[Tensor]] | None:
-        with cpu_threads(self.threads):
-            return next(parts, None)
 
     @torch.inference_mode()
     def leave(self, place: int) -> None:
