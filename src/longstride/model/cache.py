@@ -8,6 +8,7 @@ cache.copy(source, target, n)             copies a prompt of n bytes from one se
 cache.add(block, view, key, value)        stores one more byte: [batch, heads, d], into the slots of a `View`
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,9 @@ from longstride.common.device import send
 from longstride.model.config import ModelConfig
 from longstride.model.decode import View
 from longstride.model.slots import Slots, slots
+
+MOST_TABLES = 16
+"""Lengths of padded prompts whose tables are kept."""
 
 
 class Cache:
@@ -43,6 +47,7 @@ class Cache:
         self.rows = [(keys.flatten(1, 2), values.flatten(1, 2)) for keys, values in zip(self.keys, self.values)]
         """Keys and values of each block, [batch, heads * slots, d]."""
         self._indices: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self._tables: OrderedDict[int, list[tuple[Tensor, Tensor]]] = OrderedDict()
 
     @property
     def bytes(self) -> int:
@@ -59,15 +64,30 @@ class Cache:
         """For prompts that are padded to n positions, [prompts, heads, n, d], and go to these sequences of the batch: what
         `store` keeps in the blocks of each entry of the cycle, [2, count]. Indices into prompts * heads * n, and into the
         slots of all sequences."""
-        positions, ends = torch.arange(n), torch.tensor(lengths)[:, None]
+        positions, ends = torch.arange(n), torch.tensor(lengths)[:, None, None]
         result = []
-        for heads, count in zip(self.heads[: self.cycle], self.slots):
-            keeps = torch.stack([head.keeps(positions, ends) for head in heads], 1)  # [prompts, heads, n]
-            first = count * (len(heads) * torch.tensor(sequences)[:, None] + torch.arange(len(heads)))
-            places = first[:, :, None] + torch.stack([head.of(positions) for head in heads])
+        for (places, lifetimes), count in zip(self._tables_of(n), self.slots):
+            keeps = (positions < ends) & (positions >= ends - lifetimes)  # [prompts, heads, n]
             source = keeps.flatten().nonzero()[:, 0]
-            result.append(send(torch.stack([source, places.flatten()[source]]), self.all_keys.device))
+            first = torch.tensor(sequences) * (self.config.heads * count)
+            slot = places[source % len(places)] + first[source // len(places)]
+            result.append(send(torch.stack([source, slot]), self.all_keys.device))
         return result
+
+    def _tables_of(self, n: int) -> list[tuple[Tensor, Tensor]]:
+        """Returns for the blocks of each entry of the cycle: slots of the first n positions, [heads * n], among those of a
+        sequence, and their lifetimes, [heads, n]."""
+        if n not in self._tables:
+            positions = torch.arange(n)
+            self._tables[n] = [
+                (torch.cat([head.of(positions) + count * index for index, head in enumerate(heads)]),
+                 torch.stack([head.lifetimes(positions) for head in heads]))
+                for heads, count in zip(self.heads[: self.cycle], self.slots)
+            ]  # fmt: skip
+            if len(self._tables) > MOST_TABLES:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(n)
+        return self._tables[n]
 
     def store(self, block: int, keys: Tensor, values: Tensor, kept: Sequence[Tensor]) -> None:
         """Stores prompts, [prompts, heads, n, d]. `kept`: from `kept_slots`."""

@@ -60,14 +60,15 @@ class Slots:
     def kept(self, n: int) -> Tensor:
         """Returns those of the first n positions whose slot has not been overwritten."""
         positions = torch.arange(n)
-        return positions[self.keeps(positions, n)]
+        return positions[positions >= n - self.lifetimes(positions)]
 
-    def keeps(self, positions: Tensor, n: Tensor | int) -> Tensor:
-        """Returns whether each position is among the first n, and its slot has not been overwritten by a later of them."""
+    def lifetimes(self, positions: Tensor) -> Tensor:
+        """Returns after how many positions, its own included, the slot of each position is overwritten; at least `context`
+        if never, and 0 if it has none."""
         if self.keeps_all:
-            return positions < n
+            return torch.full_like(positions, self.context)
         slots = self.of(positions)
-        return (positions < n) & (slots >= 0) & ((slots < self.ring_start) | (positions >= n - self.ring))
+        return torch.where(slots < 0, 0, torch.where(slots < self.ring_start, self.context, self.ring))
 
     def seen(self, query: int) -> Tensor:
         """Returns the slots of all keys that a query sees, its own position included."""
