@@ -85,7 +85,7 @@ def test_padding_stays_inside_the_context():
 @pytest.mark.parametrize("broken", [7, 0])
 def test_a_prompt_that_is_not_finite_breaks_itself_alone(broken):
     """Not the others, and neither those that come to its place; no byte that nobody sent breaks anything."""
-    made = model()
+    made = model().to("cuda" if GPU else "cpu")
     made.embedding.token.weight.data[broken] = torch.inf
     prompts = {0: b"abcdefghi", 1: b"abcdefgh" + bytes([broken, 1]), 2: b"ABCDEFGHIJK"}
     places = TorchPlaces(made, 3)

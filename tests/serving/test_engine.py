@@ -346,9 +346,9 @@ def test_nothing_is_read_if_nothing_is_asked_for():
 def test_pieces_come_less_often_the_more_samples_there_are(monkeypatch, samples, is_streamed, pieces):
     """The first and the last at once; those of an answer that is sent whole need not come before."""
     made, delivered, seconds = model(), list[bytes](), 0.0
-    monkeypatch.setattr("longstride.serving.engine.PIECE_SECONDS", 1.0)
-    monkeypatch.setattr("longstride.serving.engine.WHOLE_SECONDS", 100.0)
-    monkeypatch.setattr("longstride.serving.engine.time", SimpleNamespace(perf_counter=lambda: seconds))
+    monkeypatch.setattr("longstride.serving.hand_over.PIECE_SECONDS", 1.0)
+    monkeypatch.setattr("longstride.serving.hand_over.WHOLE_SECONDS", 100.0)
+    monkeypatch.setattr("longstride.serving.hand_over.time", SimpleNamespace(perf_counter=lambda: seconds))
     monkeypatch.setattr("longstride.sampling.marks.time", SimpleNamespace(perf_counter=lambda: 0.0))  # All begin at once.
     deliver = Answers.deliver
     monkeypatch.setattr(Answers, "deliver", lambda self, *given: delivered.append(given[1].data) or deliver(self, *given))
@@ -402,7 +402,7 @@ def test_scores():
 @pytest.mark.parametrize("others", [0, 2])
 def test_scores_of_a_prompt_beyond_the_context_are_those_of_its_windows(others, monkeypatch):
     """In one piece, whatever is handed over to others between the windows."""
-    monkeypatch.setattr("longstride.serving.engine.HAND_OVER_SECONDS", 0)
+    monkeypatch.setattr("longstride.serving.hand_over.HAND_OVER_SECONDS", 0)
     monkeypatch.setattr("longstride.serving.pace.READING_SECONDS", 0)
     made = model()
     prompt = bytes(range(50))

@@ -23,19 +23,15 @@ from longstride.model import SparseTransformer
 from longstride.sampling.marks import Mark
 from longstride.sampling.places import Places, Turn, open_places
 from longstride.sampling.scores import score
-from longstride.serving.answers import Answer, Answers, Job, Piece
+from longstride.serving.answers import Answers, Job, Piece
 from longstride.serving.failures import FAILED, NOT_FINITE, BusyError, ModelError, StoppingError
+from longstride.serving.hand_over import HandOver
 from longstride.serving.joining import Joining
 from longstride.serving.pace import Pace, Reading
 from longstride.serving.stream import Stream
 
 Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
-HAND_OVER_SECONDS, PIECE_SECONDS = 0.02, 0.001
-"""Least time between two pieces of a sample that is streamed, in all and for each sample. The event loop takes a tenth of
-the latter for a piece; for one of each byte, it would take as long as a step of a small model."""
-WHOLE_SECONDS = 0.5
-"""Least time between two pieces of a sample that is sent whole, which is rendered as it grows."""
 ABANDON_SECONDS = 10.0
 """The longest wait for a turn that nobody wants."""
 MOST_SCORED = 2**24
@@ -60,15 +56,6 @@ class Counts:
     """Samples by the way they ended."""
     refused: int = 0
     """Samples that found the queue full."""
-
-
-class _Delivery(NamedTuple):
-    """A piece on its way to the event loop, or an error."""
-
-    answers: Answers
-    answer: Answer
-    piece: Piece | None
-    error: Exception | None
 
 
 class _Launched(NamedTuple):
@@ -112,8 +99,7 @@ class Engine:
         """Seconds for which turns are taken before the next call, as the last took longer than a turn."""
         self._parts = 0
         """Of prompts that were read."""
-        self._handed_over = {True: 0.0, False: 0.0}
-        """When pieces of samples were handed over that are streamed, and that are not."""
+        self._hand_over = HandOver()
         self._thread = threading.Thread(target=self._work, name="longstride engine", daemon=True)
 
     # In the event loop.
@@ -362,32 +348,6 @@ class Engine:
         if not stream.done:
             stream.done, stream.error = True, error
             self.counts.samples["failed"] += 1
-
-    def _hand_over(self, streams: Sequence[Stream]) -> None:
-        """Gives pieces to the event loops: those that begin or end a sample at once, others from time to time."""
-        now = time.perf_counter()
-        between = {True: max(HAND_OVER_SECONDS, PIECE_SECONDS * len(streams)), False: WHOLE_SECONDS}
-        due = [kind for kind, seconds in between.items() if now - self._handed_over[kind] >= seconds]
-        self._handed_over.update(dict.fromkeys(due, now))
-        ready: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
-        for stream in streams:
-            kind = stream.answers.is_streamed
-            is_due = kind in due or stream.done or (stream.is_silent and kind)
-            if stream.error is not None or (stream.piece is not None and is_due):
-                delivery = _Delivery(stream.answers, stream.answer, stream.piece, stream.error)
-                ready.setdefault(stream.loop, []).append(delivery)
-                stream.piece, stream.is_silent = None, False
-        for loop, pieces in ready.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, pieces)
-            except RuntimeError:  # The loop is closed.
-                for delivery in pieces:
-                    delivery.answer.ended = True
-
-
-def _deliver(pieces: Sequence[_Delivery]) -> None:
-    for answers, answer, piece, error in pieces:
-        answers.deliver(answer, piece, error)
 
 
 def _call(future: Future[Any], work: Callable[[], Any]) -> None:
