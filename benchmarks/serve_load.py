@@ -15,13 +15,16 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from argparse import ArgumentParser
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from time import perf_counter
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -116,20 +119,31 @@ def answer(body: dict[str, Any], content: bytes) -> list[tuple[list[int], str, A
 
 
 async def measure(model: Path, clients: int, seconds: float, count: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "longstride", "serve", str(model), "--port", "0", "--kind", "text", "--device", "cpu"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        assert found, line + process.stderr.read()
-        result = await run_clients(int(found[1]), process.pid, clients, seconds, count)
+    with serving(model, "--device", "cpu") as (port, process):
+        result = await run_clients(port, process.pid, clients, seconds, count)
         process.send_signal(signal.SIGTERM)
         result["exit_code"] = process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
     return {"machine": {**describe_machine(torch.device("cpu")), "cores": os.cpu_count(), "load": os.getloadavg()}, **result}
+
+
+@contextmanager
+def serving(model: Path, *options: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """Context in which `longstride serve` serves a model of text: its port, and its process."""
+    command = [sys.executable, "-m", "longstride", "serve", str(model), "--port", "0", "--kind", "text", *options]
+    with TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stderr=log, text=True)
+        try:
+            while not (found := re.search(r"on http://127\.0\.0\.1:(\d+)", written := read_all(log))):
+                assert process.poll() is None, written
+                time.sleep(0.05)
+            yield int(found[1]), process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def read_all(file: IO[str]) -> str:
+    return os.pread(file.fileno(), 2**20, 0).decode()
 
 
 async def run_clients(port: int, pid: int, clients: int, seconds: float, count: int) -> dict[str, Any]:

@@ -34,3 +34,19 @@ def test_kernel_times(tmp_path, monkeypatch, capsys):
     assert {name.split(" ", 1)[0] for name in rows} == {"tiny"}
     assert all(ratio == pytest.approx(ours / theirs) for ours, theirs, ratio in rows.values())
     assert capsys.readouterr().out.startswith(f"{len(rows)} cases")
+
+
+def test_serve_rate(tmp_path, monkeypatch, capsys):
+    """But for HTTP, which takes a server in a process of its own."""
+    out = tmp_path / "rate.json"
+    words = ["--preset", "text-small", "--streams", "2", "1", "--position", "9", "--bytes", "150", "--rounds", "1"]
+    words += ["--parts", "bench", "exact", "engine", "--compared-bytes", "9", "--device", "cpu", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["serve_rate.py", *words])
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    runpy.run_path(str(ROOT / "benchmarks/serve_rate.py"), run_name="__main__")
+    found = json.loads(out.read_text())
+    assert found["exact"] == {"exact": "2 of 2", "default": "2 of 2"}
+    for streams in ("2", "1"):
+        row = found["engine"][streams]
+        assert row["share"] == pytest.approx(row["bytes_per_second"] / found["bench"][streams], abs=0.001)
+    assert "answers that are those alone: exact 2 of 2, default 2 of 2" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longstride.sampling import generate
+from longstride.sampling.arrivals import Arrival
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.places import open_places, place_count
 from longstride.sampling.position import can_halve, can_pack
@@ -40,7 +41,11 @@ def alone(made, prompt, length, seed, params):
 
 
 def begin(places, place, prompt, seed, params):
-    return places.join(place, prompt, int(random_state(seed, torch.tensor([0]))[0]), params)
+    return places.join([arrival(place, prompt, seed, params)])
+
+
+def arrival(place, prompt, seed, params=PARAMS[0]):
+    return Arrival(place, prompt, int(random_state(seed, torch.tensor([0]))[0]), params)
 
 
 def finish(joining):
@@ -167,13 +172,13 @@ def test_hidden_states_score_the_prompt():
     made = model()
     places = TorchPlaces(made, 1)
     prompt = bytes(range(24))
-    hidden = finish(begin(places, 0, prompt, 0, SamplingParams()))
+    (hidden,) = finish(begin(places, 0, prompt, 0, SamplingParams()))
     scores = score(places.logits(hidden), prompt, 3).listed()
     with torch.no_grad():
         nats = made.nats(torch.tensor([list(prompt)]))[0]
     torch.testing.assert_close(torch.tensor([-one.logprob for one in scores]), nats)
     assert all(len(one.likely) == 3 and one.likely[0][1] >= one.logprob for one in scores)
-    assert finish(begin(places, 0, b"", 0, SamplingParams())) is None
+    assert finish(begin(places, 0, b"", 0, SamplingParams())) == [None]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

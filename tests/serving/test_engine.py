@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.torch_places import TorchPlaces
-from longstride.serving.answers import Job
+from longstride.serving.answers import Answers, Job
 from longstride.serving.engine import Engine
 from longstride.serving.failures import BusyError, ModelError, StoppingError
 from longstride.serving.pace import Pace
@@ -123,9 +124,9 @@ class CountingPlaces(TorchPlaces):
         super().__init__(*args)
         self.read, self.copied = list[bytes](), 0
 
-    def join(self, place, prompt, state, params):
-        self.read.append(prompt)
-        return (yield from super().join(place, prompt, state, params))
+    def join(self, arrivals):
+        self.read += [arrival.prompt for arrival in arrivals]
+        return (yield from super().join(arrivals))
 
     def copy(self, *args):
         self.copied += 1
@@ -152,6 +153,127 @@ def test_samples_with_the_same_prompt_read_it_once(name):
     assert places.copied == 3
 
 
+class JointPlaces(TorchPlaces):
+    """Reads prompts together, as a GPU does."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.reads_together, self.read = True, list[list[bytes]]()
+
+    def join(self, arrivals):
+        self.read.append([arrival.prompt for arrival in arrivals])
+        return (yield from super().join(arrivals))
+
+
+@pytest.fixture
+def short_lengths(monkeypatch):
+    monkeypatch.setattr("longstride.sampling.arrivals.SHORTEST", 4)
+    monkeypatch.setattr("longstride.sampling.arrivals.LONGEST", 16)
+    monkeypatch.setattr("longstride.sampling.arrivals.MOST_POSITIONS", 64)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_that_wait_at_the_same_time_are_read_together(name, short_lengths):
+    """Also those of samples that slide later, that are scored or that share their prompt; long ones alone."""
+    made, is_image = model(**NETWORKS[name]), name == "image"
+    prompts = [b"abcdefghijkl", b"", b"abcdefghij", b"xyz", b"abcdefghij", b"ABCDEFGHI", bytes(range(20)), b"z" * 9, b"x"]
+    prompts += [] if is_image else [bytes(range(60))]
+    jobs = [Job(prompt, 4 if is_image else 30, PARAMS[1], 7, index) for index, prompt in enumerate(prompts)]
+    for index in (5, 7, 9):
+        if index < len(jobs):
+            jobs[index] = replace(jobs[index], likely=2, scores_prompt=True)
+    places = JointPlaces(made, len(jobs))
+    found = serve(made, lambda engine: collect(engine.submit(jobs)), places=places)
+    each = [serve(made, lambda engine, job=job: collect(engine.submit([job])))[0] for job in jobs]
+    assert [one[0] for one in found] == [one[0] for one in each]
+    for one, other in zip(found, each):
+        for scores, others in ((one[1], other[1]), (one[2] or [], other[2] or [])):
+            pair = ([score.logprob for score in both] for both in (scores, others))
+            torch.testing.assert_close(*pair, rtol=1e-5, atol=1e-5)
+    read = [sorted(prompts) for prompts in places.read]
+    assert sorted([b"abcdefghijkl", b"abcdefghij", b"ABCDEFGHI", b"z" * 9]) in read  # The fifth gets a copy of the third's.
+    assert [b"x", b"xyz"] in read
+    assert [bytes(range(20))] in read
+    assert all(len(read) == 1 for read in places.read if len(read[0]) > 16)
+    assert all(len(read) * 12 <= 64 for read in places.read if len(read[0]) > 8)
+
+
+def test_as_many_prompts_are_read_together_as_a_pass_has_room_for(short_lengths):
+    made = model()
+    places, jobs = JointPlaces(made, 12), [Job(b"abcdefgh%d" % number, 3) for number in range(10, 22)]
+    found = serve(made, lambda engine: collect(engine.submit(jobs)), places=places)
+    assert [one[0] for one in found] == [alone(made, job) for job in jobs]
+    assert [len(read) for read in places.read] == [4, 4, 4]  # Of 12 positions.
+
+
+def take_turns(engine):
+    while engine._new or not all(stream.done for stream in engine._held):
+        engine._go_on()
+
+
+def test_a_place_that_was_left_is_free_when_the_prompts_beside_it_are_read(monkeypatch):
+    """Until then the pass writes to it."""
+    monkeypatch.setattr("longstride.serving.pace.READING_SECONDS", 0)  # A part at a time.
+    made, jobs = model(), [Job(b"abcdefgh", 6), Job(b"ijklmnop", 6, seed=1), Job(b"qrst", 9, seed=2)]
+    places = JointPlaces(made, 2)
+
+    async def work():
+        engine = Engine(made, places=places)  # Not started: its turns are taken here.
+        answers = [engine.submit([job]) for job in jobs]
+        found = [asyncio.create_task(collect(answer)) for answer in answers]
+        await asyncio.sleep(0)
+        engine._go_on()
+        assert places.read == [[b"abcdefgh", b"ijklmnop"]]
+        answers[0].cancel()
+        engine._go_on()
+        assert [stream.job for stream in engine._held] == jobs[:2]
+        assert engine.counts.samples["left"] == 1
+        take_turns(engine)
+        assert places.read == [[b"abcdefgh", b"ijklmnop"], [b"qrst"]]
+        return await asyncio.wait_for(asyncio.gather(*found[1:]), 60)
+
+    assert [one[0][0] for one in asyncio.run(work())] == [alone(made, job) for job in jobs[1:]]
+
+
+def test_a_pass_that_nobody_waits_for_ends_at_once(monkeypatch):
+    monkeypatch.setattr("longstride.serving.pace.READING_SECONDS", 0)
+    made, places = model(), JointPlaces(model(), 2)
+
+    async def work():
+        engine = Engine(made, places=places)
+        answers = [engine.submit([Job(prompt, 6)]) for prompt in (b"abcdefgh", b"ijklmnop")]
+        engine._go_on()
+        for answer in answers:
+            answer.cancel()
+        found = asyncio.create_task(collect(engine.submit([Job(b"q", 9)])))
+        await asyncio.sleep(0)
+        engine._drop_left()
+        assert (engine._held, len(engine._free)) == ([], 2)
+        take_turns(engine)
+        return await asyncio.wait_for(found, 60)
+
+    assert asyncio.run(work())[0][0] == alone(made, Job(b"q", 9))
+
+
+def test_a_prompt_that_is_not_finite_fails_alone_among_those_read_with_it():
+    made = model()
+    made.embedding.token.weight.data[7] = torch.inf
+    jobs = [Job(b"abcdefgh", 6), Job(b"abc\x07efgh", 6), Job(b"a\x07b", 0, likely=0, scores_prompt=True), Job(b"ijkl", 6)]
+    places = JointPlaces(made, 4)
+
+    async def work(engine):
+        answers = [engine.submit([job]) for job in jobs]
+        return await asyncio.gather(*map(collect, answers), return_exceptions=True)
+
+    found = serve(made, work, places=places)
+    assert len(max(places.read, key=len)) > 1
+    for job, one in zip(jobs, found):
+        if 7 in job.prompt:
+            assert isinstance(one, ModelError)
+        else:
+            assert one[0][0] == alone(made, job)
+
+
 def test_samples_with_the_same_prompt_have_the_same_scores_of_it():
     made = model()
     for prompt in (bytes(range(20)), bytes(range(60))):
@@ -162,9 +284,10 @@ def test_samples_with_the_same_prompt_have_the_same_scores_of_it():
             each = [serve(made, lambda engine, job=job: collect(engine.submit([job])))[0] for job in jobs]
             assert found == each
             assert len(each[0][2]) == len(prompt)
-            # Three samples have places at a time, and then two. Later windows, of what was made, are read by each.
+            # Three samples have places at a time, and then two, of which the last may come when the other has read it.
+            # Later windows, of what was made, are read by each.
             firsts = [window for window in places.read if window == prompt[:24]]
-            assert len(firsts) == 2
+            assert len(firsts) == 2 or (length and len(firsts) == 3)
 
 
 def test_a_prompt_is_shared_until_all_that_wait_for_it_have_it():
@@ -219,6 +342,31 @@ def test_nothing_is_read_if_nothing_is_asked_for():
     assert b"abc" not in places.read
 
 
+@pytest.mark.parametrize(("samples", "is_streamed", "pieces"), [(1, True, 12), (3, True, 5), (3, False, 1)])
+def test_pieces_come_less_often_the_more_samples_there_are(monkeypatch, samples, is_streamed, pieces):
+    """The first and the last at once; those of an answer that is sent whole need not come before."""
+    made, delivered, seconds = model(), list[bytes](), 0.0
+    monkeypatch.setattr("longstride.serving.hand_over.PIECE_SECONDS", 1.0)
+    monkeypatch.setattr("longstride.serving.hand_over.WHOLE_SECONDS", 100.0)
+    monkeypatch.setattr("longstride.serving.hand_over.time", SimpleNamespace(perf_counter=lambda: seconds))
+    monkeypatch.setattr("longstride.sampling.marks.time", SimpleNamespace(perf_counter=lambda: 0.0))  # All begin at once.
+    deliver = Answers.deliver
+    monkeypatch.setattr(Answers, "deliver", lambda self, *given: delivered.append(given[1].data) or deliver(self, *given))
+
+    async def work():
+        nonlocal seconds
+        engine = Engine(made, places=TorchPlaces(made, samples))  # Not started: its turns are taken here.
+        answers = engine.submit([Job(b"", 12, index=index) for index in range(samples)], is_streamed)
+        while not all(answer.ended for answer in answers.answers):
+            seconds += 1
+            engine._go_on()
+            await asyncio.sleep(0)
+
+    asyncio.run(work())
+    assert len(delivered) == samples * pieces
+    assert sum(map(len, delivered)) == samples * 12
+
+
 def test_stop_sequences_end_a_sample():
     made = model()
     text = alone(made, Job(b"", 20, seed=2))
@@ -254,7 +402,7 @@ def test_scores():
 @pytest.mark.parametrize("others", [0, 2])
 def test_scores_of_a_prompt_beyond_the_context_are_those_of_its_windows(others, monkeypatch):
     """In one piece, whatever is handed over to others between the windows."""
-    monkeypatch.setattr("longstride.serving.engine.HAND_OVER_SECONDS", 0)
+    monkeypatch.setattr("longstride.serving.hand_over.HAND_OVER_SECONDS", 0)
     monkeypatch.setattr("longstride.serving.pace.READING_SECONDS", 0)
     made = model()
     prompt = bytes(range(50))
@@ -420,11 +568,12 @@ class TimedPlaces(TorchPlaces):
     def mark(self):
         return Moment(self.seconds)
 
-    def join(self, place, prompt, state, params):
-        for size in super().join(place, prompt, state, params):
+    def join(self, arrivals):
+        for size in super().join(arrivals):
             self.seconds += 5
             self.seen.append("part")
             yield size
+        return [None] * len(arrivals)
 
     def extend(self, *args):
         self.seconds += 1
@@ -507,10 +656,11 @@ def test_a_short_prompt_is_read_beside_long_ones():
     made, seen = model(), list[int]()
 
     class Seen(TorchPlaces):
-        def join(self, place, prompt, state, params):
-            for size in super().join(place, prompt, state, params):
-                seen.append(len(prompt))
+        def join(self, arrivals):
+            for size in super().join(arrivals):
+                seen.append(len(arrivals[0].prompt))
                 yield size
+            return [None]
 
     jobs = [Job(prompt, 2) for prompt in (b"abcdefgh", b"ijklmnop", b"x")]
     found = serve(made, lambda engine: collect(engine.submit(jobs)), places=Seen(made, 3))
@@ -539,10 +689,10 @@ def test_a_failure_is_that_of_its_samples_alone(caplog):
     made.embedding.token.weight.data[7] = torch.inf
 
     class Breaking(TorchPlaces):
-        def join(self, place, prompt, state, params):
-            if prompt == b"bang":
+        def join(self, arrivals):
+            if arrivals[0].prompt == b"bang":
                 raise RuntimeError("secret path /home")
-            return super().join(place, prompt, state, params)
+            return super().join(arrivals)
 
     async def work(engine):
         good = asyncio.create_task(collect(engine.submit([Job(b"a", 10, SamplingParams(top_k=1))])))

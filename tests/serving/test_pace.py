@@ -75,6 +75,19 @@ def test_many_short_parts_end_with_the_time_of_their_launches(clock):
     assert not pace.has_time(reading, 1, 1)
 
 
+def test_a_short_prompt_that_waited_for_the_host_says_nothing_of_many_that_are_read_together(clock):
+    pace = Pace(clock)
+    pace.turn_seconds = 1.0
+    pace.settle(read(pace, clock, 1, 0.001)[0])
+    reading = pace.begin(1, 1)
+    clock.host += 0.5
+    clock.device += 0.5
+    pace.has_time(reading, 1, 1)
+    pace.end(reading)
+    pace.settle(reading)
+    assert read(pace, clock, 99, 0.001)[1] == 11
+
+
 def test_parts_that_were_waited_for_say_nothing_of_those_that_are_launched(clock):
     pace = Pace(clock)
     pace.turn_seconds = 1.0

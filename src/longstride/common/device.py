@@ -44,6 +44,12 @@ def choose_device(owner: str, name: str) -> torch.device:
     return torch.device(name)
 
 
+def send(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies a tensor of the CPU to a device. On a GPU the copy is from pinned memory, which does not wait for earlier
+    work."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
 def memory_bytes(device: torch.device) -> int | None:
     """Total memory of the GPU, or of the machine for the CPU; None if unknown."""
     if device.type == "cuda":

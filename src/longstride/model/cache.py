@@ -3,16 +3,24 @@
 cache = Cache(config, batch=4)
 cache.bytes                               its size, fixed from the start
 cache.fill(block, keys, values)           stores a prompt: [batch, heads, n, d]
+cache.store(block, keys, values, kept)    stores prompts of lengths of their own, for which `kept_slots` says what is kept
 cache.copy(source, target, n)             copies a prompt of n bytes from one sequence of the batch to another
 cache.add(block, view, key, value)        stores one more byte: [batch, heads, d], into the slots of a `View`
 """
 
+from collections import OrderedDict
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from longstride.common.device import send
 from longstride.model.config import ModelConfig
 from longstride.model.decode import View
 from longstride.model.slots import Slots, slots
+
+MOST_TABLES = 16
+"""Lengths of padded prompts whose tables are kept."""
 
 
 class Cache:
@@ -39,6 +47,7 @@ class Cache:
         self.rows = [(keys.flatten(1, 2), values.flatten(1, 2)) for keys, values in zip(self.keys, self.values)]
         """Keys and values of each block, [batch, heads * slots, d]."""
         self._indices: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self._tables: OrderedDict[int, list[tuple[Tensor, Tensor]]] = OrderedDict()
 
     @property
     def bytes(self) -> int:
@@ -50,6 +59,42 @@ class Cache:
         for cached, new in zip(self.rows[block], (keys, values)):
             kept = new.flatten(1, 2).index_select(1, source)
             cached[rows].index_copy_(1, slot, kept.to(cached.dtype))
+
+    def kept_slots(self, sequences: Sequence[int], lengths: Sequence[int], n: int) -> list[Tensor]:
+        """For prompts that are padded to n positions, [prompts, heads, n, d], and go to these sequences of the batch: what
+        `store` keeps in the blocks of each entry of the cycle, [2, count]. Indices into prompts * heads * n, and into the
+        slots of all sequences."""
+        positions, ends = torch.arange(n), torch.tensor(lengths)[:, None, None]
+        result = []
+        for (places, lifetimes), count in zip(self._tables_of(n), self.slots):
+            keeps = (positions < ends) & (positions >= ends - lifetimes)  # [prompts, heads, n]
+            source = keeps.flatten().nonzero()[:, 0]
+            first = torch.tensor(sequences) * (self.config.heads * count)
+            slot = places[source % len(places)] + first[source // len(places)]
+            result.append(send(torch.stack([source, slot]), self.all_keys.device))
+        return result
+
+    def _tables_of(self, n: int) -> list[tuple[Tensor, Tensor]]:
+        """Returns for the blocks of each entry of the cycle: slots of the first n positions, [heads * n], among those of a
+        sequence, and their lifetimes, [heads, n]."""
+        if n not in self._tables:
+            positions = torch.arange(n)
+            self._tables[n] = [
+                (torch.cat([head.of(positions) + count * index for index, head in enumerate(heads)]),
+                 torch.stack([head.lifetimes(positions) for head in heads]))
+                for heads, count in zip(self.heads[: self.cycle], self.slots)
+            ]  # fmt: skip
+            if len(self._tables) > MOST_TABLES:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(n)
+        return self._tables[n]
+
+    def store(self, block: int, keys: Tensor, values: Tensor, kept: Sequence[Tensor]) -> None:
+        """Stores prompts, [prompts, heads, n, d]. `kept`: from `kept_slots`."""
+        source, slot = kept[block % self.cycle]
+        for cached, new in ((self.keys[block], keys), (self.values[block], values)):
+            rows = new.flatten(0, 2).index_select(0, source)
+            cached.flatten(0, 2).index_copy_(0, slot, rows.to(cached.dtype))
 
     def copy(self, source: int, target: int, n: int) -> None:
         """Makes what one sequence of the batch keeps of its first n positions that of another."""
@@ -66,7 +111,7 @@ class Cache:
             positions = [head.kept(n) for head in heads]
             source = torch.cat([kept + n * index for index, kept in enumerate(positions)])
             slot = torch.cat([head.of(kept) + slots * index for index, (head, kept) in enumerate(zip(heads, positions))])
-            self._indices[entry] = n, source.to(device), slot.to(device)
+            self._indices[entry] = n, send(source, device), send(slot, device)
         return self._indices[entry][1:]
 
     def add(self, block: int, view: View, key: Tensor, value: Tensor) -> None:

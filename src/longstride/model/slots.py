@@ -60,9 +60,15 @@ class Slots:
     def kept(self, n: int) -> Tensor:
         """Returns those of the first n positions whose slot has not been overwritten."""
         positions = torch.arange(n)
+        return positions[positions >= n - self.lifetimes(positions)]
+
+    def lifetimes(self, positions: Tensor) -> Tensor:
+        """Returns after how many positions, its own included, the slot of each position is overwritten; at least `context`
+        if never, and 0 if it has none."""
+        if self.keeps_all:
+            return torch.full_like(positions, self.context)
         slots = self.of(positions)
-        newest = positions >= n - self.ring
-        return positions[(slots >= 0) & ((slots < self.ring_start) | newest)] if not self.keeps_all else positions
+        return torch.where(slots < 0, 0, torch.where(slots < self.ring_start, self.context, self.ring))
 
     def seen(self, query: int) -> Tensor:
         """Returns the slots of all keys that a query sees, its own position included."""

@@ -8,7 +8,7 @@ Activations are float32 whatever the model's precision, and weights are rounded 
 depend on the implementation. The paper keeps queries and keys in float32, too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -126,21 +126,26 @@ def prefill(model: SparseTransformer, cache: Cache, tokens: Tensor) -> None:
     rows = max(1, PREFILL_POSITIONS // n)
     for first in range(0, batch, rows):
         streams = slice(first, first + rows)
-        for _ in prefill_parts(model, cache, tokens[streams], streams):
+        for _ in prefill_parts(model, cache, tokens[streams], partial(cache.fill, rows=streams)):
             pass
 
 
-def prefill_parts(model: SparseTransformer, cache: Cache, tokens: Tensor, streams: slice) -> Iterator[Tensor]:
-    """As `prefill` for some streams of the cache, one block at a time: yields the output of each. For inference mode."""
+def prefill_parts(model: SparseTransformer, cache: Cache, tokens: Tensor, store: Callable[..., None]) -> Iterator[Tensor]:
+    """As `prefill`, one block at a time: yields the output of each. For inference mode.
+
+    store: puts the keys and values of a block, [batch, heads, n, d], into the cache: store(block, keys, values).
+    """
     position = torch.arange(tokens.shape[1], device=tokens.device)
     h, rotation = model.embedding(tokens), model.embedding.rotation(position)
     for layer, block in enumerate(model.blocks):
-        h = block(h, partial(_attend_and_cache, block, cache, layer, streams), rotation=rotation)
+        h = block(h, partial(_attend_and_cache, block, cache, layer, store), rotation=rotation)
         yield h
 
 
-def _attend_and_cache(block: Any, cache: Cache, layer: int, rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    cache.fill(layer, k, v, rows)
+def _attend_and_cache(
+    block: Any, cache: Cache, layer: int, store: Callable[..., None], q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:  # fmt: skip
+    store(layer, k, v)
     # Values are rounded as in the cache: samples must not depend on the length of the prefill.
     attended: Tensor = block.attention.attend(q, k, v.to(cache.values[layer].dtype).to(v.dtype))
     return attended

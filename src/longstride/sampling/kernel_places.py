@@ -1,8 +1,9 @@
 """Places on a GPU: one CUDA graph makes a byte of each stream, whatever their positions.
 
 A stream that is alone is extended by the persistent kernel instead, which is much faster for one, and works on the same
-cache. It rounds differently, so where the random number falls between two bytes it may choose the other one. With `exact`,
-the graph of all places serves a single stream, too.
+cache. It rounds differently, so where the random number falls between two bytes it may choose the other one. Prompts that
+are read together may round differently, too. With `exact`, each prompt is read alone, and the graph of all places serves a
+single stream, too.
 """
 
 from collections.abc import Generator, Sequence
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from longstride.model import SparseTransformer
+from longstride.sampling.arrivals import Arrival, read_prompts
 from longstride.sampling.batched import BatchedStreams
-from longstride.sampling.decoder import prefill_parts
 from longstride.sampling.kernels.arguments import Choice, PlacedStreams
 from longstride.sampling.kernels.batched import end_placed_step
 from longstride.sampling.kernels.common import BYTES, START
@@ -116,6 +117,7 @@ class KernelPlaces:
         self.batch = PlacedBatch(model, count)
         self.device = self.batch.device
         self.runs_ahead = self.device.type == "cuda"
+        self.reads_together = self.runs_ahead and not exact
         self.alone: ResidentStreams | None = None
         if not exact and fits(model.config, 1, self.device):
             self.alone = ResidentStreams(model, 1, model.config.context, shared=self.batch)
@@ -129,12 +131,13 @@ class KernelPlaces:
     def _warm_up(self) -> None:
         """Compiles the kernels and captures the graphs, for which the first client would wait."""
         with self.batch.device_context():
+            for _ in self.join([Arrival(0, b"\n", 0, SamplingParams())]):
+                pass
             for has_filter in (True, False):
                 self.batch.run((), 1, has_filter)
         if self.alone is not None:
             self._extend_alone(self.alone, 0, 1, keeps_logits=False)
-            self._positions[0] = 0
-            self.batch.park(0, 0)
+        self.leave(0)
 
     def mark(self) -> Mark:
         return set_mark(self.device)
@@ -143,18 +146,13 @@ class KernelPlaces:
         return ALONE if streams == 1 and self.alone is not None else TOGETHER
 
     @torch.inference_mode()
-    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[int, None, Tensor | None]:
-        self.batch.park(place, len(prompt))
-        hidden = None
-        if prompt:
-            # Pinned, as a copy from other memory would wait for the streams that are being extended.
-            tokens = torch.tensor([list(prompt)], dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-            tokens = tokens.to(self.device, non_blocking=True)
-            for output in prefill_parts(self.batch.model, self.batch.cache, tokens, slice(place, place + 1)):
-                hidden = output[0]
-                yield len(prompt)
-        self.batch.begin(place, prompt[-1] if prompt else START.value, state, params)
-        self._positions[place], self._params[place] = len(prompt), params
+    def join(self, arrivals: Sequence[Arrival]) -> Generator[int, None, list[Tensor | None]]:
+        for place, prompt, *_ in arrivals:
+            self.batch.park(place, len(prompt))
+        hidden = yield from read_prompts(self.batch.model, self.batch.cache, arrivals, self.reads_together)
+        for place, prompt, state, params in arrivals:
+            self.batch.begin(place, prompt[-1] if prompt else START.value, state, params)
+            self._positions[place], self._params[place] = len(prompt), params
         return hidden
 
     @torch.inference_mode()

@@ -13,6 +13,7 @@ from torch import Tensor
 from longstride.common.device import memory_bytes
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.byte_cost import cache_bytes
+from longstride.sampling.arrivals import Arrival
 from longstride.sampling.marks import Mark
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.streams import choose_implementation
@@ -47,6 +48,8 @@ class Places(Protocol):
     """Whether `extend` returns long before a GPU has finished."""
     runs_ahead: bool
     """Whether the device may do other work after the call that asks for it returns, such as that of `join`."""
+    reads_together: bool
+    """Whether `join` takes several streams at a time, whose prompts may then round differently than alone."""
 
     def mark(self) -> Mark:
         """Marks the end of the work so far."""
@@ -54,13 +57,10 @@ class Places(Protocol):
     def most_steps(self, streams: int) -> int:
         """The most bytes of a turn of so many streams."""
 
-    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[int, None, Tensor | None]:
-        """Starts a stream with a prompt of up to a context of bytes, which may be empty. Yields n, the bytes of the prompt,
-        after each part of the work, so that other streams can go on, and returns the output of the last block, [n, width],
-        None if n is 0.
-
-        state: from `random_state`, with the number of bytes before the prompt that a window has left behind added to it.
-        """
+    def join(self, arrivals: Sequence[Arrival]) -> Generator[int, None, list[Tensor | None]]:
+        """Starts streams, one if not `reads_together`; the prompts of all of them are empty, or none is. Yields the
+        positions that were computed after each part of the work, so that other streams can go on. Returns the output of the
+        last block for each prompt, [n, width], None if n is 0."""
 
     def copy(self, source: int, place: int, state: int, params: SamplingParams) -> None:
         """Starts a stream with the prompt of another one that has just joined, and was not extended yet."""
@@ -79,13 +79,13 @@ def open_places(model: SparseTransformer, count: int | None = None, exact: bool 
     """Returns places for streams of a model, by the best implementation for its device.
 
     count: None for `place_count`. exact: streams do not change each other's bits on a GPU, either, where a stream that is
-    alone is otherwise extended by another kernel.
+    alone is otherwise extended by another kernel, and prompts that wait at the same time are read together.
     """
     device = next(model.parameters()).device
     if count is None:
         count = place_count(model.config, device)
     if choose_implementation(model.config, count, device)[0] == "pytorch":
-        return TorchPlaces(model, count)
+        return TorchPlaces(model, count, exact)
     # Imported late, since Triton may be missing.
     from longstride.sampling.kernel_places import KernelPlaces
 

@@ -5,7 +5,7 @@ rows never depend on each other; and what a query reads, and in which order, fol
 """
 
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -17,12 +17,12 @@ from torch import Tensor
 from longstride.model import SparseTransformer
 from longstride.model.config import BYTES
 from longstride.model.decode import View, views
+from longstride.sampling.arrivals import Arrival, read_prompts
 from longstride.sampling.decoder import (
     SINGLE_THREAD_PRODUCTS,
     cpu_threads,
     in_float32,
     make_cache,
-    prefill_parts,
 )
 from longstride.sampling.marks import Mark, set_mark
 from longstride.sampling.params import SamplingParams
@@ -100,11 +100,12 @@ class TorchPlaces:
 
     is_async = False
 
-    def __init__(self, model: SparseTransformer, count: int) -> None:
+    def __init__(self, model: SparseTransformer, count: int, exact: bool = False) -> None:
         self.count = count
         self.model, self.config = in_float32(model), model.config
         self.device = next(model.parameters()).device
         self.runs_ahead = self.device.type == "cuda"
+        self.reads_together = self.runs_ahead and not exact
         self.cache = make_cache(model, count, model.config.context)
         self.scale = 1 / sqrt(model.config.qk_width // model.config.heads)
         self.rows = [tuple(x.flatten(0, 1) for x in pair) for pair in self.cache.rows]
@@ -126,18 +127,23 @@ class TorchPlaces:
         return 1
 
     @torch.inference_mode()
-    def join(self, place: int, prompt: bytes, state: int, params: SamplingParams) -> Generator[int, None, Tensor | None]:
-        hidden = None
-        if prompt:
-            self.suspects.add(place)
-            tokens = torch.tensor([list(prompt)], dtype=torch.uint8, device=self.device)
-            parts = prefill_parts(self.model, self.cache, tokens, slice(place, place + 1))
-            while (output := self._next(parts)) is not None:
-                hidden = output[0]
-                yield len(prompt)
-            if hidden is not None and hidden.isfinite().all():
-                self.suspects.discard(place)
-        self.streams[place] = _Stream(prompt, state, params)
+    def join(self, arrivals: Sequence[Arrival]) -> Generator[int, None, list[Tensor | None]]:
+        self.suspects.update(arrival.place for arrival in arrivals if arrival.prompt)
+        parts = read_prompts(self.model, self.cache, arrivals, self.reads_together)
+        while True:
+            try:
+                with cpu_threads(self.threads):
+                    positions = next(parts)
+            except StopIteration as end:
+                hidden: list[Tensor | None] = end.value
+                break
+            yield positions
+        finite = [output.isfinite().all() for output in hidden if output is not None]
+        for arrival, is_finite in zip(arrivals, torch.stack(finite).tolist() if finite else ()):
+            if is_finite:
+                self.suspects.discard(arrival.place)
+        for place, prompt, state, params in arrivals:
+            self.streams[place] = _Stream(prompt, state, params)
         return hidden
 
     @torch.inference_mode()
@@ -148,10 +154,6 @@ class TorchPlaces:
         if source in self.suspects:
             self.suspects.add(place)
         self.streams[place] = _Stream(prompt, state, params)
-
-    def _next(self, parts: Iterator[Tensor]) -> Tensor | None:
-        with cpu_threads(self.threads):
-            return next(parts, None)
 
     @torch.inference_mode()
     def leave(self, place: int) -> None:

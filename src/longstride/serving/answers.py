@@ -74,8 +74,8 @@ class Answers:
 
     Leave them with `cancel`, after which the iteration ends, too."""
 
-    def __init__(self, jobs: Sequence[Job], wake: Callable[[], None]) -> None:
-        self.answers = [Answer(job) for job in jobs]
+    def __init__(self, jobs: Sequence[Job], wake: Callable[[], None], is_streamed: bool = True) -> None:
+        self.answers, self.is_streamed = [Answer(job) for job in jobs], is_streamed
         self._wake = wake
         self._arrived = asyncio.Event()
         self._error: Exception | None = None

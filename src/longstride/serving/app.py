@@ -69,7 +69,7 @@ def _add_completions(app: FastAPI, served: Served, engine: Engine, settings: Ser
             )
             raise RequestError(message, "n")
         with errors_of_engine():
-            answers = engine.submit(jobs)
+            answers = engine.submit(jobs, completion.stream)
         head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",

@@ -23,16 +23,15 @@ from longstride.model import SparseTransformer
 from longstride.sampling.marks import Mark
 from longstride.sampling.places import Places, Turn, open_places
 from longstride.sampling.scores import score
-from longstride.serving.answers import Answer, Answers, Job, Piece
+from longstride.serving.answers import Answers, Job, Piece
 from longstride.serving.failures import FAILED, NOT_FINITE, BusyError, ModelError, StoppingError
-from longstride.serving.joining import join
+from longstride.serving.hand_over import HandOver
+from longstride.serving.joining import Joining
 from longstride.serving.pace import Pace, Reading
 from longstride.serving.stream import Stream
 
 Result = TypeVar("Result")
 LOG = logging.getLogger("longstride")
-HAND_OVER_SECONDS = 0.02
-"""Time between two pieces of a sample. For each byte, the event loop would take as long as a step of a small model."""
 ABANDON_SECONDS = 10.0
 """The longest wait for a turn that nobody wants."""
 MOST_SCORED = 2**24
@@ -57,15 +56,6 @@ class Counts:
     """Samples by the way they ended."""
     refused: int = 0
     """Samples that found the queue full."""
-
-
-class _Delivery(NamedTuple):
-    """A piece on its way to the event loop, or an error."""
-
-    answers: Answers
-    answer: Answer
-    piece: Piece | None
-    error: Exception | None
 
 
 class _Launched(NamedTuple):
@@ -109,7 +99,7 @@ class Engine:
         """Seconds for which turns are taken before the next call, as the last took longer than a turn."""
         self._parts = 0
         """Of prompts that were read."""
-        self._handed_over = 0.0
+        self._hand_over = HandOver()
         self._thread = threading.Thread(target=self._work, name="longstride engine", daemon=True)
 
     # In the event loop.
@@ -133,12 +123,12 @@ class Engine:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def submit(self, jobs: Sequence[Job]) -> Answers:
-        """Queues samples. BusyError if the queue has no room for all of them."""
+    def submit(self, jobs: Sequence[Job], is_streamed: bool = True) -> Answers:
+        """Queues samples. BusyError if the queue has no room for all of them. is_streamed: pieces are wanted soon."""
         loop = asyncio.get_running_loop()
         if self._stopping:
             raise StoppingError("the server is stopping")
-        answers = Answers(jobs, self.wake)
+        answers = Answers(jobs, self.wake, is_streamed)
         if not any(job.length or job.scores_prompt for job in jobs):  # Nothing to read, or to make.
             for answer in answers.answers:
                 answers.deliver(answer, Piece(finish="length"), None)
@@ -234,11 +224,11 @@ class Engine:
             if stream.answer.ended and not stream.done:
                 stream.done = True
                 self.counts.samples["left"] += 1
-            if stream.done:
-                stream.joining = stream.leader = None
-                self.places.leave(stream.place)
-                self._free.append(stream.place)
-        self._held = [stream for stream in self._held if not stream.done]
+        for stream in (freed := {stream for stream in self._held if stream.is_gone}):
+            stream.joining = stream.leader = None
+            self.places.leave(stream.place)
+            self._free.append(stream.place)
+        self._held = [stream for stream in self._held if stream not in freed]
         self._free.sort(reverse=True)  # Low places first: streams in adjacent places are computed together.
 
     def _admit(self) -> None:
@@ -251,7 +241,7 @@ class Engine:
             if stream.leader is not None:
                 stream.leader.followers.append(stream)
             else:
-                stream.joining = join(self.places, stream, True, self._joined)
+                stream.joining = Joining(self.places, stream, self._joined)
             self._held.append(stream)
             self.counts.prompt_bytes += len(stream.job.prompt)
         self.counts.running = len(self._held)
@@ -270,19 +260,22 @@ class Engine:
         """Reads prompts for as long as they get (`Pace`). The next part is in turns that of the stream that has waited
         longest and that of the shortest prompt; one of several windows waits again after each."""
         running = self._running
-        reading = self._pace.begin(sum(not stream.is_running for stream in self._held), running)
+        reading = self._pace.begin(sum(not stream.is_running and not stream.done for stream in self._held), running)
         if reading is None:
             return None
         has_time = True
-        while has_time and (waiting := [stream for stream in self._held if stream.joining is not None]):
+        while has_time and (waiting := [one for one in self._held if one.joining is not None and not one.done]):
             self._parts += 1
             stream = min(waiting, key=lambda one: len(one.window)) if self._parts % 2 else waiting[0]
-            assert stream.joining is not None
+            joining = stream.joining
+            assert joining is not None
             size: int | None = 0
             try:
-                size = next(stream.joining)
+                size = joining.read(waiting)
             except StopIteration:
-                stream.joining = None
+                for read in joining.streams:
+                    if read.joining is joining:
+                        read.joining = None
             running = self._running
             if size is None:
                 self._held.remove(stream)
@@ -337,7 +330,7 @@ class Engine:
                 self._finish(stream, finish)
             elif len(stream.window) == self.config.context:
                 stream.slide()
-                stream.joining = join(self.places, stream, False, self._joined)
+                stream.joining = Joining(self.places, stream, self._joined)
         if launched.reading is not None:
             self._pace.settle(launched.reading)
         end = launched.end if self.places.is_async else self.places.mark()
@@ -355,30 +348,6 @@ class Engine:
         if not stream.done:
             stream.done, stream.error = True, error
             self.counts.samples["failed"] += 1
-
-    def _hand_over(self, streams: Sequence[Stream]) -> None:
-        """Gives pieces to the event loops: those that begin or end a sample at once, others from time to time."""
-        now = time.perf_counter()
-        is_due = now - self._handed_over >= HAND_OVER_SECONDS
-        if is_due:
-            self._handed_over = now
-        ready: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
-        for stream in streams:
-            if stream.error is not None or (stream.piece is not None and (is_due or stream.done or stream.is_silent)):
-                delivery = _Delivery(stream.answers, stream.answer, stream.piece, stream.error)
-                ready.setdefault(stream.loop, []).append(delivery)
-                stream.piece, stream.is_silent = None, False
-        for loop, pieces in ready.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, pieces)
-            except RuntimeError:  # The loop is closed.
-                for delivery in pieces:
-                    delivery.answer.ended = True
-
-
-def _deliver(pieces: Sequence[_Delivery]) -> None:
-    for answers, answer, piece, error in pieces:
-        answers.deliver(answer, piece, error)
 
 
 def _call(future: Future[Any], work: Callable[[], Any]) -> None:

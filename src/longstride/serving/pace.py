@@ -14,6 +14,8 @@ MOST_SHARE = 4.0
 """The most time that prompts get for each second of turns."""
 READING_SECONDS = 0.05
 """Time for which prompts are read, if no sample is being made, before the engine looks for those that come and leave."""
+HOST_BOUND = 1.5
+"""A reading that took less than this times the host's time for it may have waited for the host."""
 
 
 @dataclass
@@ -33,6 +35,8 @@ class Reading:
     owed: float = 0.0
     """Seconds of turns that were to follow, by the estimate."""
     end: Mark | None = None
+    host_seconds: float = 0.0
+    """That the host took for it."""
 
 
 class Pace:
@@ -68,6 +72,7 @@ class Pace:
     def end(self, reading: Reading) -> None:
         """Ends a reading, whose time may not be known yet."""
         reading.end = self.places.mark()
+        reading.host_seconds = HostMark().seconds_since(reading.host_begin)
         reading.owed = self._owed_after(reading, self._estimate(reading))
         self._owed = reading.owed or self._owed
 
@@ -77,7 +82,10 @@ class Pace:
         seconds = reading.end.seconds_since(reading.begin)
         self._owed = max(0.0, self._owed + self._owed_after(reading, seconds) - reading.owed)
         if self.places.runs_ahead and reading.is_plain and reading.bytes:
-            self._byte_seconds = seconds / reading.bytes
+            known, found = self._byte_seconds, seconds / reading.bytes
+            # A GPU that has waited for the host may be faster: short prompts say little of many that are read together.
+            has_waited = seconds < HOST_BOUND * reading.host_seconds
+            self._byte_seconds = min(known, found) if has_waited and known is not None else found
 
     def _estimate(self, reading: Reading) -> float:
         """The host's time is that of many short parts, which a GPU waits for."""

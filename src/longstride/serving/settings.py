@@ -37,8 +37,8 @@ class ServeSettings:
     """What happens to prompts and answers beyond the context, unless a request says it: refuse them with 400, or slide the
     window, so that earlier bytes are forgotten."""
     exact: bool = False
-    """On a GPU, always use the kernels of a full batch: an answer is then the same whoever else is served, bit for bit, and
-    a client that is alone waits longer. On a CPU it always is."""
+    """On a GPU, always use the kernels of a full batch, and read each prompt alone: an answer is then the same whoever else
+    is served, bit for bit, and clients wait longer. On a CPU it always is."""
     grace: int | None = None
     """Seconds that answers under way get after SIGTERM; left out: as many as they take."""
     kind: KindName | None = None

@@ -1,12 +1,27 @@
 """A sample in the engine's thread: the window of bytes that the model sees, and what is not yet handed over."""
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Iterable
+from typing import Protocol
 
 from longstride.sampling.generation import window_overlap
 from longstride.sampling.scores import Score, Scores
 from longstride.serving.answers import Answer, Answers, Piece
 from longstride.serving.stops import Stops
+
+
+class PromptReader(Protocol):
+    """Reads the windows of one or more streams (`Joining`)."""
+
+    streams: list["Stream"]
+
+    @property
+    def has_begun(self) -> bool: ...
+
+    @property
+    def is_wanted(self) -> bool: ...
+
+    def read(self, waiting: Iterable["Stream"]) -> int | None: ...
 
 
 class Stream:
@@ -27,8 +42,8 @@ class Stream:
         """Bytes of the window that are there or being made."""
         self.to_launch = self.to_come = job.length
         self.place = -1
-        self.joining: Generator[int | None] | None = None
-        """Reads the window's bytes, part by part."""
+        self.joining: PromptReader | None = None
+        """Reads the window's bytes, part by part; perhaps those of other streams, too."""
         self.leader: Stream | None = None
         """A sample of the same request that reads the same prompt, of which this one gets a copy."""
         self.followers: list[Stream] = []
@@ -47,10 +62,24 @@ class Stream:
         """Whether it has its prompt, and turns extend it."""
         return self.joining is None and self.leader is None and not self.done
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is done, and nothing writes to its place."""
+        return self.done and (self.joining is None or not self.joining.is_wanted)
+
     def reads_for(self, other: "Stream") -> bool:
         """Whether it is about to have the prompt of another sample of its request."""
-        is_first = self.joining is not None and self.to_come == self.job.length  # And no later window.
+        is_first = self.joining is not None and self.has_made_nothing  # It reads no later window.
         return is_first and self.answers is other.answers and self.job.prompt == other.job.prompt != b""
+
+    @property
+    def has_made_nothing(self) -> bool:
+        return self.to_come == self.job.length
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the window that is read next is scored."""
+        return self.job.scores_prompt and self.has_made_nothing
 
     def slide(self) -> None:
         """Makes the last half of a full window the beginning of the next."""
