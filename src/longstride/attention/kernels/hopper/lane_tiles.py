@@ -112,6 +112,17 @@ def wait_for(sums):
 
 
 @gluon.jit
+def scale_rows(sums, factors):
+    """Each panel of the sums, its rows multiplied by their factors."""
+    layout: gl.constexpr = sums[0].type.layout
+    factors = gl.convert_layout(factors, gl.SliceLayout(1, layout))[:, None]
+    result = ()
+    for panel in gl.static_range(len(sums)):
+        result = result + (sums[panel] * factors,)
+    return result
+
+
+@gluon.jit
 def load_panels(panels, layout: gl.constexpr):
     """Panels in shared memory, as tensors."""
     loaded = ()

@@ -12,6 +12,7 @@ from torch import Tensor
 from longstride.attention.kernels.arguments import compiled, matrix, row_shape, row_sizes
 from longstride.attention.kernels.backward import backward_row_stats, backward_sum_parts
 from longstride.attention.kernels.call import Backward, Forward
+from longstride.attention.kernels.hopper import choice
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
 from longstride.attention.kernels.hopper.choice import ROWS, TILE, Kind, choose, fits_tma, own_blocks_apart
@@ -37,12 +38,18 @@ LEAST_QUERIES = 2048
 """Queries of a tile of cells that are worth an item of their own: two more launches take as long as about a thousand."""
 
 
+def order(call: Forward | Backward, passes: list[Pass]) -> list[Pass]:
+    kinds = [_kind(call, pass_, index > 0) for index, pass_ in enumerate(passes)]
+    lanes_first = choice.LANES_FIRST and isinstance(call, Forward) and kinds == ["walk", "lanes"]
+    return passes[::-1] if lanes_first else passes
+
+
 def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None:
     kind, job, n = _kind(call, pass_, accumulate), pass_.jobs[0], call.q.shape[2]
     if kind is None:
         return None
     if kind == "walk":
-        return [launch_walk_forward(call, job.far)]
+        return [launch_walk_forward(call, job.far, accumulate)]
     if kind == "lanes":
         return [launch_lane_forward(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
     if kind == "chunks":
