@@ -78,6 +78,13 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("merged(strided(16))", 2, 2, 1003, 32, 32, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
     ("merged(strided(10))", 1, 2, 1000, 64, 64, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
     ("merged(strided(32))", 2, 2, 3072, 64, 128, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
+    ("merged(fixed(96, 8))", 2, 2, 1003, 64, 128, PAST, OWN_BACK),
+    ("merged(fixed(96, 8))", 1, 2, 6001, 64, 128, PAST, OWN_BACK + PARTS_BACK),
+    ("merged(fixed(256, 32))", 1, 2, 1100, 64, 128, PAST, CELLS_BACK),
+    ("summary(96, 8)", 1, 2, 1000, 64, 128, PAST, CELLS_BACK),
+    ("block(96)|summary(96, 8, 0), block(96)|summary(96, 8, 1)", 1, 2, 900, 64, 128, PAST, OWN_BACK),
+    ("dense()", 1, 2, 700, 64, 128, PAST, TILES_BACK),
+    ("local(2)|column(4)", 1, 2, 2048, 64, 128, [*WALK, *PAST], ["walk_backward", *TILES_BACK]),
     ("merged(strided(8))", 4, 9, 1999, 32, 32, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
 ]
 SLOW = [

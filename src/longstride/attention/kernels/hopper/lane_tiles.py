@@ -1,4 +1,5 @@
-"""What the kernels for lanes and walks share: where an item lies, tiles in panels, copies by TMA, and products.
+"""What the kernels for lanes and walks share: where an item lies, tiles in panels, copies by TMA, and products. Those for
+tiles take what concerns sums in panels.
 
 Values may be wider than queries and keys. They lie in shared memory in panels, each as wide as a query, and so do the output
 and its gradient. Everything about them is a tuple, with one entry for each panel.

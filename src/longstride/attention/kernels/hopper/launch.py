@@ -15,12 +15,12 @@ from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper import choice
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
-from longstride.attention.kernels.hopper.choice import ROWS, TILE, Kind, choose, fits_tma, own_blocks_apart
+from longstride.attention.kernels.hopper.choice import ROWS, TILE, WIDEST, Kind, choose, fits_tma, own_blocks_apart
 from longstride.attention.kernels.hopper.chunk_forward import launch_chunk_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
 from longstride.attention.kernels.hopper.lane_descriptors import lane_descriptor
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
-from longstride.attention.kernels.hopper.past_forward import GROUPS, past_forward
+from longstride.attention.kernels.hopper.past_forward import GROUPS_OF, past_forward
 from longstride.attention.kernels.hopper.tiles import KeyKinds, RowStats, Work
 from longstride.attention.kernels.hopper.walk_backward import launch_walk_backward
 from longstride.attention.kernels.hopper.walk_forward import launch_walk_forward
@@ -92,12 +92,12 @@ def _tiles(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
     """One tile of keys after the other: of a window, or of the lane's whole past and of summary cells."""
     job, (q, k, v, output, lse) = pass_.jobs[0], call.tensors
     past = job.far >= job.limit - 1
-    kernel, rows, groups = (past_forward, ROWS, GROUPS.value) if past else (window_forward, TILE, 1)
+    kernel, rows, groups = (past_forward, ROWS, GROUPS_OF[_panels(v)]) if past else (window_forward, TILE, 1)
     tiles = -(-job.limit // rows)
     work = _work(call, pass_, -(-tiles * job.lanes // groups), tiles)
     keys = _key_descriptors(k, v, pass_)[: 4 if past else 2]
     arguments = _lanes(q, job.index_stride, ROWS), *keys, matrix(output), lse, job, work, call.scale
-    constants = {"D_V": v.shape[3], "KEYS": _keys(job, pass_.summary), "ACCUMULATE": accumulate, "num_warps": 4}
+    constants = {"D_V": v.shape[3], "KEYS": _keys(v, job, pass_.summary), "ACCUMULATE": accumulate, "num_warps": 4}
     return Launch(kernel, min(work.items, processors(q.device)), arguments, constants)
 
 
@@ -109,7 +109,8 @@ def _dq(call: Backward, row_stats: Tensor, pass_: Pass, window: bool, accumulate
         *(_lanes(x, job.index_stride, TILE) for x in (q, call.d_output)), *_key_descriptors(call.k, call.v, pass_),
         RowStats(row_stats, row_stats.shape[2]), matrix(call.dq), job, work, *call.scales,
     )  # fmt: skip
-    constants = {"D_QK": q.shape[3], "KEYS": _keys(job, pass_.summary, window), "ACCUMULATE": accumulate, "num_warps": 4}
+    keys = _keys(call.v, job, pass_.summary, window)
+    constants = {"D_QK": q.shape[3], "KEYS": keys, "ACCUMULATE": accumulate, "num_warps": 4}
     return Launch(hopper_dq, min(work.items, processors(q.device)), arguments, constants)
 
 
@@ -136,7 +137,7 @@ def _dkv(call: Backward, row_stats: Tensor, pass_: Pass, cells: bool, accumulate
         Descriptor(row_stats, 0, stats_shape, row_stats.stride(), (1, 2, ROWS)), *results, job, work, *call.scales,
     )  # fmt: skip
     constants = {
-        "D_QK": d_qk, "D_V": call.v.shape[3], "KEYS": _keys(job, cells), "SPLIT": splits > 1,
+        "D_QK": d_qk, "D_V": call.v.shape[3], "KEYS": _keys(call.v, job, cells), "SPLIT": splits > 1,
         "ACCUMULATE": accumulate and splits == 1, "num_warps": 4,
     }  # fmt: skip
     return [Launch(hopper_dkv, min(work.items, processors(call.q.device)), arguments, constants), *sums]
@@ -189,8 +190,12 @@ def _work(call: Forward | Backward, pass_: Pass, items: int, tiles: int, splits:
     )  # fmt: skip
 
 
-def _keys(job: Job, cells: bool, window: bool = True) -> KeyKinds:
-    return compiled(KeyKinds, cells=job.cells if cells else 0, own=bool(job.own), window=window)
+def _keys(v: Tensor, job: Job, cells: bool, window: bool = True) -> KeyKinds:
+    return compiled(KeyKinds, cells=job.cells if cells else 0, own=bool(job.own), window=window, panels=_panels(v))
+
+
+def _panels(v: Tensor) -> int:
+    return -(-v.shape[3] // WIDEST)
 
 
 @lru_cache(maxsize=256)
@@ -206,12 +211,17 @@ def _key_descriptors(k: Tensor, v: Tensor, pass_: Pass) -> list[Descriptor]:
 
 
 def _lanes(x: Tensor, step: int, rows: int) -> Descriptor:
-    return lane_descriptor(x, _whole_blocks(x, step), (rows, 1, padded(x.shape[3])))
+    return lane_descriptor(x, _whole_blocks(x, step), (rows, 1, _columns(x)))
 
 
 def _cells(x: Tensor, job: Job) -> Descriptor:
     together = max(1, TILE // job.cells)
-    return lane_descriptor(x, _whole_blocks(x, job.block), (together, TILE // together, padded(x.shape[3])))
+    return lane_descriptor(x, _whole_blocks(x, job.block), (together, TILE // together, _columns(x)))
+
+
+def _columns(x: Tensor) -> int:
+    """Of a tile, or of a panel of it."""
+    return min(padded(x.shape[3]), WIDEST)
 
 
 def _whole_blocks(x: Tensor, length: int) -> Lanes:

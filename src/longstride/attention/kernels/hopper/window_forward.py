@@ -79,7 +79,8 @@ def compute_window(
         length = tiles.lane_length(lane, job, work.n)
         rows = tiles.place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
         sight = tiles.Sight(first_row, 0, 0)
-        state = tiles.begin_softmax(rows, layout, D_V, WIDTH_V, ACCUMULATE)
+        running_max, weight, sums = tiles.begin_softmax(rows, layout, D_V, WIDTH_V, 1, ACCUMULATE)
+        state = running_max, weight, sums[0]
 
         query = queries.wait_full(2 * turn + group)
         scoring = warpgroup_mma(query, keys.wait_full(count).permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -100,7 +101,7 @@ def compute_window(
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
         result = sums / gl.convert_layout(weight, gl.SliceLayout(1, tiles.mma_layout(WIDTH_V)))[:, None]
-        tiles.store_rows(result, running_max, weight, nothing, rows, D_V)
+        tiles.store_rows((result,), running_max, weight, nothing, rows, D_V)
 
 
 @gluon.jit
