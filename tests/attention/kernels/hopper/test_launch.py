@@ -85,6 +85,9 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("block(96)|summary(96, 8, 0), block(96)|summary(96, 8, 1)", 1, 2, 900, 64, 128, PAST, OWN_BACK),
     ("dense()", 1, 2, 700, 64, 128, PAST, TILES_BACK),
     ("local(2)|column(4)", 1, 2, 2048, 64, 128, [*WALK, *PAST], ["walk_backward", *TILES_BACK]),
+    # Programs that walk on for several tiles, from one head into the next.
+    ("merged(strided(100))", 4, 8, 3000, 64, 64, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
+    ("merged(strided(32))", 4, 4, 3072, 64, 128, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
     ("merged(strided(8))", 4, 9, 1999, 32, 32, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
 ]
 SLOW = [

@@ -119,25 +119,6 @@ def as_operands(weights, d_weights, stats, dtype: gl.constexpr, dv_layout: gl.co
 
 
 @gluon.jit
-def start_weight_gradients(value, d_outputs, turn, zeros):
-    """Starts the products of values, in panels, and the output's gradient."""
-    result = zeros
-    for panel in gl.static_range(len(value)):
-        d_output = d_outputs.tile(turn, panel).permute((1, 0))
-        result = warpgroup_mma(value[panel], d_output, result, use_acc=panel > 0, is_async=True)
-    return result
-
-
-@gluon.jit
-def start_sums(dk_sum, dv_sum, weights, d_scores, queries, d_outputs, turn):
-    """Starts the products that add a tile's pairs to the sums of dk, and of dv in panels."""
-    result = ()
-    for panel in gl.static_range(len(dv_sum)):
-        result = result + (warpgroup_mma(weights, d_outputs.tile(turn, panel), dv_sum[panel], is_async=True),)
-    return warpgroup_mma(d_scores, queries.tile(turn), dk_sum, is_async=True), result
-
-
-@gluon.jit
 def seen_by(first_key, head, length, job, work, layout: gl.constexpr, KEYS: gl.constexpr):
     """The queries that see the ROWS keys from `first_key` on."""
     key = first_key + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
@@ -210,18 +191,14 @@ def compute_dkv(
         seen = seen_by(first_key, head, length, job, work, pair_layout, KEYS)
         dk_sum = gl.zeros([ROWS, WIDTH_QK], gl.float32, dk_layout)
         dv_sum = lane_tiles.empty_sums(KEYS.panels, WIDTH_V, dv_layout)
+        key = keys.wait_full(turn).slice(half * ROWS, ROWS)
+        value = lane_tiles.rows_of(values.tile_panels(turn), half * ROWS)
         if KEYS.panels == 1:
-            key = keys.wait_full(turn).slice(half * ROWS, ROWS).load(key_layout)
-            value = (values.tile(turn).slice(half * ROWS, ROWS).load(key_layout),)
+            key, value = key.load(key_layout), lane_tiles.load_panels(value, key_layout)
             keys.release(turn)
-        else:
-            key = keys.wait_full(turn).slice(half * ROWS, ROWS)
-            value = ()
-            for panel in gl.static_range(KEYS.panels):
-                value = value + (values.tile(turn, panel).slice(half * ROWS, ROWS),)
         query = queries.wait_full(count)
         scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        d_weights = start_weight_gradients(value, d_outputs, count, zeros)
+        d_weights = lane_tiles.multiply_panels(value, d_outputs.tile_panels(count), zeros)
         scores = warpgroup_mma_wait(KEYS.panels, deps=(scores,))
         weights = weigh_seen(scores, stats.tile(count), first, seen, scale)
         d_weights = warpgroup_mma_wait(0, deps=(d_weights,))
@@ -229,8 +206,9 @@ def compute_dkv(
         for start in range(first + ROWS, end, ROWS):
             query = queries.wait_full(count + 1)
             scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
-            dk_sum, dv_sum = start_sums(dk_sum, dv_sum, weights, d_scores, queries, d_outputs, count)
-            d_weights = start_weight_gradients(value, d_outputs, count + 1, zeros)
+            dv_sum = lane_tiles.add_products(weights, d_outputs.tile_panels(count), dv_sum, True)
+            dk_sum = warpgroup_mma(d_scores, queries.tile(count), dk_sum, is_async=True)
+            d_weights = lane_tiles.multiply_panels(value, d_outputs.tile_panels(count + 1), zeros)
             scores = warpgroup_mma_wait(1 + 2 * KEYS.panels, deps=(scores,))
             next_weights = weigh_seen(scores, stats.tile(count + 1), start, seen, scale)
             done = warpgroup_mma_wait(0, deps=(dk_sum, d_weights) + dv_sum)
@@ -238,7 +216,8 @@ def compute_dkv(
             queries.release(count)
             count += 1
             weights, d_scores = as_operands(next_weights, d_weights, stats.tile(count), dtype, dv_layout, dk_layout)
-        dk_sum, dv_sum = start_sums(dk_sum, dv_sum, weights, d_scores, queries, d_outputs, count)
+        dv_sum = lane_tiles.add_products(weights, d_outputs.tile_panels(count), dv_sum, True)
+        dk_sum = warpgroup_mma(d_scores, queries.tile(count), dk_sum, is_async=True)
         done = warpgroup_mma_wait(0, deps=(dk_sum,) + dv_sum)
         dk_sum, dv_sum = done[0], done[1:]
         if KEYS.panels > 1:

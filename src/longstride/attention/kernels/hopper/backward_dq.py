@@ -1,8 +1,7 @@
 """hopper_dq: the gradient of queries, as in backward.py, with TMA copies and asynchronous products.
 
 The tiles, and who copies and computes what, are those of window_forward.py. A warpgroup has 64 queries, and keeps them and
-the output's gradient in registers, or the latter in shared memory if it has two panels. While it does the arithmetic of 64
-keys, the products for the next 64 run.
+the output's gradient in registers. While it does the arithmetic of 64 keys, the products for the next 64 run.
 """
 
 # mypy: ignore-errors
@@ -14,15 +13,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from longstride.attention.kernels.hopper import tiles
+from longstride.attention.kernels.hopper import lane_tiles, tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, TILE
-
-
-@gluon.constexpr_function
-def count_stages(panels):
-    """Tiles of keys and values in shared memory."""
-    return 3 if panels == 1 else 2
 
 
 class WarpgroupQueries(NamedTuple):
@@ -64,11 +57,8 @@ def begin_pairs(queries, keys, values, turn, offset: gl.constexpr):
     zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
     key = keys.tile(turn).slice(offset, ROWS).permute((1, 0))
     scores = warpgroup_mma(queries.q, key, zeros, use_acc=False, is_async=True)
-    d_weights = zeros
-    for panel in gl.static_range(values.panels):
-        value = values.tile(turn, panel).slice(offset, ROWS).permute((1, 0))
-        d_weights = warpgroup_mma(queries.d_output[panel], value, d_weights, use_acc=panel > 0, is_async=True)
-    return scores, d_weights
+    value = lane_tiles.rows_of(values.tile_panels(turn), offset)
+    return scores, lane_tiles.multiply_panels(queries.d_output, value, zeros)
 
 
 @gluon.jit
@@ -133,13 +123,8 @@ def compute_dq(
 
         dq_sum = gl.zeros([ROWS, WIDTH_QK], gl.float32, sum_layout)
         query = queries.wait_full(turn).slice(half * ROWS, ROWS).load(query_layout)
-        if KEYS.panels == 1:
-            d_output = (d_outputs.tile(turn).slice(half * ROWS, ROWS).load(query_layout),)
-            queries.release(turn)
-        else:
-            d_output = ()
-            for panel in gl.static_range(KEYS.panels):
-                d_output = d_output + (d_outputs.tile(turn, panel).slice(half * ROWS, ROWS),)
+        d_output = lane_tiles.load_panels(lane_tiles.rows_of(d_outputs.tile_panels(turn), half * ROWS), query_layout)
+        queries.release(turn)
         own = WarpgroupQueries(query, d_output, lse, delta, tiles.Sight(first_row, lane * job.cells, first_cell))
         keys.wait_full(count)
         pairs = warpgroup_mma_wait(0, deps=begin_pairs(own, keys, values, count, 0))
@@ -167,8 +152,6 @@ def compute_dq(
         dq_sum = warpgroup_mma(d_scores, keys.tile(count).slice(LAST, ROWS), dq_sum, is_async=True)
         dq_sum = warpgroup_mma_wait(0, deps=(dq_sum,))
         keys.release(count)
-        if KEYS.panels > 1:
-            queries.release(turn)
         count += 1
 
         dq_sum = gl.convert_layout(dq_sum, tiles.row_layout(WIDTH_QK)) * softmax_scale
@@ -186,7 +169,7 @@ def hopper_dq(
     dtype: gl.constexpr = q.dtype
     queries = make_ring(dtype, 2, TILE, q.block_type.shape[4], 2)
     d_outputs = beside(queries, dtype, TILE, d_output.block_type.shape[4], KEYS.panels)
-    keys = make_ring(dtype, count_stages(KEYS.panels), TILE, k.block_type.shape[4], 2)
+    keys = make_ring(dtype, 3 if KEYS.panels == 1 else 2, TILE, k.block_type.shape[4], 2)
     values = beside(keys, dtype, TILE, v.block_type.shape[4], KEYS.panels)
     rings = queries, d_outputs, keys, values
     scales = scale, softmax_scale

@@ -1,8 +1,7 @@
-"""What the kernels for lanes and walks share: where an item lies, tiles in panels, copies by TMA, and products. Those for
-tiles take what concerns sums in panels.
+"""What the kernels for lanes and walks share: where an item lies, tiles in panels, copies by TMA, and products.
 
 Values may be wider than queries and keys. They lie in shared memory in panels, each as wide as a query, and so do the output
-and its gradient. Everything about them is a tuple, with one entry for each panel.
+and its gradient. Everything about them is a tuple, with one entry for each panel. The kernels for tiles share that part.
 """
 
 # mypy: ignore-errors
@@ -100,6 +99,15 @@ def add_products(left, panels, sums, use_acc):
     result = ()
     for panel in gl.static_range(len(panels)):
         result = result + (warpgroup_mma(operand, panels[panel], sums[panel], use_acc=use_acc, is_async=True),)
+    return result
+
+
+@gluon.jit
+def multiply_panels(left, right, zeros):
+    """Starts the product of two tensors in panels, the second one transposed."""
+    result = zeros
+    for panel in gl.static_range(len(left)):
+        result = warpgroup_mma(left[panel], right[panel].permute((1, 0)), result, use_acc=panel > 0, is_async=True)
     return result
 
 

@@ -28,12 +28,6 @@ def count_groups(panels):
     return GROUPS_OF[panels]
 
 
-@gluon.constexpr_function
-def count_stages(panels):
-    """Tiles of keys and values in shared memory."""
-    return 4 if panels == 1 else 3
-
-
 @gluon.jit
 def locate_unit(item, work, GROUPS: gl.constexpr):
     """batch, head and the first of the item's units. Items with most work come first."""
@@ -90,31 +84,27 @@ def skip(keys, begin, end):
 
 
 @gluon.jit
-def half_tile(ring, turn, half, panel: gl.constexpr = 0):
+def half_tile(ring, turn, half):
+    """Half of a tile, in panels."""
     WIDTH: gl.constexpr = ring.tiles.shape[2]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], ring.tiles.dtype)
     halves = ring.tiles._reinterpret(ring.tiles.dtype, [2 * ring.tiles.shape[0], ROWS, WIDTH], layout)
-    return halves.index((turn % ring.stages * ring.panels + panel) * 2 + half)
+    result = ()
+    for panel in gl.static_range(ring.panels):
+        result = result + (halves.index((turn % ring.stages * ring.panels + panel) * 2 + half),)
+    return result
 
 
 @gluon.jit
 def score_half(query, keys, turn, half):
     layout: gl.constexpr = tiles.mma_layout(ROWS)
     zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
-    return warpgroup_mma(query, half_tile(keys, turn, half).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return warpgroup_mma(query, half_tile(keys, turn, half)[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def add_half_values(weights, shrink, sums, values, turn, half):
-    """Starts the product of weights with the values, of each panel."""
-    layout: gl.constexpr = tiles.operand_layout(sums[0].type.layout)
-    operand = gl.convert_layout(weights.to(values.tiles.dtype), layout)
-    sums = lane_tiles.scale_rows(sums, shrink)
-    result = ()
-    for panel in gl.static_range(len(sums)):
-        value = half_tile(values, turn, half, panel)
-        result = result + (warpgroup_mma(operand, value, sums[panel], is_async=True),)
-    return result
+    return lane_tiles.add_products(weights, half_tile(values, turn, half), lane_tiles.scale_rows(sums, shrink), True)
 
 
 @gluon.jit
@@ -238,7 +228,7 @@ def past_forward(
     GROUPS: gl.constexpr = count_groups(KEYS.panels)
     dtype: gl.constexpr = q.dtype
     queries = make_ring(dtype, 2 * GROUPS, ROWS, q.block_type.shape[4], 1)
-    keys = make_ring(dtype, count_stages(KEYS.panels), TILE, k.block_type.shape[4], GROUPS)
+    keys = make_ring(dtype, 4 if KEYS.panels == 1 else 3, TILE, k.block_type.shape[4], GROUPS)
     values = beside(keys, dtype, TILE, v.block_type.shape[4], KEYS.panels)
     rings = queries, keys, values
     fence_async_shared()

@@ -51,6 +51,13 @@ class Ring:
         return self.tiles.index(turn % self.stages * self.panels + panel)
 
     @gluon.jit
+    def tile_panels(self, turn):
+        result = ()
+        for panel in gl.static_range(self.panels):
+            result = result + (self.tile(turn, panel),)
+        return result
+
+    @gluon.jit
     def begin(self, turn, size: gl.constexpr):
         """Waits until the tile is empty, and sets how many bytes fill it."""
         stage = turn % self.stages

@@ -134,18 +134,18 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr, ACCUMULA
             first = lane_tiles.mask_distances(warpgroup_mma_wait(BACK, deps=(scores[0],)), zero, 0, 0, FAR)
             largest = gl.max(first, 1)
             others = lane_tiles.wait_for(scores[1:])
-            earlier = ()
+            far_scores = ()
             for distance in gl.static_range(BACK, 0, -1):
                 masked = lane_tiles.mask_distances(others[distance - 1], zero, distance * ROWS, 0, FAR)
                 largest_there = gl.max(masked, 1)
                 largest = gl.maximum(largest, gl.where(tile >= distance, largest_there, float("-inf")))
-                earlier = (masked,) + earlier
+                far_scores = (masked,) + far_scores
             largest = gl.maximum(largest * scale, LOWEST)  # A score of -inf weighs 0.
             all_weights = weigh(first, largest, tile, scale, 0)
             sums = lane_tiles.empty_sums(WALK.panels, D, sum_layout)
             sums = lane_tiles.add_products(all_weights, lane_tiles.panels_at(v_tiles, now), sums, False)
             for distance in gl.static_range(1, BACK + 1):
-                weights = weigh(earlier[distance - 1], largest, tile, scale, distance)
+                weights = weigh(far_scores[distance - 1], largest, tile, scale, distance)
                 all_weights += weights
                 values = lane_tiles.panels_at(v_tiles, (count + BACK - distance) % RING)
                 sums = lane_tiles.add_products(weights, values, sums, True)
@@ -160,16 +160,12 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr, ACCUMULA
             gl.store(pointers, largest + gl.log2(weight), mask=valid)
             inverse = 1.0 / gl.where(weight == 0, 1.0, weight)
             tma.store_wait(0)
-            sums = lane_tiles.wait_for(sums)
+            sums = lane_tiles.scale_rows(lane_tiles.wait_for(sums), inverse * shrink if ACCUMULATE else inverse)
             if ACCUMULATE:
-                sums = lane_tiles.scale_rows(sums, inverse * shrink)
-                earlier_sums = lane_tiles.scale_rows(lane_tiles.load_panels(staged, sum_layout), inverse * earlier_weight)
-                for panel in gl.static_range(WALK.panels):
-                    staged[panel].store((sums[panel] + earlier_sums[panel]).to(dtype))
-            else:
-                sums = lane_tiles.scale_rows(sums, inverse)
-                for panel in gl.static_range(WALK.panels):
-                    staged[panel].store(sums[panel].to(dtype))
+                earlier = lane_tiles.scale_rows(lane_tiles.load_panels(staged, sum_layout), inverse * earlier_weight)
+            for panel in gl.static_range(WALK.panels):
+                result = sums[panel] + earlier[panel] if ACCUMULATE else sums[panel]
+                staged[panel].store(result.to(dtype))
             fence_async_shared()
             lane_tiles.copy_out(output, (batch, head, 0, tile * ROWS), staged)
         free = (count + BACK + AHEAD) % RING
