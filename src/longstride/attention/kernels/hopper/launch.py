@@ -92,12 +92,13 @@ def _tiles(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
     """One tile of keys after the other: of a window, or of the lane's whole past and of summary cells."""
     job, (q, k, v, output, lse) = pass_.jobs[0], call.tensors
     past = job.far >= job.limit - 1
-    kernel, rows, groups = (past_forward, ROWS, GROUPS_OF[_panels(v)]) if past else (window_forward, TILE, 1)
+    kernel, rows = (past_forward, ROWS) if past else (window_forward, TILE)
+    groups = {"GROUPS": GROUPS_OF[_panels(v)]} if past else {}
     tiles = -(-job.limit // rows)
-    work = _work(call, pass_, -(-tiles * job.lanes // groups), tiles)
+    work = _work(call, pass_, -(-tiles * job.lanes // groups.get("GROUPS", 1)), tiles)
     keys = _key_descriptors(k, v, pass_)[: 4 if past else 2]
     arguments = _lanes(q, job.index_stride, ROWS), *keys, matrix(output), lse, job, work, call.scale
-    constants = {"D_V": v.shape[3], "KEYS": _keys(v, job, pass_.summary), "ACCUMULATE": accumulate, "num_warps": 4}
+    constants = {"D_V": v.shape[3], "KEYS": _keys(v, job, pass_.summary), "ACCUMULATE": accumulate, "num_warps": 4, **groups}
     return Launch(kernel, min(work.items, processors(q.device)), arguments, constants)
 
 

@@ -23,11 +23,6 @@ GROUPS_OF = {1: 3, 2: 2}
 """Warpgroups that compute, by the panels of a value."""
 
 
-@gluon.constexpr_function
-def count_groups(panels):
-    return GROUPS_OF[panels]
-
-
 @gluon.jit
 def locate_unit(item, work, GROUPS: gl.constexpr):
     """batch, head and the first of the item's units. Items with most work come first."""
@@ -50,11 +45,10 @@ def own_tiles(lane, unit, job, work, GROUPS: gl.constexpr):
 
 
 @gluon.jit
-def copy_past(sources, rings, job, work, KEYS: gl.constexpr):
+def copy_past(sources, rings, job, work, KEYS: gl.constexpr, GROUPS: gl.constexpr):
     """The producer warp."""
     q, k, v, k_cells, v_cells = sources
     queries, keys, values = rings
-    GROUPS: gl.constexpr = count_groups(KEYS.panels)
     count = 0
     for turn in range(rounds(work.items)):
         batch, head, unit = locate_unit(item_of_round(turn), work, GROUPS)
@@ -158,11 +152,10 @@ def take_half(
 @gluon.jit
 def compute_past(
     group: gl.constexpr, rings, output, lse, job, work, scale,
-    D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
+    D_V: gl.constexpr, KEYS: gl.constexpr, GROUPS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup, for its unit of an item."""
     queries, keys, values = rings
-    GROUPS: gl.constexpr = count_groups(KEYS.panels)
     WIDTH_V: gl.constexpr = values.tiles.shape[2]
     layout: gl.constexpr = tiles.mma_layout(ROWS)
     count = 0
@@ -222,10 +215,12 @@ def compute_past(
 @gluon.jit
 def past_forward(
     q, k, v, k_cells, v_cells, output, lse, job, work, scale,
-    D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
+    D_V: gl.constexpr, KEYS: gl.constexpr, GROUPS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
-    """q to v_cells: tensor descriptors. The tiles in `work` are units. ACCUMULATE: as in window_forward."""
-    GROUPS: gl.constexpr = count_groups(KEYS.panels)
+    """q to v_cells: tensor descriptors. The tiles in `work` are units, of which GROUPS are an item.
+
+    ACCUMULATE: as in window_forward.
+    """
     dtype: gl.constexpr = q.dtype
     queries = make_ring(dtype, 2 * GROUPS, ROWS, q.block_type.shape[4], 1)
     keys = make_ring(dtype, 4 if KEYS.panels == 1 else 3, TILE, k.block_type.shape[4], GROUPS)
@@ -235,10 +230,10 @@ def past_forward(
     if GROUPS == 3:
         gl.warp_specialize(
             [
-                (compute_past, (gl.constexpr(0), rings, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-                (compute_past, (gl.constexpr(1), rings, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-                (compute_past, (gl.constexpr(2), rings, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-                (copy_past, ((q, k, v, k_cells, v_cells), rings, job, work, KEYS)),
+                (compute_past, (gl.constexpr(0), rings, output, lse, job, work, scale, D_V, KEYS, GROUPS, ACCUMULATE)),
+                (compute_past, (gl.constexpr(1), rings, output, lse, job, work, scale, D_V, KEYS, GROUPS, ACCUMULATE)),
+                (compute_past, (gl.constexpr(2), rings, output, lse, job, work, scale, D_V, KEYS, GROUPS, ACCUMULATE)),
+                (copy_past, ((q, k, v, k_cells, v_cells), rings, job, work, KEYS, GROUPS)),
             ],
             [4, 4, 1],  # warps of the other warpgroups and of the producer
             [160, 160, 24],  # and their registers
@@ -246,9 +241,9 @@ def past_forward(
     else:
         gl.warp_specialize(
             [
-                (compute_past, (gl.constexpr(0), rings, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-                (compute_past, (gl.constexpr(1), rings, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-                (copy_past, ((q, k, v, k_cells, v_cells), rings, job, work, KEYS)),
+                (compute_past, (gl.constexpr(0), rings, output, lse, job, work, scale, D_V, KEYS, GROUPS, ACCUMULATE)),
+                (compute_past, (gl.constexpr(1), rings, output, lse, job, work, scale, D_V, KEYS, GROUPS, ACCUMULATE)),
+                (copy_past, ((q, k, v, k_cells, v_cells), rings, job, work, KEYS, GROUPS)),
             ],
             [4, 1],
             [240, 24],

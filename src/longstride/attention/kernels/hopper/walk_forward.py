@@ -169,12 +169,12 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr, ACCUMULA
             fence_async_shared()
             lane_tiles.copy_out(output, (batch, head, 0, tile * ROWS), staged)
         free = (count + BACK + AHEAD) % RING
-        tiles = q_tile, lane_tiles.panels_at(k_tiles, free), lane_tiles.panels_at(v_tiles, free)
+        free_tiles = q_tile, lane_tiles.panels_at(k_tiles, free), lane_tiles.panels_at(v_tiles, free)
         if ACCUMULATE:
-            tiles = tiles + (lane_tiles.panels_at(staging, (count + AHEAD) % STAGED),)
+            free_tiles = free_tiles + (lane_tiles.panels_at(staging, (count + AHEAD) % STAGED),)
             if tile < 0:  # The place before may have written from there.
                 tma.store_wait(0)
-        fetch_tile(sources, ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), tiles)
+        fetch_tile(sources, ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), free_tiles)
         batch, head, tile = following_place(batch, head, tile, work, BACK)
         ahead_batch, ahead_head, ahead_tile = following_place(ahead_batch, ahead_head, ahead_tile, work, BACK)
     tma.store_wait(0)
