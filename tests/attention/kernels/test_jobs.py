@@ -31,7 +31,7 @@ def pairs_of(job: Job, exclusions, n: int) -> torch.Tensor:
     for one in exclusions:
         distance, cell = query - key, key % one.period
         same = (distance % one.step == 0) & (distance <= one.reach) & (query // one.block == key // one.block)
-        seen &= ~(same & (cell >= one.first_cell) & (cell < one.end_cell))
+        seen &= ~(same & (cell >= one.first_cell) & (cell < one.first_cell + one.cells))
     return seen
 
 

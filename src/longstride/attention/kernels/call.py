@@ -1,9 +1,11 @@
 """A call of the operator, forward or backward, and its plan: backends are asked in turn for the launches of each pass.
 
-A backend is a module with two functions, which return the launches for a pass, or None if they cannot compute it:
+A backend is a module with two functions, which return the launches for a pass, or None if they cannot compute it. It may
+have a third, which reorders the passes:
 
     forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None
     backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | None
+    order(call: Forward | Backward, passes: list[Pass]) -> list[Pass]
 
 For a new architecture, add its module to `BACKENDS`.
 
@@ -123,9 +125,9 @@ def make_plan(
             n = n if documents is None else max(row.n for row in documents.rows)
         call: Any = kind._make((*distinct[:count], *settings, workspace, layout))
         launches = []
-        for index, pass_ in enumerate(passes(patterns, n)):
-            if index and pass_.empty:
-                continue
+        needed = [pass_ for index, pass_ in enumerate(passes(patterns, n)) if not index or not pass_.empty]
+        order = getattr(backends(device)[0], "order", None)
+        for index, pass_ in enumerate(order(call, needed) if order else needed):
             offers = (getattr(backend, direction)(call, pass_, index > 0) for backend in backends(device))
             launches += next(offer for offer in offers if offer is not None)
         return Plan(launches, distinct, workspace, aligned)

@@ -36,7 +36,7 @@ class Exclusion(NamedTuple):
     block: int = 2**31 - 1
     period: int = 2**31 - 1
     first_cell: int = 0
-    end_cell: int = 2**31 - 1
+    cells: int = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -113,5 +113,5 @@ def passes(patterns: str, n: int) -> tuple[Pass, ...]:
 def _exclusion(leaf: Leaf, n: int) -> Exclusion:
     (record,) = geometry(leaf, n)
     if record.summary:
-        return Exclusion(period=record.block, first_cell=record.first_cell, end_cell=record.first_cell + record.cells)
+        return Exclusion(period=record.block, first_cell=record.first_cell, cells=record.cells)
     return Exclusion(step=record.index_stride, reach=record.far * record.index_stride, block=record.block)

@@ -138,6 +138,12 @@ def cell_position(index, cells, block, first_cell):
 
 
 @triton.jit
+def is_summary_cell(offset, cells, first_cell):
+    """Whether the position at this offset in its block is one of the block's summary cells."""
+    return (offset >= first_cell) & (offset < first_cell + cells)
+
+
+@triton.jit
 def cell_tile(start, offset, job, EVEN: tl.constexpr):
     """The positions of the summary cells start + offset: one number for the whole tile, and what each cell adds to it.
 
@@ -157,10 +163,8 @@ def window_sees(row, key, job, BY_BLOCK: tl.constexpr):
     distance = row - key
     seen = (distance >= job.near) & (distance <= job.far)
     if BY_BLOCK:
-        inside = key % job.block
         in_own_block = (row // job.block == key // job.block) & (job.own != 0)
-        is_cell = (inside >= job.first_cell) & (inside < job.first_cell + job.cells)
-        seen = seen & (in_own_block | is_cell)
+        seen = seen & (in_own_block | is_summary_cell(key % job.block, job.cells, job.first_cell))
     return seen
 
 
@@ -178,9 +182,9 @@ def excluded(query, key, exclusions, index, COUNT: tl.constexpr):
     for number in tl.static_range(COUNT):
         row = exclusions + (index * COUNT + number) * EXCLUSION_FIELDS
         step, reach, block = tl.load(row), tl.load(row + 1), tl.load(row + 2)
-        period, first_cell, end_cell = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
+        period, first_cell, cells = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
         seen = (distance % step == 0) & (distance <= reach) & (query // block == key // block)
-        found = found | (seen & (key % period >= first_cell) & (key % period < end_cell))
+        found = found | (seen & is_summary_cell(key % period, cells, first_cell))
     return found
 
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longstride.attention.kernels.primitives import cell_position
+from longstride.attention.kernels.primitives import cell_position, is_summary_cell
 from longstride.model.slots import Slots
 
 LEAF_FIELDS = tl.constexpr(6)
@@ -73,8 +73,7 @@ def walk(leaf, query, number):
 
 @triton.jit
 def is_cell(leaf, position):
-    inside = position % leaf.block
-    return (inside >= leaf.first_cell) & (inside < leaf.first_cell + leaf.cells)
+    return is_summary_cell(position % leaf.block, leaf.cells, leaf.first_cell)
 
 
 @triton.jit

@@ -74,16 +74,17 @@ def test_unequal_dimensions_are_for_tiles():
         ("column(96)", 3072, [("lanes", "lanes")]),
         ("column(48)", 3072, [("lanes", "lanes")]),
         ("column(32)", 3072, [("lanes", "lanes")]),
-        ("column(16)", 3072, [(None, None)]),
+        ("column(16)", 3072, [("tiles", "tiles")]),  # Too long a lane.
         ("merged(strided(96))", 1000, [("walk", "walk"), (None, None)]),
         ("block(96)", 3072, [("lanes", "lanes")]),
-        ("block(129)", 3072, [(None, None)]),
+        ("block(129)", 3072, [("tiles", None)]),
         ("merged(strided(96))", 3072, [("walk", "walk"), ("lanes", "lanes")]),
-        ("merged(fixed(96, 8))", 3072, [(None, None)]),
-        ("dense()", 3072, [(None, None)]),
+        ("merged(fixed(96, 8))", 3072, [("tiles", "tiles")]),
+        ("merged(fixed(96, 24))", 3072, [(None, None)]),
+        ("dense()", 3072, [("tiles", "tiles")]),
     ],
 )
-def test_values_of_two_panels_are_for_walks_and_lanes(text, n, expected):
+def test_values_of_two_panels_are_not_for_windows_of_tiles(text, n, expected):
     assert kinds(text, n, d_qk=64, d_v=128) == expected
 
 

@@ -73,12 +73,22 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("column(96)", 2, 2, 3072, 64, 128, LANES, ["lane_backward"]),
     ("column(20)", 2, 3, 1003, 64, 128, LANES * 2, ["lane_backward"] * 2),
     ("block(96)", 2, 2, 3000, 64, 128, LANES * 2, ["lane_backward"] * 2),
-    ("merged(strided(96))", 2, 2, 3072, 64, 128, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
-    ("merged(strided(16))", 1, 2, 1003, 64, 128, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
-    ("merged(strided(16))", 2, 2, 1003, 32, 32, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
-    ("merged(strided(10))", 1, 2, 1000, 64, 64, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
-    ("merged(strided(32))", 2, 2, 3072, 64, 128, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
-    ("merged(strided(8))", 4, 9, 1999, 32, 32, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
+    ("merged(strided(96))", 2, 2, 3072, 64, 128, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
+    ("merged(strided(16))", 1, 2, 1003, 64, 128, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
+    ("merged(strided(16))", 2, 2, 1003, 32, 32, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
+    ("merged(strided(10))", 1, 2, 1000, 64, 64, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
+    ("merged(strided(32))", 2, 2, 3072, 64, 128, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
+    ("merged(fixed(96, 8))", 2, 2, 1003, 64, 128, PAST, OWN_BACK),
+    ("merged(fixed(96, 8))", 1, 2, 6001, 64, 128, PAST, OWN_BACK + PARTS_BACK),
+    ("merged(fixed(256, 32))", 1, 2, 1100, 64, 128, PAST, CELLS_BACK),
+    ("summary(96, 8)", 1, 2, 1000, 64, 128, PAST, CELLS_BACK),
+    ("block(96)|summary(96, 8, 0), block(96)|summary(96, 8, 1)", 1, 2, 900, 64, 128, PAST, OWN_BACK),
+    ("dense()", 1, 2, 700, 64, 128, PAST, TILES_BACK),
+    ("local(2)|column(4)", 1, 2, 2048, 64, 128, [*WALK, *PAST], ["walk_backward", *TILES_BACK]),
+    # Programs that walk on for several tiles, from one head into the next.
+    ("merged(strided(100))", 4, 8, 3000, 64, 64, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
+    ("merged(strided(32))", 4, 4, 3072, 64, 128, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
+    ("merged(strided(8))", 4, 9, 1999, 32, 32, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
 ]
 SLOW = [
     case for case in CASES[3:] if case[0] not in ("dense()", "block(1024)", "merged(strided(10))", "merged(strided(96))")
@@ -131,7 +141,7 @@ def test_kernels_compile(case, compiler):
 SHARED = [  # As CASES, then heads of keys, and documents
     ("local(128)", 1, 6, 1000, 64, 64, WALK * 3, ["walk_backward"] * 3, 2, []),
     ("local(128)", 1, 2, 2000, 64, 64, WALK, ["walk_backward"], 2, [500] * 4),
-    ("merged(strided(10))", 1, 4, 2000, 64, 64, [*WALK, *LANES] * 2, ["walk_backward", "lane_backward"] * 2, 2, [1000] * 2),
+    ("merged(strided(10))", 1, 4, 2000, 64, 64, [*LANES, *WALK] * 2, ["walk_backward", "lane_backward"] * 2, 2, [1000] * 2),
     (
         "merged(strided(10))",
         1,
@@ -139,7 +149,7 @@ SHARED = [  # As CASES, then heads of keys, and documents
         2400,
         64,
         64,
-        [*WALK, *LANES] * 2,
+        [*LANES, *WALK] * 2,
         ["walk_backward", "lane_backward"] * 2,
         2,
         [1000, 700, 700],

@@ -2,7 +2,8 @@
 
 Each of two warpgroups has 64 keys of a tile and holds both gradients in registers, while one warp copies the queries that
 see these keys, with the output's gradient, into shared memory. Pairs lie keys down and queries across: weights and the
-gradients of scores then go from registers straight into the products that sum them.
+gradients of scores then go from registers straight into the products that sum them. The keys and values themselves are in
+registers, too, or in shared memory if values have two panels.
 
 A long sequence with few heads has few tiles of summary cells, and nearly all queries see the first of them. Several items
 then share the queries of a tile: each writes its part of the sums, in float32, and `backward_sum_parts` adds these in order.
@@ -17,10 +18,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from longstride.attention.kernels.hopper import tiles
+from longstride.attention.kernels.hopper import lane_tiles, tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, TILE
-from longstride.attention.kernels.primitives import cell_position
+from longstride.attention.kernels.primitives import cell_position, is_summary_cell
 
 ALIGNED = gl.constexpr(4)
 """TMA copies start at multiples of 16 bytes: four float32 of the row stats."""
@@ -134,7 +135,7 @@ def seen_by(first_key, head, length, job, work, layout: gl.constexpr, KEYS: gl.c
         if not KEYS.own:
             # Of the own block only the cells are seen: the others' queries begin past the end.
             first_cell = gl.load(work.first_cells + head)
-            first = gl.where(tiles.is_summary_cell(key, first_cell, job), first, length)
+            first = gl.where(is_summary_cell(key, job.cells, first_cell), first, length)
             all_from = length
     return Seen(first, last, all_from, all_until)
 
@@ -142,7 +143,7 @@ def seen_by(first_key, head, length, job, work, layout: gl.constexpr, KEYS: gl.c
 @gluon.jit
 def store_keys(
     total, matrix, item, place, first_cell, job, work,
-    D: gl.constexpr, KEYS: gl.constexpr, SPLIT: gl.constexpr, ACCUMULATE: gl.constexpr,
+    D: gl.constexpr, KEYS: gl.constexpr, SPLIT: gl.constexpr, ACCUMULATE: gl.constexpr, PANEL: gl.constexpr = 0,
 ):  # fmt: skip
     """Writes a gradient of the ROWS keys at a place. SPLIT: the item's part, beside the other parts."""
     batch, head, first_key, lane, length = place
@@ -156,7 +157,7 @@ def store_keys(
     else:
         valid = key < length
         position = lane * job.lane_stride + key * job.index_stride
-    tiles.store_gradient(total, matrix, batch, head, position, valid, D, ACCUMULATE)
+    tiles.store_gradient(total, matrix, batch, head, position, valid, D, ACCUMULATE, PANEL)
 
 
 @gluon.jit
@@ -189,33 +190,38 @@ def compute_dkv(
         first_key += half * ROWS
         seen = seen_by(first_key, head, length, job, work, pair_layout, KEYS)
         dk_sum = gl.zeros([ROWS, WIDTH_QK], gl.float32, dk_layout)
-        dv_sum = gl.zeros([ROWS, WIDTH_V], gl.float32, dv_layout)
-        key = keys.wait_full(turn).slice(half * ROWS, ROWS).load(key_layout)
-        value = values.tile(turn).slice(half * ROWS, ROWS).load(key_layout)
-        keys.release(turn)
+        dv_sum = lane_tiles.empty_sums(KEYS.panels, WIDTH_V, dv_layout)
+        key = keys.wait_full(turn).slice(half * ROWS, ROWS)
+        value = lane_tiles.rows_of(values.tile_panels(turn), half * ROWS)
+        if KEYS.panels == 1:
+            key, value = key.load(key_layout), lane_tiles.load_panels(value, key_layout)
+            keys.release(turn)
         query = queries.wait_full(count)
         scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        d_weights = warpgroup_mma(value, d_outputs.tile(count).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=(scores,))
+        d_weights = lane_tiles.multiply_panels(value, d_outputs.tile_panels(count), zeros)
+        scores = warpgroup_mma_wait(KEYS.panels, deps=(scores,))
         weights = weigh_seen(scores, stats.tile(count), first, seen, scale)
         d_weights = warpgroup_mma_wait(0, deps=(d_weights,))
         weights, d_scores = as_operands(weights, d_weights, stats.tile(count), dtype, dv_layout, dk_layout)
         for start in range(first + ROWS, end, ROWS):
             query = queries.wait_full(count + 1)
             scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
-            dv_sum = warpgroup_mma(weights, d_outputs.tile(count), dv_sum, is_async=True)
+            dv_sum = lane_tiles.add_products(weights, d_outputs.tile_panels(count), dv_sum, True)
             dk_sum = warpgroup_mma(d_scores, queries.tile(count), dk_sum, is_async=True)
-            d_output = d_outputs.tile(count + 1)
-            d_weights = warpgroup_mma(value, d_output.permute((1, 0)), zeros, use_acc=False, is_async=True)
-            scores = warpgroup_mma_wait(3, deps=(scores,))
+            d_weights = lane_tiles.multiply_panels(value, d_outputs.tile_panels(count + 1), zeros)
+            scores = warpgroup_mma_wait(1 + 2 * KEYS.panels, deps=(scores,))
             next_weights = weigh_seen(scores, stats.tile(count + 1), start, seen, scale)
-            dv_sum, dk_sum, d_weights = warpgroup_mma_wait(0, deps=(dv_sum, dk_sum, d_weights))
+            done = warpgroup_mma_wait(0, deps=(dk_sum, d_weights) + dv_sum)
+            dk_sum, d_weights, dv_sum = done[0], done[1], done[2:]
             queries.release(count)
             count += 1
             weights, d_scores = as_operands(next_weights, d_weights, stats.tile(count), dtype, dv_layout, dk_layout)
-        dv_sum = warpgroup_mma(weights, d_outputs.tile(count), dv_sum, is_async=True)
+        dv_sum = lane_tiles.add_products(weights, d_outputs.tile_panels(count), dv_sum, True)
         dk_sum = warpgroup_mma(d_scores, queries.tile(count), dk_sum, is_async=True)
-        dv_sum, dk_sum = warpgroup_mma_wait(0, deps=(dv_sum, dk_sum))
+        done = warpgroup_mma_wait(0, deps=(dk_sum,) + dv_sum)
+        dk_sum, dv_sum = done[0], done[1:]
+        if KEYS.panels > 1:
+            keys.release(turn)
         queries.release(count)
         count += 1
 
@@ -225,7 +231,8 @@ def compute_dkv(
         dk_sum *= softmax_scale
         place = batch, head, first_key, lane, length
         store_keys(dk_sum, dk, item, place, first_cell, job, work, D_QK, KEYS, SPLIT, ACCUMULATE)
-        store_keys(dv_sum, dv, item, place, first_cell, job, work, D_V, KEYS, SPLIT, ACCUMULATE)
+        for panel in gl.static_range(KEYS.panels):
+            store_keys(dv_sum[panel], dv, item, place, first_cell, job, work, D_V, KEYS, SPLIT, ACCUMULATE, panel)
 
 
 @gluon.jit
@@ -239,9 +246,9 @@ def hopper_dkv(
     """
     dtype: gl.constexpr = q.dtype
     keys = make_ring(dtype, 2, TILE, k.block_type.shape[4], 2)
-    values = beside(keys, dtype, TILE, v.block_type.shape[4])
+    values = beside(keys, dtype, TILE, v.block_type.shape[4], KEYS.panels)
     queries = make_ring(dtype, STAGES, ROWS, q.block_type.shape[4], 2)
-    d_outputs = beside(queries, dtype, ROWS, d_output.block_type.shape[4])
+    d_outputs = beside(queries, dtype, ROWS, d_output.block_type.shape[4], KEYS.panels)
     stats = beside(queries, gl.float32, 2, ROWS)
     rings = keys, values, queries, d_outputs, stats
     scales = scale, softmax_scale

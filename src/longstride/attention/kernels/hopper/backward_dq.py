@@ -13,18 +13,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from longstride.attention.kernels.hopper import tiles
+from longstride.attention.kernels.hopper import lane_tiles, tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, TILE
-
-STAGES = gl.constexpr(3)
 
 
 class WarpgroupQueries(NamedTuple):
     """What a warpgroup keeps of its 64 queries."""
 
     q: Any
-    d_output: Any
+    d_output: Any  # for each panel
     lse: Any
     delta: Any
     sight: Any
@@ -53,15 +51,14 @@ def copy_for_dq(sources, rings, job, work, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def begin_pairs(queries, key, value, offset: gl.constexpr):
+def begin_pairs(queries, keys, values, turn, offset: gl.constexpr):
     """Starts the products for the scores of half a tile's pairs, and for the gradients of their weights."""
     layout: gl.constexpr = queries.q.type.layout.parent
     zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
-    key = key.slice(offset, ROWS).permute((1, 0))
-    value = value.slice(offset, ROWS).permute((1, 0))
+    key = keys.tile(turn).slice(offset, ROWS).permute((1, 0))
     scores = warpgroup_mma(queries.q, key, zeros, use_acc=False, is_async=True)
-    d_weights = warpgroup_mma(queries.d_output, value, zeros, use_acc=False, is_async=True)
-    return scores, d_weights
+    value = lane_tiles.rows_of(values.tile_panels(turn), offset)
+    return scores, lane_tiles.multiply_panels(queries.d_output, value, zeros)
 
 
 @gluon.jit
@@ -78,18 +75,22 @@ def score_gradients(
 
 @gluon.jit
 def add_half_pairs(
-    pairs, dq_sum, queries, key, offset: gl.constexpr, next_key, next_value, start, is_cell, job, scale,
+    pairs, dq_sum, queries, keys, values, turn, offset: gl.constexpr, start, is_cell, job, scale,
     KEYS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Adds half a tile's pairs, whose products are there. Returns those of the other half, of this tile or the next one,
     which run meanwhile.
     """
     sum_layout: gl.constexpr = dq_sum.type.layout
-    next_pairs = begin_pairs(queries, next_key, next_value, ROWS - offset)
+    if offset > 0:
+        keys.wait_full(turn + 1)
+        next_pairs = begin_pairs(queries, keys, values, turn + 1, 0)
+    else:
+        next_pairs = begin_pairs(queries, keys, values, turn, ROWS)
     d_scores = score_gradients(
         pairs, queries, start + offset, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, MASKED
     )  # fmt: skip
-    dq_sum = warpgroup_mma(d_scores, key.slice(offset, ROWS), dq_sum, is_async=True)
+    dq_sum = warpgroup_mma(d_scores, keys.tile(turn).slice(offset, ROWS), dq_sum, is_async=True)
     next_pairs = warpgroup_mma_wait(1, deps=next_pairs)
     return next_pairs, warpgroup_mma_wait(0, deps=(dq_sum,))
 
@@ -122,37 +123,33 @@ def compute_dq(
 
         dq_sum = gl.zeros([ROWS, WIDTH_QK], gl.float32, sum_layout)
         query = queries.wait_full(turn).slice(half * ROWS, ROWS).load(query_layout)
-        d_output = d_outputs.tile(turn).slice(half * ROWS, ROWS).load(query_layout)
+        d_output = lane_tiles.load_panels(lane_tiles.rows_of(d_outputs.tile_panels(turn), half * ROWS), query_layout)
         queries.release(turn)
         own = WarpgroupQueries(query, d_output, lse, delta, tiles.Sight(first_row, lane * job.cells, first_cell))
-        pairs = warpgroup_mma_wait(0, deps=begin_pairs(own, keys.wait_full(count), values.tile(count), 0))
+        keys.wait_full(count)
+        pairs = warpgroup_mma_wait(0, deps=begin_pairs(own, keys, values, count, 0))
         total = cell_tiles + window
         # Of cells alone, none but the last tile has any that are masked.
         for tile in range(total - 1):
             start = tiles.first_key(tile, cell_tiles, first_tile)
-            key = keys.tile(count)
-            pairs, dq_sum = add_half_pairs(
-                pairs, dq_sum, own, key, 0, key, values.tile(count), start, tile < cell_tiles, job, scale, KEYS, KEYS.window
-            )  # fmt: skip
-            pairs, dq_sum = add_half_pairs(
-                pairs, dq_sum, own, key, ROWS, keys.wait_full(count + 1), values.tile(count + 1), start, tile < cell_tiles,
-                job, scale, KEYS, KEYS.window,
-            )  # fmt: skip
+            for offset in gl.static_range(0, TILE, ROWS):
+                pairs, dq_sum = add_half_pairs(
+                    pairs, dq_sum, own, keys, values, count, offset, start, tile < cell_tiles, job, scale, KEYS, KEYS.window
+                )  # fmt: skip
             keys.release(count)
             count += 1
         start = tiles.first_key(total - 1, cell_tiles, first_tile)
         is_cell = total <= cell_tiles
-        key = keys.tile(count)
         # The second half of a window's last tile comes after all queries of the first warpgroup.
         LAST: gl.constexpr = ROWS * (1 - (half == 0 and KEYS.window))
         if LAST > 0:
             pairs, dq_sum = add_half_pairs(
-                pairs, dq_sum, own, key, 0, key, values.tile(count), start, is_cell, job, scale, KEYS, True
+                pairs, dq_sum, own, keys, values, count, 0, start, is_cell, job, scale, KEYS, True
             )  # fmt: skip
         d_scores = score_gradients(
             pairs, own, start + LAST, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, True
         )  # fmt: skip
-        dq_sum = warpgroup_mma(d_scores, key.slice(LAST, ROWS), dq_sum, is_async=True)
+        dq_sum = warpgroup_mma(d_scores, keys.tile(count).slice(LAST, ROWS), dq_sum, is_async=True)
         dq_sum = warpgroup_mma_wait(0, deps=(dq_sum,))
         keys.release(count)
         count += 1
@@ -171,9 +168,9 @@ def hopper_dq(
     """q to v_cells: tensor descriptors. ACCUMULATE: adds to the dq of an earlier pass."""
     dtype: gl.constexpr = q.dtype
     queries = make_ring(dtype, 2, TILE, q.block_type.shape[4], 2)
-    d_outputs = beside(queries, dtype, TILE, d_output.block_type.shape[4])
-    keys = make_ring(dtype, STAGES, TILE, k.block_type.shape[4], 2)
-    values = beside(keys, dtype, TILE, v.block_type.shape[4])
+    d_outputs = beside(queries, dtype, TILE, d_output.block_type.shape[4], KEYS.panels)
+    keys = make_ring(dtype, 3 if KEYS.panels == 1 else 2, TILE, k.block_type.shape[4], 2)
+    values = beside(keys, dtype, TILE, v.block_type.shape[4], KEYS.panels)
     rings = queries, d_outputs, keys, values
     scales = scale, softmax_scale
     fence_async_shared()

@@ -25,11 +25,11 @@ TILE = 128
 ROWS = 64
 """Queries of a warpgroup. Walks, lanes and chunks pass over keys by so many, too."""
 WIDEST = 64
-"""The widest head whose accumulators fit into the registers of a warpgroup."""
+"""The widest head in one panel, whose accumulators fit into the registers of a warpgroup."""
 WIDTHS = (32, 64)
 """Head dimensions of walks, lanes and chunks."""
 WIDE = (64, 128)
-"""d_qk and d_v of walks and lanes with wider values, which lie in panels of d_qk columns."""
+"""d_qk and d_v of heads with wider values, which lie in panels of d_qk columns: all but windows in tiles take them."""
 SHORT_LANE = 16
 """The most rows of lanes that the general kernels compute, several in a tile. Here each would take a tile of 64."""
 LONGEST_LANE = 256
@@ -37,6 +37,8 @@ LONGEST_LANE = 256
 LONGEST_WIDE_LANE = 128
 LARGEST_LANE = 64 * 128
 """The most rows times d_qk of a lane, backward: five such tiles share the memory of a program."""
+LANES_FIRST = True
+"""Forward, Column's lanes before Local's walk, which copies the output of an earlier pass in sooner than they could."""
 LONGEST_CHUNKS = 2048
 """The most rows of a lane in chunks. One lane of 4,096 takes 7 % less time in tiles, whose items share keys."""
 
@@ -58,17 +60,19 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
         return None
     if job.lanes > 1 and job.limit <= SHORT_LANE:
         return None
+    whole_past = job.far >= job.limit - 1
     if not pass_.summary and job.own:
-        if _in_panels(d_qk, d_v) and job.lanes == 1 and job.far <= TILE and job.near == 0 and not accumulate:
+        is_walk = job.lanes == 1 and job.far <= TILE and job.near == 0
+        if is_walk and _in_panels(d_qk, d_v) and not (backward and accumulate):
             return "walk"
-        whole_past = job.far >= job.limit - 1
         if whole_past and _whole_lanes(job, backward, d_qk, d_v):
             return "lanes"
         in_chunks = whole_past and job.near == 0 and job.lanes > 1 and job.limit <= LONGEST_CHUNKS
         if in_chunks and not (backward or accumulate) and d_qk == d_v and d_qk in WIDTHS:
             return "chunks"
     stats_fit = not backward or own_blocks_apart(pass_, d_qk, d_v) or _stats_fit_tma(job)
-    if max(d_qk, d_v) <= WIDEST and _in_tiles(job, pass_.summary, n) and stats_fit:
+    in_registers = max(d_qk, d_v) <= WIDEST or (whole_past and (d_qk, d_v) == WIDE)
+    if in_registers and _in_tiles(job, pass_.summary, n) and stats_fit:
         return "tiles"
     return None
 

@@ -87,7 +87,8 @@ def value_panels(matrices: Sequence[Tensor]) -> int:
 
 
 def walk_launch(
-    kernel: Any, matrices: Sequence[Any], lse: Tensor, reach: int, settings: Callable[..., LaneSetting], *scales: float
+    kernel: Any, setting: LaneSetting, matrices: Sequence[Any], lse: Tensor, reach: int, scales: Sequence[float],
+    **flags: bool,
 ) -> Launch:  # fmt: skip
     """The launch of a walk for Local(reach), whose programs share the positions of all heads. TMA copies those of `matrices`
     that are tensors, others are arguments as they are.
@@ -97,7 +98,6 @@ def walk_launch(
     """
     batch, heads, n, d = matrices[0].shape
     panels = value_panels(matrices)
-    setting = settings(d, panels)
     assert reach <= 2 * choice.ROWS
     assert lse.is_contiguous()
     whole = Lanes(0, 1, n, n, 1)
@@ -109,7 +109,7 @@ def walk_launch(
     programs = processors(lse.device) * setting.per_processor
     if heads_side_by_side(matrices[0]) and programs > batch * heads:
         programs -= programs % (batch * heads)
-    constants = {"WALK": walk, "num_warps": 4, "maxnreg": setting.registers}
+    constants = {"WALK": walk, **flags, "num_warps": 4, "maxnreg": setting.registers}
     return Launch(kernel, min(programs, work.positions), arguments, constants)
 
 

@@ -46,17 +46,6 @@ def fetch_item(
 
 
 @gluon.jit
-def scale_rows(sums, factors):
-    """Each panel of the sums, its rows multiplied by their factors."""
-    layout: gl.constexpr = sums[0].type.layout
-    factors = gl.convert_layout(factors, gl.SliceLayout(1, layout))[:, None]
-    result = ()
-    for panel in gl.static_range(len(sums)):
-        result = result + (sums[panel] * factors,)
-    return result
-
-
-@gluon.jit
 def take_keys(
     state, tiles, scale, zero, ROW: gl.constexpr, START: gl.constexpr, FIRST: gl.constexpr, TILES: gl.constexpr
 ):  # fmt: skip
@@ -88,7 +77,7 @@ def take_keys(
     weights = gl.exp2(scores * scale - finite[:, None])
     if not FIRST:
         shrink = gl.exp2(running_max - finite)
-        sums = scale_rows(sums, shrink)
+        sums = lane_tiles.scale_rows(sums, shrink)
     sums = lane_tiles.add_products(weights, lane_tiles.rows_of(v_tile, START), sums, not FIRST)
     if TWO:
         more = gl.exp2(others * scale - finite[:, None])
@@ -165,7 +154,7 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
             weight = gl.where(nothing, 1.0, weight)
             if not ACCUMULATE:
                 tma.store_wait((TILES.staged - 1) * TILES.panels)
-            sums = scale_rows(sums, 1.0 / weight)
+            sums = lane_tiles.scale_rows(sums, 1.0 / weight)
             for panel in gl.static_range(TILES.panels):
                 staged[panel].store(sums[panel].to(dtype))
             fence_async_shared()

@@ -48,9 +48,11 @@ def lane_backward_settings(d: int, panels: int, rows: int, accumulate: bool) -> 
     return LaneSetting(3, staged=staged, registers=168)
 
 
-def walk_forward_settings(d: int, panels: int) -> LaneSetting:
+def walk_forward_settings(d: int, panels: int, accumulate: bool) -> LaneSetting:
     if panels > 1:
-        return LaneSetting(1, 4)
+        return LaneSetting(1, 3 if accumulate else 4)
+    if accumulate and d > 32:
+        return LaneSetting(2, 2)
     return LaneSetting(3, 3, registers=168) if d <= 32 else LaneSetting(2, 3)
 
 

@@ -1,7 +1,7 @@
 """What the kernels for lanes and walks share: where an item lies, tiles in panels, copies by TMA, and products.
 
 Values may be wider than queries and keys. They lie in shared memory in panels, each as wide as a query, and so do the output
-and its gradient. Everything about them is a tuple, with one entry for each panel.
+and its gradient. Everything about them is a tuple, with one entry for each panel. The kernels for tiles share that part.
 """
 
 # mypy: ignore-errors
@@ -103,12 +103,32 @@ def add_products(left, panels, sums, use_acc):
 
 
 @gluon.jit
+def multiply_panels(left, right, zeros):
+    """Starts the product of two tensors in panels, the second one transposed."""
+    result = zeros
+    for panel in gl.static_range(len(left)):
+        result = warpgroup_mma(left[panel], right[panel].permute((1, 0)), result, use_acc=panel > 0, is_async=True)
+    return result
+
+
+@gluon.jit
 def wait_for(sums):
     """The sums, once their products are complete, and all that were started before them."""
     if len(sums) == 1:
         return (warpgroup_mma_wait(0, deps=sums),)
     else:
         return warpgroup_mma_wait(0, deps=sums)
+
+
+@gluon.jit
+def scale_rows(sums, factors):
+    """Each panel of the sums, its rows multiplied by their factors."""
+    layout: gl.constexpr = sums[0].type.layout
+    factors = gl.convert_layout(factors, gl.SliceLayout(1, layout))[:, None]
+    result = ()
+    for panel in gl.static_range(len(sums)):
+        result = result + (sums[panel] * factors,)
+    return result
 
 
 @gluon.jit

@@ -12,14 +12,15 @@ from torch import Tensor
 from longstride.attention.kernels.arguments import compiled, matrix, row_shape, row_sizes
 from longstride.attention.kernels.backward import backward_row_stats, backward_sum_parts
 from longstride.attention.kernels.call import Backward, Forward
+from longstride.attention.kernels.hopper import choice
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
-from longstride.attention.kernels.hopper.choice import ROWS, TILE, Kind, choose, fits_tma, own_blocks_apart
+from longstride.attention.kernels.hopper.choice import ROWS, TILE, WIDEST, Kind, choose, fits_tma, own_blocks_apart
 from longstride.attention.kernels.hopper.chunk_forward import launch_chunk_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
 from longstride.attention.kernels.hopper.lane_descriptors import lane_descriptor
 from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
-from longstride.attention.kernels.hopper.past_forward import GROUPS, past_forward
+from longstride.attention.kernels.hopper.past_forward import GROUPS_OF, past_forward
 from longstride.attention.kernels.hopper.tiles import KeyKinds, RowStats, Work
 from longstride.attention.kernels.hopper.walk_backward import launch_walk_backward
 from longstride.attention.kernels.hopper.walk_forward import launch_walk_forward
@@ -37,12 +38,18 @@ LEAST_QUERIES = 2048
 """Queries of a tile of cells that are worth an item of their own: two more launches take as long as about a thousand."""
 
 
+def order(call: Forward | Backward, passes: list[Pass]) -> list[Pass]:
+    kinds = [_kind(call, pass_, index > 0) for index, pass_ in enumerate(passes)]
+    lanes_first = choice.LANES_FIRST and isinstance(call, Forward) and kinds == ["walk", "lanes"]
+    return passes[::-1] if lanes_first else passes
+
+
 def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None:
     kind, job, n = _kind(call, pass_, accumulate), pass_.jobs[0], call.q.shape[2]
     if kind is None:
         return None
     if kind == "walk":
-        return [launch_walk_forward(call, job.far)]
+        return [launch_walk_forward(call, job.far, accumulate)]
     if kind == "lanes":
         return [launch_lane_forward(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
     if kind == "chunks":
@@ -85,12 +92,13 @@ def _tiles(call: Forward, pass_: Pass, accumulate: bool) -> Launch:
     """One tile of keys after the other: of a window, or of the lane's whole past and of summary cells."""
     job, (q, k, v, output, lse) = pass_.jobs[0], call.tensors
     past = job.far >= job.limit - 1
-    kernel, rows, groups = (past_forward, ROWS, GROUPS.value) if past else (window_forward, TILE, 1)
+    kernel, rows = (past_forward, ROWS) if past else (window_forward, TILE)
+    groups = {"GROUPS": GROUPS_OF[_panels(v)]} if past else {}
     tiles = -(-job.limit // rows)
-    work = _work(call, pass_, -(-tiles * job.lanes // groups), tiles)
+    work = _work(call, pass_, -(-tiles * job.lanes // groups.get("GROUPS", 1)), tiles)
     keys = _key_descriptors(k, v, pass_)[: 4 if past else 2]
     arguments = _lanes(q, job.index_stride, ROWS), *keys, matrix(output), lse, job, work, call.scale
-    constants = {"D_V": v.shape[3], "KEYS": _keys(job, pass_.summary), "ACCUMULATE": accumulate, "num_warps": 4}
+    constants = {"D_V": v.shape[3], "KEYS": _keys(v, job, pass_.summary), "ACCUMULATE": accumulate, "num_warps": 4, **groups}
     return Launch(kernel, min(work.items, processors(q.device)), arguments, constants)
 
 
@@ -102,7 +110,8 @@ def _dq(call: Backward, row_stats: Tensor, pass_: Pass, window: bool, accumulate
         *(_lanes(x, job.index_stride, TILE) for x in (q, call.d_output)), *_key_descriptors(call.k, call.v, pass_),
         RowStats(row_stats, row_stats.shape[2]), matrix(call.dq), job, work, *call.scales,
     )  # fmt: skip
-    constants = {"D_QK": q.shape[3], "KEYS": _keys(job, pass_.summary, window), "ACCUMULATE": accumulate, "num_warps": 4}
+    keys = _keys(call.v, job, pass_.summary, window)
+    constants = {"D_QK": q.shape[3], "KEYS": keys, "ACCUMULATE": accumulate, "num_warps": 4}
     return Launch(hopper_dq, min(work.items, processors(q.device)), arguments, constants)
 
 
@@ -129,7 +138,7 @@ def _dkv(call: Backward, row_stats: Tensor, pass_: Pass, cells: bool, accumulate
         Descriptor(row_stats, 0, stats_shape, row_stats.stride(), (1, 2, ROWS)), *results, job, work, *call.scales,
     )  # fmt: skip
     constants = {
-        "D_QK": d_qk, "D_V": call.v.shape[3], "KEYS": _keys(job, cells), "SPLIT": splits > 1,
+        "D_QK": d_qk, "D_V": call.v.shape[3], "KEYS": _keys(call.v, job, cells), "SPLIT": splits > 1,
         "ACCUMULATE": accumulate and splits == 1, "num_warps": 4,
     }  # fmt: skip
     return [Launch(hopper_dkv, min(work.items, processors(call.q.device)), arguments, constants), *sums]
@@ -182,8 +191,12 @@ def _work(call: Forward | Backward, pass_: Pass, items: int, tiles: int, splits:
     )  # fmt: skip
 
 
-def _keys(job: Job, cells: bool, window: bool = True) -> KeyKinds:
-    return compiled(KeyKinds, cells=job.cells if cells else 0, own=bool(job.own), window=window)
+def _keys(v: Tensor, job: Job, cells: bool, window: bool = True) -> KeyKinds:
+    return compiled(KeyKinds, cells=job.cells if cells else 0, own=bool(job.own), window=window, panels=_panels(v))
+
+
+def _panels(v: Tensor) -> int:
+    return -(-v.shape[3] // WIDEST)
 
 
 @lru_cache(maxsize=256)
@@ -199,12 +212,17 @@ def _key_descriptors(k: Tensor, v: Tensor, pass_: Pass) -> list[Descriptor]:
 
 
 def _lanes(x: Tensor, step: int, rows: int) -> Descriptor:
-    return lane_descriptor(x, _whole_blocks(x, step), (rows, 1, padded(x.shape[3])))
+    return lane_descriptor(x, _whole_blocks(x, step), (rows, 1, _columns(x)))
 
 
 def _cells(x: Tensor, job: Job) -> Descriptor:
     together = max(1, TILE // job.cells)
-    return lane_descriptor(x, _whole_blocks(x, job.block), (together, TILE // together, padded(x.shape[3])))
+    return lane_descriptor(x, _whole_blocks(x, job.block), (together, TILE // together, _columns(x)))
+
+
+def _columns(x: Tensor) -> int:
+    """Of a tile, or of a panel of it."""
+    return min(padded(x.shape[3]), WIDEST)
 
 
 def _whole_blocks(x: Tensor, length: int) -> Lanes:

@@ -46,9 +46,7 @@ def add_pairs(
     for part in gl.static_range(ROWS // PART):
         query, d_output = queries.q.slice(part * PART, PART), lane_tiles.rows_of(queries.d_output, part * PART, PART)
         scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        d_weights = warpgroup_mma(value[0], d_output[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
-        for panel in gl.static_range(1, len(value)):
-            d_weights = warpgroup_mma(value[panel], d_output[panel].permute((1, 0)), d_weights, is_async=True)
+        d_weights = lane_tiles.multiply_panels(value, d_output, zeros)
         scores, d_weights = warpgroup_mma_wait(0, deps=(scores, d_weights))
         lse = queries.lse.slice(part * PART, PART).load(gl.SliceLayout(0, layout))
         weights = gl.exp2(scores * scale - lse[None, :])

@@ -1,9 +1,10 @@
 """past_forward: all of the own lane so far, and summary cells of the lanes before it, one pattern in all heads.
 
 Each of three warpgroups has 64 queries of the same lane or of the next one: they see nearly the same keys, which one warp
-copies into shared memory for all of them. One TMA copy takes the cells of several lanes. A tile of 128 keys is computed as
-two halves: the product of one half runs while the softmax of the other is taken. Tiles that are seen whole have a loop of
-their own, without masks. Programs are persistent: the next queries and keys are copied while results are written.
+copies into shared memory for all of them. If values have two panels there are two warpgroups, each with more registers. One
+TMA copy takes the cells of several lanes. A tile of 128 keys is computed as two halves: the product of one half runs while
+the softmax of the other is taken. Tiles that are seen whole have a loop of their own, without masks. Programs are
+persistent: the next queries and keys are copied while results are written.
 """
 
 # mypy: ignore-errors
@@ -13,16 +14,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from longstride.attention.kernels.hopper import tiles
+from longstride.attention.kernels.hopper import lane_tiles, tiles
 from longstride.attention.kernels.hopper.ring import beside, fill_both, item_of_round, make_ring, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, TILE
+from longstride.attention.kernels.primitives import is_summary_cell
 
-GROUPS = gl.constexpr(3)
-STAGES = gl.constexpr(4)
+GROUPS_OF = {1: 3, 2: 2}
+"""Warpgroups that compute, by the panels of a value."""
 
 
 @gluon.jit
-def locate_unit(item, work):
+def locate_unit(item, work, GROUPS: gl.constexpr):
     """batch, head and the first of the item's units. Items with most work come first."""
     head = item % work.all_heads
     place = (work.all_tiles + GROUPS - 1) // GROUPS - 1 - item // work.all_heads
@@ -30,29 +32,31 @@ def locate_unit(item, work):
 
 
 @gluon.jit
-def last_lane(unit, work):
+def last_lane(unit, work, GROUPS: gl.constexpr):
     """The lane of an item's last unit; the last item may have fewer units than others."""
     return gl.minimum(unit + GROUPS - 1, work.all_tiles - 1) // work.tiles
 
 
 @gluon.jit
-def own_tiles(lane, unit, job, work):
+def own_tiles(lane, unit, job, work, GROUPS: gl.constexpr):
     """How many tiles of a lane's own keys the item's queries see, at least one."""
     end = gl.minimum(gl.minimum(unit + GROUPS, work.all_tiles) - lane * work.tiles, work.tiles)
     return (end * ROWS - 1 - job.near) // TILE + 1
 
 
 @gluon.jit
-def copy_past(q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS: gl.constexpr):
+def copy_past(sources, rings, job, work, KEYS: gl.constexpr, GROUPS: gl.constexpr):
     """The producer warp."""
+    q, k, v, k_cells, v_cells = sources
+    queries, keys, values = rings
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, unit = locate_unit(item_of_round(turn), work)
+        batch, head, unit = locate_unit(item_of_round(turn), work, GROUPS)
         for group in gl.static_range(GROUPS):
             mine = gl.minimum(unit + group, work.all_tiles - 1)
             place = tiles.lane_coordinates(batch, head, mine // work.tiles, mine % work.tiles * ROWS, work)
             queries.fill(GROUPS * turn + group, q, place)
-        last = last_lane(unit, work)
+        last = last_lane(unit, work, GROUPS)
         if KEYS.cells > 0:
             first_cell = gl.load(work.first_cells + head)
             for tile in range(tiles.cell_tiles(last, job)):
@@ -60,7 +64,7 @@ def copy_past(q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS:
                 fill_both(keys, values, count, k_cells, v_cells, place)
                 count += 1
         for lane in range(unit // work.tiles, last + 1):
-            for tile in range(own_tiles(lane, unit, job, work)):
+            for tile in range(own_tiles(lane, unit, job, work, GROUPS)):
                 fill_both(keys, values, count, k, v, tiles.lane_coordinates(batch, head, lane, tile * TILE, work))
                 count += 1
 
@@ -75,32 +79,26 @@ def skip(keys, begin, end):
 
 @gluon.jit
 def half_tile(ring, turn, half):
-    STAGES: gl.constexpr = ring.tiles.shape[0]
+    """Half of a tile, in panels."""
     WIDTH: gl.constexpr = ring.tiles.shape[2]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], ring.tiles.dtype)
-    halves = ring.tiles._reinterpret(ring.tiles.dtype, [2 * STAGES, ROWS, WIDTH], layout)
-    return halves.index(turn % STAGES * 2 + half)
+    halves = ring.tiles._reinterpret(ring.tiles.dtype, [2 * ring.tiles.shape[0], ROWS, WIDTH], layout)
+    result = ()
+    for panel in gl.static_range(ring.panels):
+        result = result + (halves.index((turn % ring.stages * ring.panels + panel) * 2 + half),)
+    return result
 
 
 @gluon.jit
 def score_half(query, keys, turn, half):
     layout: gl.constexpr = tiles.mma_layout(ROWS)
     zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
-    return warpgroup_mma(query, half_tile(keys, turn, half).permute((1, 0)), zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def by_sums(of_rows, sums):
-    layout: gl.constexpr = sums.type.layout
-    return gl.convert_layout(of_rows, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
+    return warpgroup_mma(query, half_tile(keys, turn, half)[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def add_half_values(weights, shrink, sums, values, turn, half):
-    sum_layout: gl.constexpr = sums.type.layout
-    layout: gl.constexpr = tiles.operand_layout(sum_layout)
-    operand = gl.convert_layout(weights.to(values.tiles.dtype), layout)
-    return warpgroup_mma(operand, half_tile(values, turn, half), sums * by_sums(shrink, sums), is_async=True)
+    return lane_tiles.add_products(weights, half_tile(values, turn, half), lane_tiles.scale_rows(sums, shrink), True)
 
 
 @gluon.jit
@@ -113,11 +111,11 @@ def take_tile(state, query, keys, values, turn, scale):
     scores = warpgroup_mma_wait(1, deps=(left,))
     weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
     adding = add_half_values(weights, shrink, sums, values, turn, 0)
-    scores = warpgroup_mma_wait(1, deps=(right,))
+    scores = warpgroup_mma_wait(values.panels, deps=(right,))
     weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
-    sums = warpgroup_mma_wait(0, deps=(adding,))
+    sums = lane_tiles.wait_for(adding)
     adding = add_half_values(weights, shrink, sums, values, turn, 1)
-    sums = warpgroup_mma_wait(0, deps=(adding,))
+    sums = lane_tiles.wait_for(adding)
     keys.release(turn)
     return running_max, weight, sums
 
@@ -131,7 +129,7 @@ def mask_half(scores, start, is_cell, sight, job, KEYS: gl.constexpr):
     last = gl.where(is_cell, sight.before - 1, row - job.near)
     seen = column[None, :] <= last[:, None]
     if not KEYS.own:
-        seen = seen & (is_cell | tiles.is_summary_cell(column, sight.first_cell, job))[None, :]
+        seen = seen & (is_cell | is_summary_cell(column, job.cells, sight.first_cell))[None, :]
     return gl.where(seen, scores, float("-inf"))
 
 
@@ -146,31 +144,32 @@ def take_half(
     scores = warpgroup_mma_wait(0, deps=(score_half(query, keys, turn, half % 2),))
     scores = mask_half(scores, half * ROWS, is_cell, sight, job, KEYS)
     weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
-    sums = warpgroup_mma_wait(0, deps=(add_half_values(weights, shrink, sums, values, turn, half % 2),))
+    sums = lane_tiles.wait_for(add_half_values(weights, shrink, sums, values, turn, half % 2))
     mbarrier.arrive(keys.empty.index(turn % keys.stages), count=1, pred=is_last)
     return running_max, weight, sums
 
 
 @gluon.jit
 def compute_past(
-    group: gl.constexpr, queries, keys, values, output, lse, job, work, scale,
-    D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
+    group: gl.constexpr, rings, output, lse, job, work, scale,
+    D_V: gl.constexpr, KEYS: gl.constexpr, GROUPS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup, for its unit of an item."""
+    queries, keys, values = rings
     WIDTH_V: gl.constexpr = values.tiles.shape[2]
     layout: gl.constexpr = tiles.mma_layout(ROWS)
     count = 0
     for turn in range(rounds(work.items)):
-        batch, head, unit = locate_unit(item_of_round(turn), work)
+        batch, head, unit = locate_unit(item_of_round(turn), work, GROUPS)
         mine = gl.minimum(unit + group, work.all_tiles - 1)
         lane = mine // work.tiles
         first_row = mine % work.tiles * ROWS
-        last = last_lane(unit, work)
+        last = last_lane(unit, work, GROUPS)
         total = tiles.cell_tiles(last, job)
         own_turn = total
         for other in range(unit // work.tiles, last + 1):
             own_turn = gl.where(other == lane, total, own_turn)
-            total += own_tiles(other, unit, job, work)
+            total += own_tiles(other, unit, job, work, GROUPS)
         before = lane * job.cells
         first_cell = 0
         if not KEYS.own:
@@ -179,7 +178,7 @@ def compute_past(
         # A warpgroup past the last unit computes the last one once more, and writes nothing.
         length = gl.where(unit + group < work.all_tiles, tiles.lane_length(lane, job, work.n), 0)
         rows = tiles.place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
-        state = tiles.begin_softmax(rows, layout, D_V, WIDTH_V, ACCUMULATE)
+        state = tiles.begin_softmax(rows, layout, D_V, WIDTH_V, KEYS.panels, ACCUMULATE)
 
         query = queries.wait_full(GROUPS * turn + group).load(tiles.operand_layout(layout))
         queries.release(GROUPS * turn + group)
@@ -210,28 +209,42 @@ def compute_past(
         running_max, weight, sums = state
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
-        result = sums * by_sums(1.0 / weight, sums)
-        tiles.store_rows(result, running_max, weight, nothing, rows, D_V)
+        tiles.store_rows(lane_tiles.scale_rows(sums, 1.0 / weight), running_max, weight, nothing, rows, D_V)
 
 
 @gluon.jit
 def past_forward(
     q, k, v, k_cells, v_cells, output, lse, job, work, scale,
-    D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
+    D_V: gl.constexpr, KEYS: gl.constexpr, GROUPS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
-    """q to v_cells: tensor descriptors. The tiles in `work` are units. ACCUMULATE: as in window_forward."""
+    """q to v_cells: tensor descriptors. The tiles in `work` are units, of which GROUPS are an item.
+
+    ACCUMULATE: as in window_forward.
+    """
     dtype: gl.constexpr = q.dtype
     queries = make_ring(dtype, 2 * GROUPS, ROWS, q.block_type.shape[4], 1)
-    keys = make_ring(dtype, STAGES, TILE, k.block_type.shape[4], GROUPS)
-    values = beside(keys, dtype, TILE, v.block_type.shape[4])
+    keys = make_ring(dtype, 4 if KEYS.panels == 1 else 3, TILE, k.block_type.shape[4], GROUPS)
+    values = beside(keys, dtype, TILE, v.block_type.shape[4], KEYS.panels)
+    rings = queries, keys, values
     fence_async_shared()
-    gl.warp_specialize(
-        [
-            (compute_past, (gl.constexpr(0), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-            (compute_past, (gl.constexpr(1), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-            (compute_past, (gl.constexpr(2), queries, keys, values, output, lse, job, work, scale, D_V, KEYS, ACCUMULATE)),
-            (copy_past, (q, k, v, k_cells, v_cells, queries, keys, values, job, work, KEYS)),
-        ],
-        [4, 4, 1],  # warps of the other warpgroups and of the producer
-        [160, 160, 24],  # and their registers
-    )  # fmt: skip
+    if GROUPS == 3:
+        gl.warp_specialize(
+            [
+                (compute_past, (gl.constexpr(0), rings, output, lse, job, work, scale, D_V, KEYS, GROUPS, ACCUMULATE)),
+                (compute_past, (gl.constexpr(1), rings, output, lse, job, work, scale, D_V, KEYS, GROUPS, ACCUMULATE)),
+                (compute_past, (gl.constexpr(2), rings, output, lse, job, work, scale, D_V, KEYS, GROUPS, ACCUMULATE)),
+                (copy_past, ((q, k, v, k_cells, v_cells), rings, job, work, KEYS, GROUPS)),
+            ],
+            [4, 4, 1],  # warps of the other warpgroups and of the producer
+            [160, 160, 24],  # and their registers
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (compute_past, (gl.constexpr(0), rings, output, lse, job, work, scale, D_V, KEYS, GROUPS, ACCUMULATE)),
+                (compute_past, (gl.constexpr(1), rings, output, lse, job, work, scale, D_V, KEYS, GROUPS, ACCUMULATE)),
+                (copy_past, ((q, k, v, k_cells, v_cells), rings, job, work, KEYS, GROUPS)),
+            ],
+            [4, 1],
+            [240, 24],
+        )  # fmt: skip

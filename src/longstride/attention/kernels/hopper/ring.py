@@ -16,34 +16,46 @@ from triton.language.core import _aggregate as aggregate
 
 @aggregate
 class Ring:
-    """A ring of tiles with two mbarriers each: `full` completes by bytes, `empty` when all consumers have arrived."""
+    """A ring of tiles with two mbarriers each: `full` completes by bytes, `empty` when all consumers have arrived.
+
+    A tile of values may have several panels of columns, which lie one after the other: [stages * panels, rows, columns].
+    """
 
     tiles: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
     stages: gl.constexpr
+    panels: gl.constexpr
     bytes: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, tiles, full, empty, stages):
+    def __init__(self, tiles, full, empty, stages, panels):
         self.tiles = tiles
         self.full = full
         self.empty = empty
         self.stages = gl.constexpr(stages)
-        self.bytes = gl.constexpr(tiles.shape[1] * tiles.shape[2] * tiles.dtype.primitive_bitwidth // 8)
+        self.panels = gl.constexpr(panels)
+        self.bytes = gl.constexpr(panels * tiles.shape[1] * tiles.shape[2] * tiles.dtype.primitive_bitwidth // 8)
 
     @gluon.jit
     def wait_full(self, turn):
         mbarrier.wait(self.full.index(turn % self.stages), (turn // self.stages) & 1)
-        return self.tiles.index(turn % self.stages)
+        return self.tile(turn)
 
     @gluon.jit
     def release(self, turn):
         mbarrier.arrive(self.empty.index(turn % self.stages), count=1)
 
     @gluon.jit
-    def tile(self, turn):
-        return self.tiles.index(turn % self.stages)
+    def tile(self, turn, panel: gl.constexpr = 0):
+        return self.tiles.index(turn % self.stages * self.panels + panel)
+
+    @gluon.jit
+    def tile_panels(self, turn):
+        result = ()
+        for panel in gl.static_range(self.panels):
+            result = result + (self.tile(turn, panel),)
+        return result
 
     @gluon.jit
     def begin(self, turn, size: gl.constexpr):
@@ -54,10 +66,13 @@ class Ring:
 
     @gluon.jit
     def copy(self, turn, descriptor, coordinates):
-        """Starts the copy of a block of the descriptor, which is as large as a tile."""
-        stage = turn % self.stages
-        tile = self.tiles.index(stage)._reinterpret(self.tiles.dtype, descriptor.block_type.shape, descriptor.layout)
-        tma.async_copy_global_to_shared(descriptor, coordinates, self.full.index(stage), tile)
+        """Starts the copy of blocks of the descriptor, each as large as a panel of a tile. coordinates: of the first one."""
+        full = self.full.index(turn % self.stages)
+        for panel in gl.static_range(self.panels):
+            tile = self.tile(turn, panel)._reinterpret(self.tiles.dtype, descriptor.block_type.shape, descriptor.layout)
+            if panel > 0:
+                coordinates = coordinates[:4] + (panel * self.tiles.shape[2],)
+            tma.async_copy_global_to_shared(descriptor, coordinates, full, tile)
 
     @gluon.jit
     def fill(self, turn, descriptor, coordinates):
@@ -93,18 +108,19 @@ def make_barriers(count: gl.constexpr):
 
 @gluon.jit
 def make_ring(dtype: gl.constexpr, stages: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, consumers: gl.constexpr):
+    """Of tiles of one panel."""
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(stages):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=consumers)
-    return Ring(make_tiles(dtype, stages, rows, columns), full, empty, stages)
+    return Ring(make_tiles(dtype, stages, rows, columns), full, empty, stages, 1)
 
 
 @gluon.jit
-def beside(ring, dtype: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
+def beside(ring, dtype: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, panels: gl.constexpr = 1):
     """Further tiles, filled and emptied together with those of a ring, under its mbarriers."""
-    return Ring(make_tiles(dtype, ring.stages, rows, columns), ring.full, ring.empty, ring.stages)
+    return Ring(make_tiles(dtype, ring.stages * panels, rows, columns), ring.full, ring.empty, ring.stages, panels)
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from longstride.attention.kernels.hopper import choice
-from longstride.attention.kernels.primitives import LOWEST
+from longstride.attention.kernels.primitives import LOWEST, is_summary_cell
 
 TILE = gl.constexpr(choice.TILE)
 ROWS = gl.constexpr(choice.ROWS)
@@ -45,6 +45,7 @@ class KeyKinds(NamedTuple):
     cells: Any  # summary cells of a block that later lanes see; 0: none
     own: Any  # whether a query sees its own block, and not only its cells
     window: Any  # whether keys of the own lane count, and not only cells of earlier ones
+    panels: Any  # of a value, each as wide as a query; then d_v is a multiple of d_qk
 
 
 class WarpgroupRows(NamedTuple):
@@ -147,12 +148,6 @@ def first_key(tile, cell_tiles, first_tile):
 
 
 @gluon.jit
-def is_summary_cell(key, first_cell, job):
-    """Whether a key of the own block is one of its summary cells."""
-    return (key >= first_cell) & (key < first_cell + job.cells)
-
-
-@gluon.jit
 def mask_scores(scores, start, is_cell, sight, job, KEYS: gl.constexpr, ALWAYS: gl.constexpr):
     """-inf for pairs that do not count: cells that are not among the `before` ones, and keys outside of the window.
 
@@ -180,7 +175,7 @@ def mask_scores(scores, start, is_cell, sight, job, KEYS: gl.constexpr, ALWAYS: 
             least = gl.where(is_cell, 0, least)
         seen = (column[None, :] <= last[:, None]) & (column[None, :] >= least[:, None])
         if not KEYS.own:
-            in_cells = is_summary_cell(start + column, first_cell, job)
+            in_cells = is_summary_cell(start + column, job.cells, first_cell)
             if KEYS.cells > 0:
                 in_cells = in_cells | is_cell
             seen = seen & in_cells[None, :]
@@ -211,11 +206,14 @@ def row_pointers(head, position, valid, stride, D: gl.constexpr, WIDTH: gl.const
 
 
 @gluon.jit
-def store_gradient(total, matrix, batch, head, position, valid, D: gl.constexpr, ACCUMULATE: gl.constexpr):
-    """Writes the sums of these positions. ACCUMULATE: adds them to the gradient of an earlier pass."""
+def store_gradient(
+    total, matrix, batch, head, position, valid, D: gl.constexpr, ACCUMULATE: gl.constexpr, PANEL: gl.constexpr = 0
+):  # fmt: skip
+    """Writes the sums of these positions, or a panel of them. ACCUMULATE: adds them to the gradient of an earlier pass."""
     WIDTH: gl.constexpr = total.shape[1]
     layout: gl.constexpr = row_layout(WIDTH)
-    pointers, mask = row_pointers(head_pointer(matrix, batch, head), position, valid, matrix.row, D, WIDTH, layout)
+    head = head_pointer(matrix, batch, head) + PANEL * WIDTH
+    pointers, mask = row_pointers(head, position, valid, matrix.row, D - PANEL * WIDTH, WIDTH, layout)
     result = gl.convert_layout(total, layout)
     if ACCUMULATE:
         result += gl.load(pointers, mask=mask, other=0.0).to(gl.float32)
@@ -233,33 +231,45 @@ def place_rows(output, lse, batch, head, lane, first, length, job, work, layout:
 
 
 @gluon.jit
-def output_pointers(rows, D: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
+def output_pointers(rows, PANEL: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
     row = rows.first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    return row_pointers(rows.output, rows.start + row * rows.step, row < rows.length, rows.stride, D, WIDTH, layout)
+    head = rows.output + PANEL * WIDTH
+    return row_pointers(
+        head, rows.start + row * rows.step, row < rows.length, rows.stride, D - PANEL * WIDTH, WIDTH, layout
+    )  # fmt: skip
 
 
 @gluon.jit
-def begin_softmax(rows, layout: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, ACCUMULATE: gl.constexpr):
-    """The state before the first key, or after an earlier pass: running maximum, weight and weighted sum of values."""
+def begin_softmax(
+    rows, layout: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, PANELS: gl.constexpr, ACCUMULATE: gl.constexpr
+):  # fmt: skip
+    """The state before the first key, or after an earlier pass: running maximum, weight and weighted sums of values, one for
+    each panel.
+    """
     sum_layout: gl.constexpr = mma_layout(WIDTH)
     running_max = gl.full([ROWS], LOWEST, gl.float32, gl.SliceLayout(1, layout))
     weight = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, layout))
-    sums = gl.zeros([ROWS, WIDTH], gl.float32, sum_layout)
     if ACCUMULATE:
-        pointers, mask = output_pointers(rows, D, WIDTH, sum_layout)
         earlier = gl.load(rows.lse + rows.index * rows.step, mask=rows.index < rows.length, other=float("-inf"))
         weight = gl.where(earlier == float("-inf"), 0.0, 1.0)
         running_max = gl.where(earlier == float("-inf"), LOWEST, earlier)
-        sums = gl.load(pointers, mask=mask, other=0.0).to(gl.float32)
+    sums = ()
+    for panel in gl.static_range(PANELS):
+        if ACCUMULATE:
+            pointers, mask = output_pointers(rows, panel, D, WIDTH, sum_layout)
+            sums = sums + (gl.load(pointers, mask=mask, other=0.0).to(gl.float32),)
+        else:
+            sums = sums + (gl.zeros([ROWS, WIDTH], gl.float32, sum_layout),)
     return running_max, weight, sums
 
 
 @gluon.jit
 def store_rows(result, running_max, weight, nothing, rows, D: gl.constexpr):
-    """Writes output and lse. nothing: where a query has no key; its weight is 1 here."""
-    WIDTH: gl.constexpr = result.shape[1]
+    """Writes output, in panels, and lse. nothing: where a query has no key; its weight is 1 here."""
+    WIDTH: gl.constexpr = result[0].shape[1]
     store_layout: gl.constexpr = row_layout(WIDTH)
-    pointers, mask = output_pointers(rows, D, WIDTH, store_layout)
-    gl.store(pointers, gl.convert_layout(result.to(rows.output.dtype.element_ty), store_layout), mask=mask)
+    for panel in gl.static_range(len(result)):
+        pointers, mask = output_pointers(rows, panel, D, WIDTH, store_layout)
+        gl.store(pointers, gl.convert_layout(result[panel].to(rows.output.dtype.element_ty), store_layout), mask=mask)
     lse = gl.where(nothing, float("-inf"), running_max + gl.log2(weight))
     gl.store(rows.lse + rows.index * rows.step, lse, mask=rows.index < rows.length)

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from longstride.attention.kernels.arguments import matrix
 from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper import lane_tiles
-from longstride.attention.kernels.hopper.lane_descriptors import walk_launch
+from longstride.attention.kernels.hopper.lane_descriptors import value_panels, walk_launch
 from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
@@ -192,4 +192,5 @@ def launch_walk_backward(call: Backward, reach: int) -> Launch:
     """For Local(reach), reach <= 128."""
     q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
     matrices = q, k, v, d_output, output if v.shape[3] == q.shape[3] else matrix(output), dq, dk, dv
-    return walk_launch(walk_backward, matrices, lse, reach, walk_backward_settings, *call.scales)
+    setting = walk_backward_settings(q.shape[3], value_panels(matrices))
+    return walk_launch(walk_backward, setting, matrices, lse, reach, call.scales)

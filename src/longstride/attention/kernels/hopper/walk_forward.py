@@ -3,6 +3,9 @@
 A program walks along the sequence in tiles of 64 positions and keeps the keys and values of the last ones in shared memory.
 Each is read once, and again only where a program starts. Programs have equal parts of all heads' positions, so a part may
 run on from one head into the next. Before a head's first tile there are `back` tiles, which TMA fills with zeros.
+
+After an earlier pass, whose keys are others, the results of both are merged. Its output is copied in with the queries, to
+where the merged output is then written from.
 """
 
 # mypy: ignore-errors
@@ -20,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from longstride.attention.kernels.call import Forward
 from longstride.attention.kernels.hopper import lane_tiles
-from longstride.attention.kernels.hopper.lane_descriptors import walk_launch
+from longstride.attention.kernels.hopper.lane_descriptors import value_panels, walk_launch
 from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
 from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout
@@ -68,23 +71,35 @@ def weigh(scores, largest, tile, scale, DISTANCE: gl.constexpr):
 
 
 @gluon.jit
-def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
-    """q, k, v, output: tensor descriptors."""
+def lse_pointers(lse, batch, head, tile, work, layout: gl.constexpr):
+    """Pointers to the lse of a tile's queries, and the mask for them."""
+    row = tile * ROWS + gl.arange(0, ROWS, layout)
+    return lse + (batch * work.heads + head).to(gl.int64) * work.n + row, row < work.n
+
+
+@gluon.jit
+def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr, ACCUMULATE: gl.constexpr):
+    """q, k, v, output: tensor descriptors. ACCUMULATE: merges with the output and lse of an earlier pass."""
     dtype: gl.constexpr = q.dtype
     D: gl.constexpr = q.block_type.shape[4]
     FAR: gl.constexpr = WALK.far
     BACK: gl.constexpr = WALK.back
     AHEAD: gl.constexpr = WALK.ahead
     RING: gl.constexpr = AHEAD + BACK
+    STAGED: gl.constexpr = AHEAD + 1 if ACCUMULATE else 1
     layout: gl.constexpr = mma_layout(ROWS)
     sum_layout: gl.constexpr = mma_layout(D)
+    lse_layout: gl.constexpr = gl.SliceLayout(1, layout)
     q_tiles = make_panels(dtype, AHEAD, ROWS, D, 1)
     k_tiles = make_panels(dtype, RING, ROWS, D, 1)
     v_tiles = make_panels(dtype, RING, ROWS, D, WALK.panels)
-    staged = lane_tiles.panels_at(make_panels(dtype, 1, ROWS, D, WALK.panels), 0)
+    staging = make_panels(dtype, STAGED, ROWS, D, WALK.panels)
     full = make_barriers(RING)
     fence_async_shared()
     start, end = lane_tiles.walk_range(work.positions)
+    sources = q, k, v
+    if ACCUMULATE:
+        sources = q, k, v, output
     for slot in gl.static_range(RING):
         # The tiles before the program's own have keys and values for it, but no queries.
         batch, head, tile = place(start - BACK + slot, work, BACK)
@@ -92,7 +107,9 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
             fetch_tile((k, v), batch, head, tile, True, full.index(slot), lane_tiles.tiles_at((k_tiles, v_tiles), slot))
         else:
             tiles = (lane_tiles.panels_at(q_tiles, slot - BACK),) + lane_tiles.tiles_at((k_tiles, v_tiles), slot)
-            fetch_tile((q, k, v), batch, head, tile, start - BACK + slot < end, full.index(slot), tiles)
+            if ACCUMULATE:
+                tiles = tiles + (lane_tiles.panels_at(staging, slot - BACK),)
+            fetch_tile(sources, batch, head, tile, start - BACK + slot < end, full.index(slot), tiles)
     for slot in gl.static_range(BACK):
         mbarrier.wait(full.index(slot), 0)
 
@@ -104,8 +121,12 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
         zero = count >> 30
         now = (count + BACK) % RING
         q_tile = lane_tiles.panels_at(q_tiles, count % AHEAD)
+        staged = lane_tiles.panels_at(staging, count % STAGED)
         mbarrier.wait(full.index(now), ((count + BACK) // RING) & 1)
         if tile >= 0:
+            if ACCUMULATE:
+                pointers, valid = lse_pointers(lse, batch, head, tile, work, lse_layout)
+                earlier_lse = gl.load(pointers, mask=valid, other=float("-inf"))
             zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
             scores = ()
             for distance in gl.static_range(BACK + 1):
@@ -113,41 +134,54 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
             first = lane_tiles.mask_distances(warpgroup_mma_wait(BACK, deps=(scores[0],)), zero, 0, 0, FAR)
             largest = gl.max(first, 1)
             others = lane_tiles.wait_for(scores[1:])
-            earlier = ()
+            far_scores = ()
             for distance in gl.static_range(BACK, 0, -1):
                 masked = lane_tiles.mask_distances(others[distance - 1], zero, distance * ROWS, 0, FAR)
                 largest_there = gl.max(masked, 1)
                 largest = gl.maximum(largest, gl.where(tile >= distance, largest_there, float("-inf")))
-                earlier = (masked,) + earlier
+                far_scores = (masked,) + far_scores
             largest = gl.maximum(largest * scale, LOWEST)  # A score of -inf weighs 0.
             all_weights = weigh(first, largest, tile, scale, 0)
             sums = lane_tiles.empty_sums(WALK.panels, D, sum_layout)
             sums = lane_tiles.add_products(all_weights, lane_tiles.panels_at(v_tiles, now), sums, False)
             for distance in gl.static_range(1, BACK + 1):
-                weights = weigh(earlier[distance - 1], largest, tile, scale, distance)
+                weights = weigh(far_scores[distance - 1], largest, tile, scale, distance)
                 all_weights += weights
                 values = lane_tiles.panels_at(v_tiles, (count + BACK - distance) % RING)
                 sums = lane_tiles.add_products(weights, values, sums, True)
             weight = gl.sum(all_weights, 1)
-            row = tile * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-            lse_rows = lse + (batch * work.heads + head).to(gl.int64) * work.n + row
-            gl.store(lse_rows, largest + gl.log2(weight), mask=row < work.n)
-            inverse = gl.convert_layout(1.0 / gl.where(weight == 0, 1.0, weight), gl.SliceLayout(1, sum_layout))
+            if ACCUMULATE:  # The earlier output counts as if its lse were the score of one more key.
+                merged_max = gl.maximum(largest, earlier_lse)
+                shrink = gl.exp2(largest - merged_max)
+                earlier_weight = gl.exp2(earlier_lse - merged_max)
+                weight = weight * shrink + earlier_weight
+                largest = merged_max
+            pointers, valid = lse_pointers(lse, batch, head, tile, work, lse_layout)
+            gl.store(pointers, largest + gl.log2(weight), mask=valid)
+            inverse = 1.0 / gl.where(weight == 0, 1.0, weight)
             tma.store_wait(0)
-            sums = lane_tiles.wait_for(sums)
+            sums = lane_tiles.scale_rows(lane_tiles.wait_for(sums), inverse * shrink if ACCUMULATE else inverse)
+            if ACCUMULATE:
+                earlier = lane_tiles.scale_rows(lane_tiles.load_panels(staged, sum_layout), inverse * earlier_weight)
             for panel in gl.static_range(WALK.panels):
-                staged[panel].store((sums[panel] * inverse[:, None]).to(dtype))
+                result = sums[panel] + earlier[panel] if ACCUMULATE else sums[panel]
+                staged[panel].store(result.to(dtype))
             fence_async_shared()
             lane_tiles.copy_out(output, (batch, head, 0, tile * ROWS), staged)
         free = (count + BACK + AHEAD) % RING
-        tiles = q_tile, lane_tiles.panels_at(k_tiles, free), lane_tiles.panels_at(v_tiles, free)
-        fetch_tile((q, k, v), ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), tiles)
+        free_tiles = q_tile, lane_tiles.panels_at(k_tiles, free), lane_tiles.panels_at(v_tiles, free)
+        if ACCUMULATE:
+            free_tiles = free_tiles + (lane_tiles.panels_at(staging, (count + AHEAD) % STAGED),)
+            if tile < 0:  # The place before may have written from there.
+                tma.store_wait(0)
+        fetch_tile(sources, ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), free_tiles)
         batch, head, tile = following_place(batch, head, tile, work, BACK)
         ahead_batch, ahead_head, ahead_tile = following_place(ahead_batch, ahead_head, ahead_tile, work, BACK)
     tma.store_wait(0)
 
 
-def launch_walk_forward(call: Forward, reach: int) -> Launch:
+def launch_walk_forward(call: Forward, reach: int, accumulate: bool) -> Launch:
     """For Local(reach), reach <= 128."""
     *matrices, lse = call.tensors
-    return walk_launch(walk_forward, matrices, lse, reach, walk_forward_settings, call.scale)
+    setting = walk_forward_settings(call.q.shape[3], value_panels(matrices), accumulate)
+    return walk_launch(walk_forward, setting, matrices, lse, reach, [call.scale], ACCUMULATE=accumulate)

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from longstride.attention.kernels.hopper import tiles
+from longstride.attention.kernels.hopper import lane_tiles, tiles
 from longstride.attention.kernels.hopper.ring import item_of_round, make_ring, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, TILE
 
@@ -39,11 +39,8 @@ def copy_window(q, k, v, queries, keys, values, job, work, KEYS: gl.constexpr):
 def add_softmax(scores, state, value, scale):
     """Takes the softmax of a tile's scores, and starts the product of its weights with the values."""
     running_max, weight, sums = state
-    sum_layout: gl.constexpr = sums.type.layout
     weights, shrink, running_max, weight = tiles.take_softmax(scores, running_max, weight, scale)
-    sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, sum_layout))[:, None]
-    operand = gl.convert_layout(weights.to(value.dtype), tiles.operand_layout(sum_layout))
-    return running_max, weight, warpgroup_mma(operand, value, sums, is_async=True)
+    return running_max, weight, lane_tiles.add_products(weights, (value,), lane_tiles.scale_rows(sums, shrink), True)
 
 
 @gluon.jit
@@ -57,7 +54,7 @@ def compute_tile(scores, state, query, keys, values, count, tile, sight, job, sc
     running_max, weight, adding = add_softmax(scores, state, values.wait_full(count), scale)
     following = warpgroup_mma_wait(1, deps=(scoring,))
     keys.release(count + 1)
-    sums = warpgroup_mma_wait(0, deps=(adding,))
+    sums = lane_tiles.wait_for(adding)
     values.release(count)
     return following, (running_max, weight, sums)
 
@@ -79,7 +76,7 @@ def compute_window(
         length = tiles.lane_length(lane, job, work.n)
         rows = tiles.place_rows(output, lse, batch, head, lane, first_row, length, job, work, layout)
         sight = tiles.Sight(first_row, 0, 0)
-        state = tiles.begin_softmax(rows, layout, D_V, WIDTH_V, ACCUMULATE)
+        state = tiles.begin_softmax(rows, layout, D_V, WIDTH_V, 1, ACCUMULATE)
 
         query = queries.wait_full(2 * turn + group)
         scoring = warpgroup_mma(query, keys.wait_full(count).permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -93,14 +90,14 @@ def compute_window(
         start = (first_tile + total - 1) * TILE
         scores = tiles.mask_scores(scores, start, False, sight, job, KEYS, True)
         running_max, weight, adding = add_softmax(scores, state, values.wait_full(count), scale)
-        sums = warpgroup_mma_wait(0, deps=(adding,))
+        sums = lane_tiles.wait_for(adding)
         values.release(count)
         count += 1
 
         nothing = weight == 0
         weight = gl.where(nothing, 1.0, weight)
-        result = sums / gl.convert_layout(weight, gl.SliceLayout(1, tiles.mma_layout(WIDTH_V)))[:, None]
-        tiles.store_rows(result, running_max, weight, nothing, rows, D_V)
+        result = sums[0] / gl.convert_layout(weight, gl.SliceLayout(1, tiles.mma_layout(WIDTH_V)))[:, None]
+        tiles.store_rows((result,), running_max, weight, nothing, rows, D_V)
 
 
 @gluon.jit
