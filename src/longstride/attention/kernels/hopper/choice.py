@@ -1,6 +1,6 @@
 """Which of the Hopper kernels takes a pass, if any does. Without Triton's lower level, which older versions lack, none does.
 
-    walk    Local with a reach of up to 128: a program walks along the sequence
+    walk    Local with a reach of up to 128: a program walks along the sequence, or along documents of any lengths
     lanes   lanes short enough to be in shared memory whole: Block, and Column where n / l is small
     chunks  forward, lanes that are too long for that and have up to 2,048 positions: as many small programs as fit
     tiles   one tile of keys after the other: summary cells, Dense, and what is too long for the others
@@ -10,6 +10,7 @@ heads, except that each head may have other summary cells. What they do not take
 positions, such as those of Column in short sequences, of which the general kernels put several into one tile.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Literal
@@ -17,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.jobs import Job, Pass
+from longstride.attention.kernels.jobs import Job, Pass, passes
 
 Kind = Literal["walk", "lanes", "chunks", "tiles"]
 TILE = 128
@@ -32,6 +33,9 @@ WIDE = (64, 128)
 """d_qk and d_v of walks and lanes with wider values, which lie in panels of d_qk columns."""
 SHORT_LANE = 16
 """The most rows of lanes that the general kernels compute, several in a tile. Here each would take a tile of 64."""
+LEAST_DOCUMENT = 32
+"""The mean length of documents from which a walk takes them. Each takes at least a tile of 64, and backward one or two tiles
+of zeros before it. Estimated; `benchmarks/layouts.py --parts lengths` measures both sides."""
 LONGEST_LANE = 256
 """The most rows of a lane, forward: what a TMA copy can have."""
 LONGEST_WIDE_LANE = 128
@@ -71,6 +75,26 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
     if max(d_qk, d_v) <= WIDEST and _in_tiles(job, pass_.summary, n) and stats_fit:
         return "tiles"
     return None
+
+
+def long_enough(documents: Sequence[int]) -> bool:
+    """Whether a walk takes documents of these lengths."""
+    return len(documents) > 0 and sum(documents) >= LEAST_DOCUMENT * len(documents)
+
+
+def walks_documents(tensors: Sequence[Tensor], patterns: str, documents: Sequence[int]) -> bool:
+    """Whether a walk computes all documents in one launch, as fast as one sequence. tensors: q, k, v, and others for TMA."""
+    q, k, v = tensors[:3]
+    if q.shape != k.shape or not long_enough(documents) or not is_hopper(q.device) or not fits_tma(*tensors):
+        return False
+    return _is_one_walk(patterns, max(documents), q.shape[1], q.shape[3], v.shape[3])
+
+
+@lru_cache(maxsize=256)
+def _is_one_walk(patterns: str, longest: int, heads: int, d_qk: int, d_v: int) -> bool:
+    first, *others = passes(patterns, longest)
+    kinds = {choose(first, backward, False, heads, longest, d_qk, d_v) for backward in (False, True)}
+    return kinds == {"walk"} and all(one.empty for one in others)
 
 
 def own_blocks_apart(pass_: Pass, d_qk: int, d_v: int) -> bool:

@@ -2,7 +2,8 @@
 
 A program walks along the sequence in tiles of 64 positions and keeps the keys and values of the last ones in shared memory.
 Each is read once, and again only where a program starts. Programs have equal parts of all heads' positions, so a part may
-run on from one head into the next. Before a head's first tile there are `back` tiles, which TMA fills with zeros.
+run on from one head into the next. Before a head's first tile there are `back` tiles, which TMA fills with zeros. With
+documents (walk_documents.py), one follows the other.
 """
 
 # mypy: ignore-errors
@@ -18,8 +19,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from longstride.attention.kernels.arguments import matrix
 from longstride.attention.kernels.call import Forward
-from longstride.attention.kernels.hopper import lane_tiles
+from longstride.attention.kernels.hopper import lane_tiles, walk_documents
 from longstride.attention.kernels.hopper.lane_descriptors import walk_launch
 from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
@@ -29,10 +31,14 @@ from longstride.attention.kernels.primitives import LOWEST
 
 
 @gluon.jit
-def place(position, work, BACK: gl.constexpr):
-    """Batch, head and tile there; a tile below 0 is one of those before the sequence."""
-    batch, head, tile = lane_tiles.walk_place(position, work, BACK)
-    return batch, head, tile - BACK
+def place(position, work, WALK: gl.constexpr):
+    """Batch, head and tile there, with documents also its first row and how many rows it has. A tile below 0 is one of those
+    before the sequence."""
+    if WALK.documents:
+        return walk_documents.locate(position, work)
+    else:
+        batch, head, tile = lane_tiles.walk_place(position, work, WALK.back)
+        return batch, head, tile - WALK.back, 0, ROWS
 
 
 @gluon.jit
@@ -47,10 +53,11 @@ def following_place(batch, head, tile, work, BACK: gl.constexpr):
 
 
 @gluon.jit
-def fetch_tile(descriptors, batch, head, tile, present, full, tiles):
+def fetch_tile(descriptors, batch, head, tile, tile_row, present, full, tiles, WALK: gl.constexpr):
     """Starts to copy the tile at a place in, if it is present."""
     lane_tiles.expect_tiles(full, tiles, present)
-    lane_tiles.copy_all(descriptors, (batch, head, 0, tile * ROWS), full, tiles, present)
+    first = tile_row if WALK.documents else tile * ROWS
+    lane_tiles.copy_all(descriptors, (batch, head, 0, first), full, tiles, present)
 
 
 @gluon.jit
@@ -68,13 +75,24 @@ def weigh(scores, largest, tile, scale, DISTANCE: gl.constexpr):
 
 
 @gluon.jit
-def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
-    """q, k, v, output: tensor descriptors."""
+def write_tile(sums, inverse, output, batch, head, tile, tile_row, staged, WALK: gl.constexpr):
+    """Starts to write the output's tile at a place."""
+    for panel in gl.static_range(len(sums)):
+        staged[panel].store((sums[panel] * inverse[:, None]).to(output.dtype))
+    fence_async_shared()
+    first = tile_row if WALK.documents else tile * ROWS
+    lane_tiles.copy_out(output, (batch, head, 0, first), staged)
+
+
+@gluon.jit
+def walk_forward(q, k, v, output, output_rows, lse, work, scale, WALK: gl.constexpr):
+    """q, k, v, output: tensor descriptors. output_rows: the output as a Matrix, with documents."""
     dtype: gl.constexpr = q.dtype
     D: gl.constexpr = q.block_type.shape[4]
     FAR: gl.constexpr = WALK.far
     BACK: gl.constexpr = WALK.back
     AHEAD: gl.constexpr = WALK.ahead
+    DOCUMENTS: gl.constexpr = WALK.documents
     RING: gl.constexpr = AHEAD + BACK
     layout: gl.constexpr = mma_layout(ROWS)
     sum_layout: gl.constexpr = mma_layout(D)
@@ -87,17 +105,19 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
     start, end = lane_tiles.walk_range(work.positions)
     for slot in gl.static_range(RING):
         # The tiles before the program's own have keys and values for it, but no queries.
-        batch, head, tile = place(start - BACK + slot, work, BACK)
+        batch, head, tile, tile_row, rows = place(start - BACK + slot, work, WALK)
         if slot < BACK:
-            fetch_tile((k, v), batch, head, tile, True, full.index(slot), lane_tiles.tiles_at((k_tiles, v_tiles), slot))
+            tiles = lane_tiles.tiles_at((k_tiles, v_tiles), slot)
+            fetch_tile((k, v), batch, head, tile, tile_row, True, full.index(slot), tiles, WALK)
         else:
             tiles = (lane_tiles.panels_at(q_tiles, slot - BACK),) + lane_tiles.tiles_at((k_tiles, v_tiles), slot)
-            fetch_tile((q, k, v), batch, head, tile, start - BACK + slot < end, full.index(slot), tiles)
+            present = start - BACK + slot < end
+            fetch_tile((q, k, v), batch, head, tile, tile_row, present, full.index(slot), tiles, WALK)
     for slot in gl.static_range(BACK):
         mbarrier.wait(full.index(slot), 0)
 
-    batch, head, tile = place(start, work, BACK)
-    ahead_batch, ahead_head, ahead_tile = place(start + AHEAD, work, BACK)
+    batch, head, tile, tile_row, rows = place(start, work, WALK)
+    ahead_batch, ahead_head, ahead_tile, ahead_row, _ = place(start + AHEAD, work, WALK)
     for position in range(start, end):
         count = position - start
         # Not known to be 0 before the loop: masks that the compiler makes there would fill the registers.
@@ -105,6 +125,14 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
         now = (count + BACK) % RING
         q_tile = lane_tiles.panels_at(q_tiles, count % AHEAD)
         mbarrier.wait(full.index(now), ((count + BACK) // RING) & 1)
+        if DOCUMENTS:
+            if walk_documents.is_ragged(rows):
+                walk_documents.clear_rows(lane_tiles.panels_at(v_tiles, now), rows)
+            for distance in gl.static_range(1, BACK + 1):
+                if tile < distance:  # Those are of the document before.
+                    others_place = (count + BACK - distance) % RING
+                    others_tiles = lane_tiles.panels_at(v_tiles, others_place) + lane_tiles.panels_at(k_tiles, others_place)
+                    walk_documents.clear_tiles(others_tiles)
         if tile >= 0:
             zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
             scores = ()
@@ -129,25 +157,43 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr):
                 values = lane_tiles.panels_at(v_tiles, (count + BACK - distance) % RING)
                 sums = lane_tiles.add_products(weights, values, sums, True)
             weight = gl.sum(all_weights, 1)
-            row = tile * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+            if DOCUMENTS:
+                row = tile_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+                end_row = tile_row + rows
+            else:
+                row = tile * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+                end_row = work.n
             lse_rows = lse + (batch * work.heads + head).to(gl.int64) * work.n + row
-            gl.store(lse_rows, largest + gl.log2(weight), mask=row < work.n)
+            gl.store(lse_rows, largest + gl.log2(weight), mask=row < end_row)
             inverse = gl.convert_layout(1.0 / gl.where(weight == 0, 1.0, weight), gl.SliceLayout(1, sum_layout))
             tma.store_wait(0)
             sums = lane_tiles.wait_for(sums)
-            for panel in gl.static_range(WALK.panels):
-                staged[panel].store((sums[panel] * inverse[:, None]).to(dtype))
-            fence_async_shared()
-            lane_tiles.copy_out(output, (batch, head, 0, tile * ROWS), staged)
+            if DOCUMENTS:
+                if rows < ROWS:
+                    for panel in gl.static_range(WALK.panels):
+                        result = sums[panel] * inverse[:, None]
+                        walk_documents.store_rows(result, output_rows, batch, head, tile_row, rows, panel)
+                else:
+                    write_tile(sums, inverse, output, batch, head, tile, tile_row, staged, WALK)
+            else:
+                write_tile(sums, inverse, output, batch, head, tile, tile_row, staged, WALK)
         free = (count + BACK + AHEAD) % RING
         tiles = q_tile, lane_tiles.panels_at(k_tiles, free), lane_tiles.panels_at(v_tiles, free)
-        fetch_tile((q, k, v), ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), tiles)
-        batch, head, tile = following_place(batch, head, tile, work, BACK)
-        ahead_batch, ahead_head, ahead_tile = following_place(ahead_batch, ahead_head, ahead_tile, work, BACK)
+        present = position + AHEAD < end
+        fetch_tile((q, k, v), ahead_batch, ahead_head, ahead_tile, ahead_row, present, full.index(free), tiles, WALK)
+        if DOCUMENTS:
+            batch, head, tile, tile_row, rows = place(position + 1, work, WALK)
+            ahead_batch, ahead_head, ahead_tile, ahead_row, _ = place(position + 1 + AHEAD, work, WALK)
+        else:
+            batch, head, tile = following_place(batch, head, tile, work, BACK)
+            ahead_batch, ahead_head, ahead_tile = following_place(ahead_batch, ahead_head, ahead_tile, work, BACK)
     tma.store_wait(0)
 
 
 def launch_walk_forward(call: Forward, reach: int) -> Launch:
     """For Local(reach), reach <= 128."""
     *matrices, lse = call.tensors
-    return walk_launch(walk_forward, matrices, lse, reach, walk_forward_settings, call.scale)
+    documents = call.layout.documents if call.layout else None
+    return walk_launch(
+        walk_forward, matrices, matrix(call.output), lse, reach, walk_forward_settings, documents, False, call.scale
+    )  # fmt: skip
