@@ -1,9 +1,10 @@
 """Times of packed documents, grouped queries, and a Llama of transformers with our attention.
 
-python benchmarks/layouts.py --json benchmarks/results/layouts-h200.json [--parts documents groups llama] [--tiny]
+python benchmarks/layouts.py --json benchmarks/results/layouts-h200.json [--parts documents lengths groups llama] [--tiny]
 
 documents: a row of documents beside one sequence as long as all of them, beside the share of its time that their pairs
            predict, and beside a batch of them, if they are equal
+lengths:   documents of two lengths in turns, by their mean, on a walk and on the general kernels
 groups:    shared keys beside repeated ones, with the repetition inside the time and outside
 llama:     a training step of about 100 million parameters, beside the network's own SDPA
 
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ from longstride.common.device import describe_machine
 from longstride.patterns import Pattern
 from longstride.patterns.notation import parse
 
-PARTS = ("documents", "groups", "llama")
+PARTS = ("documents", "lengths", "groups", "llama")
 Row = dict[str, Any]
 
 
@@ -36,6 +38,9 @@ class Sizes(NamedTuple):
     document_heads: int
     document_width: int
     document_patterns: tuple[str, ...]
+    length_rows: int
+    length_means: tuple[int, ...]
+    length_pattern: str
     group_heads: tuple[int, int]
     group_widths: tuple[int, ...]
     group_lengths: tuple[int, ...]
@@ -57,6 +62,9 @@ FULL = Sizes(
     document_heads=16,
     document_width=64,
     document_patterns=("local(128)", "local(128) | column(128)", "block(128) | summary(128, 32)"),
+    length_rows=32768,
+    length_means=(16, 32, 64, 128, 256, 512),
+    length_pattern="local(128)",
     group_heads=(32, 8),
     group_widths=(64, 128),
     group_lengths=(8192, 16384),
@@ -71,6 +79,9 @@ TINY = Sizes(
     document_heads=2,
     document_width=16,
     document_patterns=("local(8)", "local(8) | column(8)", "block(8) | summary(8, 2)"),
+    length_rows=64,
+    length_means=(8, 16),
+    length_pattern="local(8)",
     group_heads=(4, 2),
     group_widths=(16,),
     group_lengths=(128,),
@@ -138,6 +149,35 @@ def measure_documents(bench: Bench) -> list[Row]:
                 rows.append({**case, **_ms(times), "batch ms": 1e3 * times["batch"] if "batch" in times else None, **over})
                 print_row(rows, ("pattern", "mix", "direction"))
     return rows
+
+
+def measure_lengths(bench: Bench) -> list[Row]:
+    from longstride.attention.kernels import call, general
+    from longstride.attention.kernels.hopper import choice
+
+    rows = []
+    heads, d, n = bench.sizes.document_heads, bench.sizes.document_width, bench.sizes.length_rows
+    (pattern,) = parse(bench.sizes.length_pattern)
+    row = bench.inputs(1, heads, heads, n, d)
+    scales = {"walk": d**-0.5, "general": d**-0.5 * 1.001}
+    for mean in bench.sizes.length_means:
+        lengths = [mean * 3 // 4, mean * 5 // 4] * (n // mean // 2)
+        calls = {name: (_attend(pattern, lengths, scale), row) for name, scale in scales.items()}
+        # The first call makes a plan, and the scale is a part of its key.
+        with patch.object(choice, "LEAST_DOCUMENT", 0):
+            _run(*calls["walk"])
+        with patch.object(call, "backends", lambda device: (general,)):
+            _run(*calls["general"])
+        for direction, times in bench.times(calls | {"whole": (_attend(pattern), row)}).items():
+            over = {"walk over general": times["walk"] / times["general"], "walk over whole": times["walk"] / times["whole"]}
+            rows.append({"mean": mean, "direction": direction, **_ms(times), **over})
+            print_row(rows, ("mean", "direction"))
+    return rows
+
+
+def _run(function: Callable[..., Tensor], given: Sequence[Tensor]) -> None:
+    output = function(*given)
+    torch.autograd.grad(output, given, torch.randn_like(output))
 
 
 def measure_groups(bench: Bench) -> list[Row]:
@@ -234,8 +274,8 @@ def _step_seconds(step: Callable[[], object], device: torch.device) -> float:
     return perf_counter() - start
 
 
-def _attend(pattern: Pattern, documents: list[int] | None = None) -> Callable[..., Tensor]:
-    return lambda q, k, v: attend(q, k, v, pattern, documents=documents)
+def _attend(pattern: Pattern, documents: list[int] | None = None, scale: float | None = None) -> Callable[..., Tensor]:
+    return lambda q, k, v: attend(q, k, v, pattern, documents=documents, scale=scale)
 
 
 def _ms(times: dict[str, float]) -> Row:
@@ -277,6 +317,8 @@ def main() -> None:
         print(f"\n{part}", flush=True)
         if part == "documents":
             result[part] = measure_documents(bench)
+        elif part == "lengths":
+            result[part] = measure_lengths(bench)
         elif part == "groups":
             result[part] = measure_groups(bench)
         else:

@@ -58,7 +58,7 @@ class Case(NamedTuple):
 def variant(name: str) -> Iterator[None]:
     """Context in which plans are made as the variant's name says."""
     backends, settings = call.backends, walk_forward.walk_forward_settings
-    choice.LANES_FIRST = name != "walk first"
+    lanes_first, choice.LANES_FIRST = choice.LANES_FIRST, () if name == "walk first" else (32, 64, 128)
     if name == "general":
         call.backends = lambda device: (general,)
     if name == "three walks":
@@ -66,7 +66,7 @@ def variant(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        choice.LANES_FIRST, call.backends, walk_forward.walk_forward_settings = True, backends, settings
+        choice.LANES_FIRST, call.backends, walk_forward.walk_forward_settings = lanes_first, backends, settings
 
 
 def make_case(inputs: list[Tensor], text: str) -> Case:

@@ -16,7 +16,7 @@ def test_layouts(tmp_path, monkeypatch, capsys):
     runpy.run_path(str(ROOT / "benchmarks/layouts.py"), run_name="__main__")
     found = json.loads(out.read_text())
     lines = capsys.readouterr().out.splitlines()
-    for part, rows in (("documents", 12), ("groups", 2), ("llama", 6)):
+    for part, rows in (("documents", 12), ("lengths", 4), ("groups", 2), ("llama", 6)):
         assert len(found[part]) == rows
         headings = lines.index(part) + 1
         assert lines[headings + rows + 1].startswith(f"{part}: ")

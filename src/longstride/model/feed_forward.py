@@ -8,48 +8,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longstride.model import product_ops, residual
-from longstride.model.config import ModelConfig
-from longstride.model.dropout import draw_mask
+from longstride.model import product_ops
 from longstride.model.layers import Linear, drop, gelu, gelu_gradient
-from longstride.model.residual import Dropout, Product
+from longstride.model.residual import Product
 
 PART_BYTES = 2**26
 """Bytes of the inner layer that `recomputed_feed_forward` computes at a time: enough for full-speed matrix products."""
 ops = product_ops.OPS
-
-
-class FeedForward(nn.Module):
-    """ff(x) = W_2 gelu(W_1 x + b_1) + b_2, and its addition to the stream with dropout."""
-
-    def __init__(self, config: ModelConfig, block: int) -> None:
-        super().__init__()
-        self.inner = Linear(config.width, config.ff_width, bias=config.norm == "layer")
-        self.outer = Linear(config.ff_width, config.width, bias=config.norm == "layer")
-        self.dropout = config.dropout
-        self.recompute = config.recomputed[block] != "off"
-
-    def forward(self, h: Tensor, x: Tensor, dropout: Dropout | None = None) -> Tensor:
-        """Returns h + dropout(ff(x))."""
-        if self.recompute and torch.is_grad_enabled() and not residual.is_fused(x):
-            mask = None if dropout is None else draw_mask(x, dropout.rate, dropout.seed)
-            scale = 1 / (1 - self.dropout)
-            return h + recomputed_feed_forward(x, self.inner, self.outer, self.outer.bias, mask, scale)
-        return residual.add(h, self.branch(x), dropout)
-
-    def branch(self, x: Tensor) -> Product:
-        """Returns ff(x)."""
-        inner, outer = self.inner, self.outer
-        if not torch.is_grad_enabled():
-            return Product(feed_forward_in_parts(x, inner, outer), None)
-        if self.recompute:
-            return Product(recomputed_feed_forward(x, inner, outer, None), outer.bias)
-        if is_fused(x.device, x.dtype, inner):
-            return fused_feed_forward(x, inner, outer)
-        return residual.product(residual.gelu(residual.product(x, inner)), outer)
 
 
 def is_fused(device: torch.device, dtype: torch.dtype, inner: Linear) -> bool:

@@ -9,7 +9,6 @@ Shapes: bytes [batch, n]; H [batch, n, width]; logits [batch, n, 256], where pos
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,51 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from longstride.model import pretrained, residual
+from longstride.model import feed_forward, pretrained, residual
 from longstride.model.attention import Attend, Attention
 from longstride.model.block_in_parts import blocks_in_parts
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.cost import check_memory
-from longstride.model.dropout import draw_seeds
+from longstride.model.dropout import draw_mask, draw_seeds
 from longstride.model.embedding import Embedding
-from longstride.model.feed_forward import FeedForward
 from longstride.model.host_inputs import HostInputs, HostMemory
+from longstride.model.initial_weights import initialise
 from longstride.model.layers import Linear, Norm, RootMeanSquareNorm
 from longstride.model.loss import nats
 from longstride.model.recompute import IN_PARTS, segment_slices
-from longstride.model.residual import Branch, Dropout, add_and_normalize, normalize
+from longstride.model.residual import Branch, Dropout, Product, add, add_and_normalize, gelu, normalize, product
 
-SCALE = 0.125
-"""Factor in the standard deviation of initial weights."""
-MODERN_SCALE, MODERN_EMBEDDING, MODERN_OUTPUT = 0.5, 0.3, 0.02
-"""Standard deviations with init "modern": of the blocks' weights times sqrt(d_in), of the sum of a position's embeddings,
-and of the output layer."""
 INTEGER_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+class FeedForward(nn.Module):
+    """ff(x) = W_2 gelu(W_1 x + b_1) + b_2, and its addition to the stream with dropout."""
+
+    def __init__(self, config: ModelConfig, block: int) -> None:
+        super().__init__()
+        self.inner = Linear(config.width, config.ff_width, bias=config.norm == "layer")
+        self.outer = Linear(config.ff_width, config.width, bias=config.norm == "layer")
+        self.dropout = config.dropout
+        self.recompute = config.recomputed[block] != "off"
+
+    def forward(self, h: Tensor, x: Tensor, dropout: Dropout | None = None) -> Tensor:
+        """Returns h + dropout(ff(x))."""
+        if self.recompute and torch.is_grad_enabled() and not residual.is_fused(x):
+            mask = None if dropout is None else draw_mask(x, dropout.rate, dropout.seed)
+            scale = 1 / (1 - self.dropout)
+            return h + feed_forward.recomputed_feed_forward(x, self.inner, self.outer, self.outer.bias, mask, scale)
+        return add(h, self.branch(x), dropout)
+
+    def branch(self, x: Tensor) -> Product:
+        """Returns ff(x)."""
+        inner, outer = self.inner, self.outer
+        if not torch.is_grad_enabled():
+            return Product(feed_forward.feed_forward_in_parts(x, inner, outer), None)
+        if self.recompute:
+            return Product(feed_forward.recomputed_feed_forward(x, inner, outer, None), outer.bias)
+        if feed_forward.is_fused(x.device, x.dtype, inner):
+            return feed_forward.fused_feed_forward(x, inner, outer)
+        return product(gelu(product(x, inner)), outer)
 
 
 class ResidualBlock(nn.Module):
@@ -100,7 +124,7 @@ class SparseTransformer(nn.Module):
         self.norm = make_norm(config)
         self.output = Linear(config.width, BYTES, bias=False)
         self.recomputed, self.host_memory = config.recomputed, HostMemory()
-        self.initialise()
+        initialise(self, config)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Returns the logits of every byte. For long sequences `nats` takes far less memory."""
@@ -150,47 +174,6 @@ class SparseTransformer(nn.Module):
     def loss(self, tokens: Tensor) -> Tensor:
         """Returns the mean of `nats`; divided by log(2) it is bits per byte."""
         return self.nats(tokens).mean()
-
-    @torch.no_grad()
-    def initialise(self) -> None:
-        """Section 6: normal weights by fan-in, W_2 and W_p divided by sqrt(2N), biases and output layer 0, norms 1.
-
-        With init "modern", W_2 and W_p are 0, the output layer is not, and embeddings are larger.
-        """
-        modern, width, dimensions = self.config.init == "modern", self.config.width, len(self.embedding.position)
-        of_bytes = MODERN_EMBEDDING / sqrt(self.config.last_bytes) if modern else self._deviation(width)
-        nn.init.normal_(self.embedding.token.weight, std=of_bytes)
-        nn.init.normal_(self.embedding.start, std=MODERN_EMBEDDING if modern else of_bytes)
-        for table in self.embedding.position.values():
-            assert isinstance(table, nn.Embedding)
-            nn.init.normal_(table.weight, std=of_bytes if modern else self._deviation(width * dimensions))
-        for table in self.embedding.earlier:
-            assert isinstance(table, nn.Embedding)
-            nn.init.normal_(table.weight, std=of_bytes)
-        for block in self.blocks:
-            assert isinstance(block, ResidualBlock)
-            for linear in (block.attention.query_key_value, block.attention.project, block.ff.inner, block.ff.outer):
-                nn.init.normal_(linear.weight, std=self._deviation(linear.in_features))
-                if linear.bias is not None:
-                    nn.init.zeros_(linear.bias)
-            for linear in (block.attention.project, block.ff.outer):
-                if modern:
-                    nn.init.zeros_(linear.weight)
-                else:
-                    linear.weight /= sqrt(2 * self.config.layers)
-            if block.attention.query_scale is not None:
-                nn.init.ones_(block.attention.query_scale)
-        if modern:
-            nn.init.normal_(self.output.weight, std=MODERN_OUTPUT)
-        else:
-            nn.init.zeros_(self.output.weight)
-        for module in self.modules():
-            if isinstance(module, Norm):
-                module.reset_parameters()
-
-    def _deviation(self, fan_in: int) -> float:
-        by_rule = {"paper": SCALE / sqrt(fan_in), "release": sqrt(SCALE / fan_in), "modern": MODERN_SCALE / sqrt(fan_in)}
-        return by_rule[self.config.init]
 
     def parameter_count(self) -> int:
         """Returns the number of learned parameters: embeddings, blocks, norms and output, as the paper counts them."""

@@ -100,6 +100,14 @@ class Backward(NamedTuple):
         return self.scale, self.softmax_scale
 
 
+def has_only_documents(call: Forward | Backward) -> bool:
+    """Whether the call has documents, and nothing else that is not plain."""
+    layout = call.layout
+    return (
+        layout is not None and layout.documents is not None and layout.d_lse is None and call.q.shape == call.k.shape
+    )  # fmt: skip
+
+
 @lru_cache(maxsize=16)
 def backends(device: torch.device) -> tuple[ModuleType, ...]:
     return tuple(import_module(f"{HERE}.{name}") for name, runs_on in BACKENDS if runs_on(device))

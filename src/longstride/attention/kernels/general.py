@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longstride.attention.kernels.arguments import Sizes, Tables, Tiling, compiled, dims, matrix, row_shape, row_sizes
 from longstride.attention.kernels.backward import backward_delta, backward_dkv, backward_dq
-from longstride.attention.kernels.call import Backward, Forward
+from longstride.attention.kernels.call import Backward, Forward, has_only_documents
 from longstride.attention.kernels.forward import forward as forward_kernel
 from longstride.attention.kernels.jobs import Pass
 from longstride.attention.kernels.lanes import lane_backward, lane_forward
@@ -161,14 +161,7 @@ def _whole_lanes(call: Forward | Backward, pass_: Pass, kernel: str, accumulate:
 def _are_lanes_of_documents(call: Forward | Backward, pass_: Pass) -> bool:
     """Whether the lanes are residue classes, of which a short document has many short ones, and the call has nothing besides
     documents that the kernels for whole lanes do not know."""
-    layout = call.layout
-    return (
-        layout is not None
-        and layout.documents is not None
-        and layout.d_lse is None
-        and call.q.shape == call.k.shape
-        and all(job.index_stride > 1 for job in pass_.jobs)
-    )
+    return has_only_documents(call) and all(job.index_stride > 1 for job in pass_.jobs)
 
 
 def _wide(*tensors: Tensor) -> bool:

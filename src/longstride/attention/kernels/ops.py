@@ -2,7 +2,8 @@
 
 The output has the layout of v, or of q if the shapes differ, and each gradient that of its input. A plain call, whose q, k
 and v are alike and whose rows are one document, is one run (`run.py`). Documents with many rows, and heads that share
-keys, become plain calls by `views.py`; the gradient of an lse takes the general kernels, and so does all the rest.
+keys, become plain calls by `views.py`; Hopper's walk takes documents as they are; the gradient of an lse takes the general
+kernels, and so does all the rest.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from torch.compiler import is_compiling
 
 from longstride.attention.gradient import define_ops, needs_dispatcher
 from longstride.attention.kernels.call import Layout
+from longstride.attention.kernels.hopper.choice import walks_documents
 from longstride.attention.kernels.run import LOG2_E, result_like, run_backward, run_forward
 from longstride.attention.kernels.views import empty_in_order, parts, turn_heads, turn_patterns, turn_rows, turns
 from longstride.patterns import Pattern
@@ -70,7 +72,8 @@ def triton_forward(
     if q.shape == k.shape and not documents:
         run_forward(q, k, v, output, lse, patterns, scale)
         return output, lse
-    for (queries, keys, values, part, rows), own in parts((q, k, v, output, lse), documents):
+    pieces = not walks_documents((q, k, v), patterns, documents)
+    for (queries, keys, values, part, rows), own in parts((q, k, v, output, lse), documents, pieces):
         group = 1 if own else turns(queries, keys)
         rows = turn_rows(rows, group)
         found = rows if rows.is_contiguous() else torch.empty_like(rows, memory_format=torch.contiguous_format)
@@ -94,7 +97,8 @@ def fill_gradients(
     # The kernels take the slope of the natural lse. All pieces of a call with one would take the general kernels.
     slope = () if d_lse is None else ((d_lse * LOG2_E).contiguous(),)
     output, lse = saved
-    for tensors, own in parts((*inputs, output, d_output, *gradients, lse, *slope), documents, pieces=d_lse is None):
+    pieces = d_lse is None and not walks_documents((*inputs, d_output), patterns, documents)
+    for tensors, own in parts((*inputs, output, d_output, *gradients, lse, *slope), documents, pieces):
         (q, k, v, output, d_part, dq, *d_keys), rows = tensors[:8], tensors[8:]
         group = 1 if own else turns(q, k)
         sums = [x[None] for x in d_keys]

@@ -50,6 +50,18 @@ class LaneWork(NamedTuple):
     """How many lanes the tile has."""
 
 
+class WalkTile(NamedTuple):
+    """A tile of a walk over all documents of a row; or one before a document, which has no rows."""
+
+    batch: int
+    tile: int
+    """Its number in the document, below 0 for those before it."""
+    first: int
+    """Row of its first position; for those before a document, rows that are not there."""
+    rows: int
+    """How many of its rows are the document's."""
+
+
 class Documents(NamedTuple):
     rows: tuple[DocumentRow, ...]
     repeats: int
@@ -121,6 +133,19 @@ def cell_items(pass_: Pass, documents: Documents, size: int) -> Tensor:
         document, tile = _numbered(tiles)
         found.append(_rows(index, document, torch.zeros_like(tile), tile * size))
     return torch.cat(found)
+
+
+def walk_tiles(documents: Documents, size: int, back: int) -> Tensor:
+    """Returns a row of `WalkTile` for each tile of `size` positions, and `back` before each document, int32 [tiles, fields].
+
+    The documents have as many queries as keys.
+    """
+    batch, _, start, n, _ = torch.tensor(documents.rows, dtype=torch.int32).unbind(1)
+    document, tile = _numbered(-(-n // size) + back)
+    tile -= back
+    first = torch.where(tile < 0, -size, start[document] + tile * size)
+    rows = torch.where(tile < 0, 0, (n[document] - tile * size).clamp(max=size))
+    return torch.stack([batch[document], tile, first, rows], 1).int()
 
 
 def _lanes(job: Job, n: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longstride.attention.kernels import call, general, ops, views
 from longstride.attention.kernels.hopper import (
+    choice,
     chunk_forward,
     lane_backward,
     lane_descriptors,
@@ -111,6 +112,7 @@ def as_on_hopper():
     general.forward = general.backward = lambda *_: []
     ops.check = lambda q, k, v: None  # On a CPU it refuses bfloat16.
     views.LEAST_ROWS = 0
+    choice.is_hopper = lambda device: True
     for module in (chunk_forward, lane_descriptors, launch):
         module.processors = lambda device: PROCESSORS
     for module in (chunk_forward, lane_forward, lane_backward, walk_forward, walk_backward):

@@ -73,7 +73,7 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("column(96)", 2, 2, 3072, 64, 128, LANES, ["lane_backward"]),
     ("column(20)", 2, 3, 1003, 64, 128, LANES * 2, ["lane_backward"] * 2),
     ("block(96)", 2, 2, 3000, 64, 128, LANES * 2, ["lane_backward"] * 2),
-    ("merged(strided(96))", 2, 2, 3072, 64, 128, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
+    ("merged(strided(96))", 2, 2, 3072, 64, 128, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
     ("merged(strided(16))", 1, 2, 1003, 64, 128, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
     ("merged(strided(16))", 2, 2, 1003, 32, 32, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
     ("merged(strided(10))", 1, 2, 1000, 64, 64, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
@@ -116,7 +116,11 @@ def compiler():
 )
 def test_kernels_compile(case, compiler):
     """For what is launched: it fits into a multiprocessor, nearly without spills, and products overlap with arithmetic."""
-    compiler.stdin.write(json.dumps([*case[:6], "bfloat16"]) + "\n")
+    check_launches(compiler, case, [*case[:6], "bfloat16"])
+
+
+def check_launches(compiler, case, request):
+    compiler.stdin.write(json.dumps(request) + "\n")
     compiler.stdin.flush()
     answer = json.loads(compiler.stdout.readline())
     assert isinstance(answer, list), answer
@@ -155,16 +159,18 @@ SHARED = [  # As CASES, then heads of keys, and documents
         [1000, 700, 700],
     ),
     ("merged(strided(128))", 1, 2, 2000, 64, 64, WALK * 2, ["walk_backward"] * 2, 2, [1000, *[100] * 10]),
+    ("local(128)", 1, 2, 60_000, 64, 64, WALK, ["walk_backward"], 2, [59_000, *[99, 101] * 5]),
+    ("local(128)", 2, 2, 1000, 64, 64, WALK, ["walk_backward"], 2, [500, 500]),
+    ("local(128)", 2, 2, 60_000, 64, 128, WALK, ["walk_backward"], 2, [59_500, 500, 1, 59_999]),
+    ("local(100)", 2, 2, 60_000, 32, 32, WALK, ["walk_backward"], 2, [1, 63, 59_936]),
+    ("block(128)", 1, 2, 200, 64, 64, WALK, ["walk_backward"], 2, [128, 72]),
+    ("local(40)", 2, 2, 62, 64, 64, [], [], 2, [30, 32, 31, 31]),  # Too short for a tile each.
 ]
 
 
 @pytest.mark.parametrize("case", SHARED, ids=str)
-def test_views_are_launched_as_plain_calls_are(case, compiler):
-    compiler.stdin.write(json.dumps([*case[:6], "bfloat16", *case[8:]]) + "\n")
-    compiler.stdin.flush()
-    answer = json.loads(compiler.stdout.readline())
-    assert isinstance(answer, list), answer
-    assert [[one["kernel"] for one in found] for found in answer] == list(case[6:8])
+def test_views_and_documents_are_launched_as_plain_calls_are(case, compiler):
+    check_launches(compiler, case, [*case[:6], "bfloat16", *case[8:]])
 
 
 @HOPPER

@@ -1,6 +1,6 @@
 """Which of the Hopper kernels takes a pass, if any does. Without Triton's lower level, which older versions lack, none does.
 
-    walk    Local with a reach of up to 128: a program walks along the sequence
+    walk    Local with a reach of up to 128: a program walks along the sequence, or along documents of any lengths
     lanes   lanes short enough to be in shared memory whole: Block, and Column where n / l is small
     chunks  forward, lanes that are too long for that and have up to 2,048 positions: as many small programs as fit
     tiles   one tile of keys after the other: summary cells, Dense, and what is too long for the others
@@ -10,6 +10,7 @@ heads, except that each head may have other summary cells. What they do not take
 positions, such as those of Column in short sequences, of which the general kernels put several into one tile.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Literal
@@ -17,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.jobs import Job, Pass
+from longstride.attention.kernels.jobs import Job, Pass, passes
 
 Kind = Literal["walk", "lanes", "chunks", "tiles"]
 TILE = 128
@@ -32,13 +33,17 @@ WIDE = (64, 128)
 """d_qk and d_v of heads with wider values, which lie in panels of d_qk columns: all but windows in tiles take them."""
 SHORT_LANE = 16
 """The most rows of lanes that the general kernels compute, several in a tile. Here each would take a tile of 64."""
+LEAST_DOCUMENT = 96
+"""The mean length of documents from which a walk takes them. Each takes at least a tile of 64, and backward one or two tiles
+of zeros before it: the general kernels are faster at 64, and a walk at 128 (`benchmarks/layouts.py --parts lengths`)."""
 LONGEST_LANE = 256
 """The most rows of a lane, forward: what a TMA copy can have."""
 LONGEST_WIDE_LANE = 128
 LARGEST_LANE = 64 * 128
 """The most rows times d_qk of a lane, backward: five such tiles share the memory of a program."""
-LANES_FIRST = True
-"""Forward, Column's lanes before Local's walk, which copies the output of an earlier pass in sooner than they could."""
+LANES_FIRST: tuple[int, ...] = WIDTHS
+"""The d_v for which Column's lanes come before Local's walk, forward: a walk copies the output of an earlier pass in sooner
+than lanes could. With d_v = 128 a walk has too little room for it."""
 LONGEST_CHUNKS = 2048
 """The most rows of a lane in chunks. One lane of 4,096 takes 7 % less time in tiles, whose items share keys."""
 
@@ -75,6 +80,26 @@ def choose(pass_: Pass, backward: bool, accumulate: bool, heads: int, n: int, d_
     if in_registers and _in_tiles(job, pass_.summary, n) and stats_fit:
         return "tiles"
     return None
+
+
+def long_enough(documents: Sequence[int]) -> bool:
+    """Whether a walk takes documents of these lengths."""
+    return len(documents) > 0 and sum(documents) >= LEAST_DOCUMENT * len(documents)
+
+
+def walks_documents(tensors: Sequence[Tensor], patterns: str, documents: Sequence[int]) -> bool:
+    """Whether a walk computes all documents in one launch, as fast as one sequence. tensors: q, k, v, and others for TMA."""
+    q, k, v = tensors[:3]
+    if q.shape != k.shape or not long_enough(documents) or not is_hopper(q.device) or not fits_tma(*tensors):
+        return False
+    return _is_one_walk(patterns, max(documents), q.shape[1], q.shape[3], v.shape[3])
+
+
+@lru_cache(maxsize=256)
+def _is_one_walk(patterns: str, longest: int, heads: int, d_qk: int, d_v: int) -> bool:
+    first, *others = passes(patterns, longest)
+    kinds = {choose(first, backward, False, heads, longest, d_qk, d_v) for backward in (False, True)}
+    return kinds == {"walk"} and all(one.empty for one in others)
 
 
 def own_blocks_apart(pass_: Pass, d_qk: int, d_v: int) -> bool:

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from longstride.attention.kernels.arguments import compiled
+from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper import choice
 from longstride.attention.kernels.hopper.lane_settings import LaneSetting
-from longstride.attention.kernels.launch import Descriptor, Launch
+from longstride.attention.kernels.launch import Descriptor, Launch, constant
 from longstride.attention.kernels.settings import processors
+from longstride.attention.kernels.work import walk_tiles
 from longstride.patterns.geometry import Lanes
 
 APART = 16
@@ -43,6 +45,16 @@ class WalkWork(NamedTuple):
     tiles: Any  # of a head
 
 
+class DocumentWalk(NamedTuple):
+    """The same with documents: `tiles` are those of all documents of a head, and backward those between documents."""
+
+    positions: Any
+    heads: Any
+    n: Any
+    tiles: Any
+    table: Any  # for each tile a `work.WalkTile`, int32 [tiles, fields]
+
+
 class WalkTiles(NamedTuple):
     """How a walk passes over tiles of ROWS positions. Compiled in, as one constexpr."""
 
@@ -51,6 +63,7 @@ class WalkTiles(NamedTuple):
     ahead: Any  # tiles that are copied before they are needed
     part: Any  # queries that backward computes at a time
     panels: Any  # of a value
+    documents: Any  # whether the work is a `DocumentWalk`
 
 
 class LaneTiles(NamedTuple):
@@ -87,28 +100,39 @@ def value_panels(matrices: Sequence[Tensor]) -> int:
 
 
 def walk_launch(
-    kernel: Any, setting: LaneSetting, matrices: Sequence[Any], lse: Tensor, reach: int, scales: Sequence[float],
-    **flags: bool,
+    kernel: Any, setting: LaneSetting, call: Forward | Backward, matrices: Sequence[Any], results: Any, reach: int,
+    between: bool, scales: Sequence[float], **flags: bool,
 ) -> Launch:  # fmt: skip
     """The launch of a walk for Local(reach), whose programs share the positions of all heads. TMA copies those of `matrices`
-    that are tensors, others are arguments as they are.
+    that are tensors, others are arguments as they are. results: those that a walk over documents also stores by rows.
+    between: whether it has tiles between documents.
 
     Where heads are side by side in memory, each head has the same number of whole programs. These then read neighbouring
     addresses at about the same time.
     """
-    batch, heads, n, d = matrices[0].shape
-    panels = value_panels(matrices)
+    batch, heads, n, d = call.q.shape
+    documents, lse = call.layout.documents if call.layout else None, call.lse
     assert reach <= 2 * choice.ROWS
     assert lse.is_contiguous()
     whole = Lanes(0, 1, n, n, 1)
-    tiles, back = -(-n // choice.ROWS), 1 if reach <= choice.ROWS else 2
-    work = WalkWork(batch * heads * (tiles + back), heads, n, tiles)
+    back = 1 if reach <= choice.ROWS else 2
+    work: WalkWork | DocumentWalk
+    if documents is None:
+        sequences, tiles = batch * heads, -(-n // choice.ROWS)
+        work = WalkWork(sequences * (tiles + back), heads, n, tiles)
+    else:
+        table = walk_tiles(documents, choice.ROWS, back if between else 0)
+        sequences = documents.repeats * heads
+        work = DocumentWalk(sequences * len(table), heads, n, len(table), constant(table, lse.device))
     described = [lane_descriptor(x, whole, (1, choice.ROWS, d)) if isinstance(x, Tensor) else x for x in matrices]
-    arguments = *described, lse, work, *scales
-    walk = compiled(WalkTiles, far=reach, back=back, ahead=setting.stages, part=setting.part, panels=panels)
+    arguments = *described, None if documents is None else results, lse, work, *scales
+    walk = compiled(
+        WalkTiles, far=reach, back=back, ahead=setting.stages, part=setting.part, panels=value_panels(matrices),
+        documents=documents is not None,
+    )  # fmt: skip
     programs = processors(lse.device) * setting.per_processor
-    if heads_side_by_side(matrices[0]) and programs > batch * heads:
-        programs -= programs % (batch * heads)
+    if heads_side_by_side(matrices[0]) and programs > sequences:
+        programs -= programs % sequences
     constants = {"WALK": walk, **flags, "num_warps": 4, "maxnreg": setting.registers}
     return Launch(kernel, min(programs, work.positions), arguments, constants)
 

@@ -132,6 +132,15 @@ def scale_rows(sums, factors):
 
 
 @gluon.jit
+def add_panels(sums, others):
+    """The sums of panels."""
+    result = ()
+    for panel in gl.static_range(len(sums)):
+        result = result + (sums[panel] + others[panel],)
+    return result
+
+
+@gluon.jit
 def load_panels(panels, layout: gl.constexpr):
     """Panels in shared memory, as tensors."""
     loaded = ()

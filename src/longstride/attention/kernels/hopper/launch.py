@@ -11,11 +11,20 @@ from torch import Tensor
 
 from longstride.attention.kernels.arguments import compiled, matrix, row_shape, row_sizes
 from longstride.attention.kernels.backward import backward_row_stats, backward_sum_parts
-from longstride.attention.kernels.call import Backward, Forward
+from longstride.attention.kernels.call import Backward, Forward, has_only_documents
 from longstride.attention.kernels.hopper import choice
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
-from longstride.attention.kernels.hopper.choice import ROWS, TILE, WIDEST, Kind, choose, fits_tma, own_blocks_apart
+from longstride.attention.kernels.hopper.choice import (
+    ROWS,
+    TILE,
+    WIDEST,
+    Kind,
+    choose,
+    fits_tma,
+    long_enough,
+    own_blocks_apart,
+)
 from longstride.attention.kernels.hopper.chunk_forward import launch_chunk_forward
 from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
 from longstride.attention.kernels.hopper.lane_descriptors import lane_descriptor
@@ -40,7 +49,7 @@ LEAST_QUERIES = 2048
 
 def order(call: Forward | Backward, passes: list[Pass]) -> list[Pass]:
     kinds = [_kind(call, pass_, index > 0) for index, pass_ in enumerate(passes)]
-    lanes_first = choice.LANES_FIRST and isinstance(call, Forward) and kinds == ["walk", "lanes"]
+    lanes_first = isinstance(call, Forward) and call.v.shape[3] in choice.LANES_FIRST and kinds == ["walk", "lanes"]
     return passes[::-1] if lanes_first else passes
 
 
@@ -49,7 +58,7 @@ def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None
     if kind is None:
         return None
     if kind == "walk":
-        return [launch_walk_forward(call, job.far, accumulate)]
+        return [launch_walk_forward(call, _reach(call, job), accumulate)]
     if kind == "lanes":
         return [launch_lane_forward(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
     if kind == "chunks":
@@ -62,7 +71,7 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | No
     if kind is None:
         return None
     if kind == "walk":
-        return [launch_walk_backward(call, job.far)]
+        return [launch_walk_backward(call, _reach(call, job))]
     if kind == "lanes":
         return [launch_lane_backward(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
     row_stats = _new_row_stats(call, job.index_stride)
@@ -81,11 +90,22 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | No
 
 
 def _kind(call: Forward | Backward, pass_: Pass, accumulate: bool) -> Kind | None:
-    """The kind of kernel for a pass; None if there is none, or TMA does not read the tensors."""
-    if call.layout is not None or not fits_tma(*(x for x in call.tensors if x is not call.lse)):
+    """The kind of kernel for a pass; None if there is none, or TMA does not read the tensors. Walks alone take documents."""
+    if not fits_tma(*(x for x in call.tensors if x is not call.lse)):
         return None
     _, heads, n, d_qk = call.q.shape
-    return choose(pass_, isinstance(call, Backward), accumulate, heads, n, d_qk, call.v.shape[3])
+    kind = choose(pass_, isinstance(call, Backward), accumulate, heads, n, d_qk, call.v.shape[3])
+    if call.layout is None:
+        return kind
+    takes_documents = kind == "walk" and not accumulate and has_only_documents(call)
+    return kind if takes_documents and long_enough(call.layout.lengths) else None
+
+
+def _reach(call: Forward | Backward, job: Job) -> int:
+    """How far a walk looks back. That is compiled in, so in documents that are no longer it is a whole number of tiles,
+    whatever the longest document is."""
+    whole_past = job.far >= job.limit - 1
+    return -(-max(job.far, 1) // ROWS) * ROWS if call.layout is not None and whole_past else job.far
 
 
 def _tiles(call: Forward, pass_: Pass, accumulate: bool) -> Launch:

@@ -3,7 +3,8 @@
 A program walks along the sequence as walk_forward does, here from one tile of keys to the next: 64 keys are seen by the
 queries of their own tile and of the `back` tiles after it. These stay in shared memory, and their dq in registers, until all
 their keys are through. So a part begins `back` tiles early, and writes nothing there. Pairs lie keys down and queries
-across, as in lane_backward. After a head's last tile there are `back` tiles of zeros.
+across, as in lane_backward. After a head's last tile there are `back` tiles of zeros. With documents, each is walked along
+as a head is (walk_documents.py).
 
 With values of several panels, shared memory has no room for two programs with tiles of the output and of gradients. Then the
 output is loaded into registers, and gradients are written from the tiles of q, k and v that are done with.
@@ -12,13 +13,15 @@ output is loaded into registers, and gradients are written from the tiles of q, 
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from longstride.attention.kernels.arguments import matrix
 from longstride.attention.kernels.call import Backward
-from longstride.attention.kernels.hopper import lane_tiles
+from longstride.attention.kernels.hopper import lane_tiles, walk_documents
 from longstride.attention.kernels.hopper.lane_descriptors import value_panels, walk_launch
 from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs
@@ -28,8 +31,26 @@ from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.primitives import without_keys
 
 
+class Gradients(NamedTuple):
+    """As matrices."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+
+
 @gluon.jit
-def fetch_position(queries, query_tiles, keys, key_tiles, position, end, work, full, BACK: gl.constexpr):
+def place(position, work, WALK: gl.constexpr):
+    """Batch, head and tile there, with documents also its first row and how many rows it has."""
+    if WALK.documents:
+        return walk_documents.locate(position, work)
+    else:
+        batch, head, tile = lane_tiles.walk_place(position, work, WALK.back)
+        return batch, head, tile, 0, ROWS
+
+
+@gluon.jit
+def fetch_position(queries, query_tiles, keys, key_tiles, position, end, work, full, WALK: gl.constexpr):
     """Starts to copy in the values and keys of a position, and the last queries that see them.
 
     Tensors with several panels come first in both: Triton 3.6 takes ((a, b), (c,)) and ((a,), (b, c)) for one type, and
@@ -37,33 +58,61 @@ def fetch_position(queries, query_tiles, keys, key_tiles, position, end, work, f
     """
     present = position < end
     lane_tiles.expect_tiles(full, query_tiles + key_tiles, present)
-    batch, head, tile = lane_tiles.walk_place(position + BACK, work, BACK)
-    lane_tiles.copy_all(queries, (batch, head, 0, tile * ROWS), full, query_tiles, present)
-    batch, head, tile = lane_tiles.walk_place(position, work, BACK)
-    lane_tiles.copy_all(keys, (batch, head, 0, tile * ROWS), full, key_tiles, present)
+    batch, head, tile, tile_row, _ = place(position + WALK.back, work, WALK)
+    first = tile_row if WALK.documents else tile * ROWS
+    lane_tiles.copy_all(queries, (batch, head, 0, first), full, query_tiles, present)
+    batch, head, tile, tile_row, _ = place(position, work, WALK)
+    first = tile_row if WALK.documents else tile * ROWS
+    lane_tiles.copy_all(keys, (batch, head, 0, first), full, key_tiles, present)
 
 
 @gluon.jit
-def load_rows(matrix, batch, head, tile, position, work, D: gl.constexpr, PANELS: gl.constexpr):
-    """The panels of a tile, in registers; zeros after the last head."""
+def is_there(row, index, rows, position, work, WALK: gl.constexpr):
+    """Whether a row of the tile at a position is there; `index` is its position in the sequence."""
+    if WALK.documents:
+        return row < rows
+    else:
+        # The last positions have no newer tile: memory after the last head is not the caller's.
+        return (index >= 0) & (index < work.n) & (position < work.positions)
+
+
+@gluon.jit
+def load_rows(matrix, batch, head, first, rows, position, work, D: gl.constexpr, WALK: gl.constexpr):
+    """The panels of a tile, in registers; zeros for rows that are not there."""
     layout: gl.constexpr = row_layout(D)
-    row = tile * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    valid = (row >= 0) & (row < work.n) & (position < work.positions)
-    first = head_pointer(matrix, batch, head)
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    index = first + row
+    valid = is_there(row, index, rows, position, work, WALK)
+    head_rows = head_pointer(matrix, batch, head)
     result = ()
-    for panel in gl.static_range(PANELS):
-        pointers, mask = row_pointers(first + panel * D, row, valid, matrix.row, D, D, layout)
+    for panel in gl.static_range(WALK.panels):
+        pointers, mask = row_pointers(head_rows + panel * D, index, valid, matrix.row, D, D, layout)
         result = result + (gl.load(pointers, mask=mask, other=0.0),)
     return result
 
 
 @gluon.jit
-def store_panel(value, descriptor, batch, head, tile, staged, PANEL: gl.constexpr = 0):
+def write_panel(value, descriptor, batch, head, tile, tile_row, staged, WALK: gl.constexpr, PANEL: gl.constexpr):
     """Starts to write a panel of a gradient's tile."""
     tma.store_wait(2)
     staged.store(value.to(descriptor.dtype))
     fence_async_shared()
-    lane_tiles.copy_out(descriptor, (batch, head, 0, tile * ROWS), (staged,), PANEL)
+    first = tile_row if WALK.documents else tile * ROWS
+    lane_tiles.copy_out(descriptor, (batch, head, 0, first), (staged,), PANEL)
+
+
+@gluon.jit
+def store_panel(
+    value, descriptor, matrix, batch, head, tile, tile_row, rows, staged, WALK: gl.constexpr, PANEL: gl.constexpr = 0
+):  # fmt: skip
+    """Writes a panel of a gradient's tile, of which so many rows are the document's."""
+    if WALK.documents:
+        if rows < ROWS:
+            walk_documents.store_rows(value, matrix, batch, head, tile_row, rows, PANEL)
+        else:
+            write_panel(value, descriptor, batch, head, tile, tile_row, staged, WALK, PANEL)
+    else:
+        write_panel(value, descriptor, batch, head, tile, tile_row, staged, WALK, PANEL)
 
 
 @gluon.jit
@@ -76,15 +125,17 @@ def query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, place):
 
 @gluon.jit
 def walk_backward(
-    q, k, v, d_output, output, dq, dk, dv, lse, work, scale, softmax_scale, WALK: gl.constexpr
+    q, k, v, d_output, output, dq, dk, dv, gradient_rows, lse, work, scale, softmax_scale, WALK: gl.constexpr
 ):  # fmt: skip
-    """q to dv: tensor descriptors, except `output` where values have several panels, which is a Matrix then."""
+    """q to dv: tensor descriptors, except `output` where values have several panels, which is a Matrix then. gradient_rows:
+    `Gradients`, with documents."""
     dtype: gl.constexpr = q.dtype
     D: gl.constexpr = q.block_type.shape[4]
     FAR: gl.constexpr = WALK.far
     BACK: gl.constexpr = WALK.back
     AHEAD: gl.constexpr = WALK.ahead
     PART: gl.constexpr = WALK.part
+    DOCUMENTS: gl.constexpr = WALK.documents
     RING: gl.constexpr = AHEAD + BACK
     sum_layout: gl.constexpr = mma_layout(D)
     load_layout: gl.constexpr = row_layout(D)
@@ -112,10 +163,10 @@ def walk_backward(
         if PANELS == 1:
             fetch_position(
                 (output, d_output, q), (lane_tiles.panels_at(output_tiles, slot),) + newest_tiles, (v, k), first_keys,
-                first + slot, end, work, full.index(slot), BACK,
+                first + slot, end, work, full.index(slot), WALK,
             )  # fmt: skip
         else:
-            fetch_position((d_output, q), newest_tiles, (v, k), first_keys, first + slot, end, work, full.index(slot), BACK)
+            fetch_position((d_output, q), newest_tiles, (v, k), first_keys, first + slot, end, work, full.index(slot), WALK)
 
     row = gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [4], [0]))
     dq_next = gl.zeros([ROWS, D], gl.float32, sum_layout)
@@ -124,15 +175,15 @@ def walk_backward(
         count = position - first
         # Not known to be 0 before the loop: masks and addresses that the compiler makes there would fill the registers.
         zero = count >> 30
-        batch, head, tile = lane_tiles.walk_place(position + BACK, work, BACK)
-        index = tile * ROWS + row
+        batch, head, tile, tile_row, newest_rows = place(position + BACK, work, WALK)
+        newest_row = tile_row if DOCUMENTS else tile * ROWS
+        index = newest_row + row
         pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + index
-        # The last positions have no newer tile: memory after the last head is not the caller's.
-        valid = (index >= 0) & (index < work.n) & (position + BACK < work.positions)
+        valid = is_there(row, index, newest_rows, position + BACK, work, WALK)
         newest_lse = without_keys(gl.load(pointers, mask=valid, other=float("inf")))
         if PANELS > 1:
-            outputs = load_rows(output, batch, head, tile, position + BACK, work, D, PANELS)
-        batch, head, tile = lane_tiles.walk_place(position, work, BACK)
+            outputs = load_rows(output, batch, head, newest_row, newest_rows, position + BACK, work, D, WALK)
+        batch, head, tile, tile_row, rows = place(position, work, WALK)
         stage = count % AHEAD + zero
         now = count % RING
         after = (count + 1) % RING
@@ -140,12 +191,21 @@ def walk_backward(
         k_tile, v_tile = lane_tiles.tiles_at((k_tiles, v_tiles), stage)
         keys = k_tile[0], v_tile
         mbarrier.wait(full.index(stage), (count // AHEAD) & 1)
+        if DOCUMENTS:
+            if walk_documents.is_ragged(newest_rows):
+                newest_panels = lane_tiles.panels_at(d_output_tiles, newest) + lane_tiles.panels_at(q_tiles, newest)
+                walk_documents.clear_rows(newest_panels, newest_rows)
+            if walk_documents.is_ragged(rows):
+                walk_documents.clear_rows(v_tile + k_tile, rows)
         lse_rows.index(newest).store(newest_lse)
         d_outputs = lane_tiles.load_panels(lane_tiles.panels_at(d_output_tiles, newest), load_layout)
         if PANELS == 1:
             output_tile = lane_tiles.panels_at(output_tiles, stage)
             outputs = lane_tiles.load_panels(output_tile, load_layout)
-        delta_rows.index(newest).store(lane_tiles.row_products(d_outputs, outputs))
+        delta = lane_tiles.row_products(d_outputs, outputs)
+        if DOCUMENTS:  # The output of the next document may be NaN.
+            delta = gl.where(gl.arange(0, ROWS, gl.SliceLayout(1, load_layout)) < newest_rows, delta, 0.0)
+        delta_rows.index(newest).store(delta)
         if (tile >= 0) & (tile < work.tiles):
             dk_sum = gl.zeros([ROWS, D], gl.float32, sum_layout)
             dv_sum = lane_tiles.empty_sums(PANELS, D, sum_layout)
@@ -155,7 +215,8 @@ def walk_backward(
             )  # fmt: skip
             if position >= start:
                 dq_tile = staging.index(0) if PANELS == 1 else q_tiles[0].index(now)
-                store_panel(dq_sum * softmax_scale, dq, batch, head, tile, dq_tile)
+                dq_rows = gradient_rows.dq if DOCUMENTS else None
+                store_panel(dq_sum * softmax_scale, dq, dq_rows, batch, head, tile, tile_row, rows, dq_tile, WALK)
             queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, after)
             dq_next, dk_sum, dv_sum = add_pairs(
                 (dq_last, dk_sum, dv_sum), queries, keys, d_scores_tile, scale, zero, ROWS, 0, FAR, PART, BACK == 1, False
@@ -167,10 +228,12 @@ def walk_backward(
                 )  # fmt: skip
             if position >= start:
                 dk_tile = staging.index(1) if PANELS == 1 else k_tile[0]
-                store_panel(dk_sum * softmax_scale, dk, batch, head, tile, dk_tile)
+                dk_rows = gradient_rows.dk if DOCUMENTS else None
+                dv_rows = gradient_rows.dv if DOCUMENTS else None
+                store_panel(dk_sum * softmax_scale, dk, dk_rows, batch, head, tile, tile_row, rows, dk_tile, WALK)
                 for panel in gl.static_range(PANELS):
                     dv_tile = staging.index(2) if PANELS == 1 else v_tile[panel]
-                    store_panel(dv_sum[panel], dv, batch, head, tile, dv_tile, panel)
+                    store_panel(dv_sum[panel], dv, dv_rows, batch, head, tile, tile_row, rows, dv_tile, WALK, panel)
         else:
             dq_next = gl.zeros([ROWS, D], gl.float32, sum_layout)
             dq_last = gl.zeros([ROWS, D], gl.float32, sum_layout)
@@ -178,19 +241,20 @@ def walk_backward(
         if PANELS == 1:
             fetch_position(
                 (output, d_output, q), (output_tile,) + done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work,
-                full.index(stage), BACK,
+                full.index(stage), WALK,
             )  # fmt: skip
         else:
             tma.store_wait(0)  # The next tiles are copied to where gradients are written from.
             fetch_position(
-                (d_output, q), done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work, full.index(stage), BACK
+                (d_output, q), done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work, full.index(stage), WALK
             )  # fmt: skip
     tma.store_wait(0)
 
 
 def launch_walk_backward(call: Backward, reach: int) -> Launch:
     """For Local(reach), reach <= 128."""
-    q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
+    q, k, v, d_output, output, _, dq, dk, dv = call.tensors
     matrices = q, k, v, d_output, output if v.shape[3] == q.shape[3] else matrix(output), dq, dk, dv
+    rows = Gradients(matrix(dq), matrix(dk), matrix(dv))
     setting = walk_backward_settings(q.shape[3], value_panels(matrices))
-    return walk_launch(walk_backward, setting, matrices, lse, reach, call.scales)
+    return walk_launch(walk_backward, setting, call, matrices, rows, reach, True, call.scales)

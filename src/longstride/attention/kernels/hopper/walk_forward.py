@@ -2,7 +2,8 @@
 
 A program walks along the sequence in tiles of 64 positions and keeps the keys and values of the last ones in shared memory.
 Each is read once, and again only where a program starts. Programs have equal parts of all heads' positions, so a part may
-run on from one head into the next. Before a head's first tile there are `back` tiles, which TMA fills with zeros.
+run on from one head into the next. Before a head's first tile there are `back` tiles, which TMA fills with zeros. With
+documents (walk_documents.py), one follows the other.
 
 After an earlier pass, whose keys are others, the results of both are merged. Its output is copied in with the queries, to
 where the merged output is then written from.
@@ -21,8 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from longstride.attention.kernels.arguments import matrix
 from longstride.attention.kernels.call import Forward
-from longstride.attention.kernels.hopper import lane_tiles
+from longstride.attention.kernels.hopper import lane_tiles, walk_documents
 from longstride.attention.kernels.hopper.lane_descriptors import value_panels, walk_launch
 from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
@@ -32,10 +34,14 @@ from longstride.attention.kernels.primitives import LOWEST
 
 
 @gluon.jit
-def place(position, work, BACK: gl.constexpr):
-    """Batch, head and tile there; a tile below 0 is one of those before the sequence."""
-    batch, head, tile = lane_tiles.walk_place(position, work, BACK)
-    return batch, head, tile - BACK
+def place(position, work, WALK: gl.constexpr):
+    """Batch, head and tile there, with documents also its first row and how many rows it has. A tile below 0 is one of those
+    before the sequence."""
+    if WALK.documents:
+        return walk_documents.locate(position, work)
+    else:
+        batch, head, tile = lane_tiles.walk_place(position, work, WALK.back)
+        return batch, head, tile - WALK.back, 0, ROWS
 
 
 @gluon.jit
@@ -50,10 +56,11 @@ def following_place(batch, head, tile, work, BACK: gl.constexpr):
 
 
 @gluon.jit
-def fetch_tile(descriptors, batch, head, tile, present, full, tiles):
+def fetch_tile(descriptors, batch, head, tile, tile_row, present, full, tiles, WALK: gl.constexpr):
     """Starts to copy the tile at a place in, if it is present."""
     lane_tiles.expect_tiles(full, tiles, present)
-    lane_tiles.copy_all(descriptors, (batch, head, 0, tile * ROWS), full, tiles, present)
+    first = tile_row if WALK.documents else tile * ROWS
+    lane_tiles.copy_all(descriptors, (batch, head, 0, first), full, tiles, present)
 
 
 @gluon.jit
@@ -71,20 +78,31 @@ def weigh(scores, largest, tile, scale, DISTANCE: gl.constexpr):
 
 
 @gluon.jit
-def lse_pointers(lse, batch, head, tile, work, layout: gl.constexpr):
+def lse_pointers(lse, batch, head, first, end, work, layout: gl.constexpr):
     """Pointers to the lse of a tile's queries, and the mask for them."""
-    row = tile * ROWS + gl.arange(0, ROWS, layout)
-    return lse + (batch * work.heads + head).to(gl.int64) * work.n + row, row < work.n
+    row = first + gl.arange(0, ROWS, layout)
+    return lse + (batch * work.heads + head).to(gl.int64) * work.n + row, row < end
 
 
 @gluon.jit
-def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr, ACCUMULATE: gl.constexpr):
-    """q, k, v, output: tensor descriptors. ACCUMULATE: merges with the output and lse of an earlier pass."""
+def write_tile(results, output, batch, head, first, staged):
+    """Starts to write the output's tile at a place."""
+    for panel in gl.static_range(len(results)):
+        staged[panel].store(results[panel].to(output.dtype))
+    fence_async_shared()
+    lane_tiles.copy_out(output, (batch, head, 0, first), staged)
+
+
+@gluon.jit
+def walk_forward(q, k, v, output, output_rows, lse, work, scale, WALK: gl.constexpr, ACCUMULATE: gl.constexpr):
+    """q, k, v, output: tensor descriptors. output_rows: the output as a Matrix, with documents. ACCUMULATE: merges with the
+    output and lse of an earlier pass; not with documents."""
     dtype: gl.constexpr = q.dtype
     D: gl.constexpr = q.block_type.shape[4]
     FAR: gl.constexpr = WALK.far
     BACK: gl.constexpr = WALK.back
     AHEAD: gl.constexpr = WALK.ahead
+    DOCUMENTS: gl.constexpr = WALK.documents
     RING: gl.constexpr = AHEAD + BACK
     STAGED: gl.constexpr = AHEAD + 1 if ACCUMULATE else 1
     layout: gl.constexpr = mma_layout(ROWS)
@@ -102,19 +120,21 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr, ACCUMULA
         sources = q, k, v, output
     for slot in gl.static_range(RING):
         # The tiles before the program's own have keys and values for it, but no queries.
-        batch, head, tile = place(start - BACK + slot, work, BACK)
+        batch, head, tile, tile_row, rows = place(start - BACK + slot, work, WALK)
         if slot < BACK:
-            fetch_tile((k, v), batch, head, tile, True, full.index(slot), lane_tiles.tiles_at((k_tiles, v_tiles), slot))
+            tiles = lane_tiles.tiles_at((k_tiles, v_tiles), slot)
+            fetch_tile((k, v), batch, head, tile, tile_row, True, full.index(slot), tiles, WALK)
         else:
             tiles = (lane_tiles.panels_at(q_tiles, slot - BACK),) + lane_tiles.tiles_at((k_tiles, v_tiles), slot)
             if ACCUMULATE:
                 tiles = tiles + (lane_tiles.panels_at(staging, slot - BACK),)
-            fetch_tile(sources, batch, head, tile, start - BACK + slot < end, full.index(slot), tiles)
+            present = start - BACK + slot < end
+            fetch_tile(sources, batch, head, tile, tile_row, present, full.index(slot), tiles, WALK)
     for slot in gl.static_range(BACK):
         mbarrier.wait(full.index(slot), 0)
 
-    batch, head, tile = place(start, work, BACK)
-    ahead_batch, ahead_head, ahead_tile = place(start + AHEAD, work, BACK)
+    batch, head, tile, tile_row, rows = place(start, work, WALK)
+    ahead_batch, ahead_head, ahead_tile, ahead_row, _ = place(start + AHEAD, work, WALK)
     for position in range(start, end):
         count = position - start
         # Not known to be 0 before the loop: masks that the compiler makes there would fill the registers.
@@ -123,9 +143,19 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr, ACCUMULA
         q_tile = lane_tiles.panels_at(q_tiles, count % AHEAD)
         staged = lane_tiles.panels_at(staging, count % STAGED)
         mbarrier.wait(full.index(now), ((count + BACK) // RING) & 1)
+        if DOCUMENTS:
+            if walk_documents.is_ragged(rows):
+                walk_documents.clear_rows(lane_tiles.panels_at(v_tiles, now), rows)
+            for distance in gl.static_range(1, BACK + 1):
+                if tile < distance:  # Those are of the document before.
+                    others_place = (count + BACK - distance) % RING
+                    others_tiles = lane_tiles.panels_at(v_tiles, others_place) + lane_tiles.panels_at(k_tiles, others_place)
+                    walk_documents.clear_tiles(others_tiles)
         if tile >= 0:
+            first_row = tile_row if DOCUMENTS else tile * ROWS
+            end_row = tile_row + rows if DOCUMENTS else work.n
             if ACCUMULATE:
-                pointers, valid = lse_pointers(lse, batch, head, tile, work, lse_layout)
+                pointers, valid = lse_pointers(lse, batch, head, first_row, end_row, work, lse_layout)
                 earlier_lse = gl.load(pointers, mask=valid, other=float("-inf"))
             zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
             scores = ()
@@ -156,32 +186,42 @@ def walk_forward(q, k, v, output, lse, work, scale, WALK: gl.constexpr, ACCUMULA
                 earlier_weight = gl.exp2(earlier_lse - merged_max)
                 weight = weight * shrink + earlier_weight
                 largest = merged_max
-            pointers, valid = lse_pointers(lse, batch, head, tile, work, lse_layout)
+            pointers, valid = lse_pointers(lse, batch, head, first_row, end_row, work, lse_layout)
             gl.store(pointers, largest + gl.log2(weight), mask=valid)
             inverse = 1.0 / gl.where(weight == 0, 1.0, weight)
             tma.store_wait(0)
-            sums = lane_tiles.scale_rows(lane_tiles.wait_for(sums), inverse * shrink if ACCUMULATE else inverse)
+            results = lane_tiles.scale_rows(lane_tiles.wait_for(sums), inverse * shrink if ACCUMULATE else inverse)
             if ACCUMULATE:
                 earlier = lane_tiles.scale_rows(lane_tiles.load_panels(staged, sum_layout), inverse * earlier_weight)
-            for panel in gl.static_range(WALK.panels):
-                result = sums[panel] + earlier[panel] if ACCUMULATE else sums[panel]
-                staged[panel].store(result.to(dtype))
-            fence_async_shared()
-            lane_tiles.copy_out(output, (batch, head, 0, tile * ROWS), staged)
+                results = lane_tiles.add_panels(results, earlier)
+            if DOCUMENTS:
+                if rows < ROWS:
+                    for panel in gl.static_range(WALK.panels):
+                        walk_documents.store_rows(results[panel], output_rows, batch, head, tile_row, rows, panel)
+                else:
+                    write_tile(results, output, batch, head, first_row, staged)
+            else:
+                write_tile(results, output, batch, head, first_row, staged)
         free = (count + BACK + AHEAD) % RING
         free_tiles = q_tile, lane_tiles.panels_at(k_tiles, free), lane_tiles.panels_at(v_tiles, free)
         if ACCUMULATE:
             free_tiles = free_tiles + (lane_tiles.panels_at(staging, (count + AHEAD) % STAGED),)
             if tile < 0:  # The place before may have written from there.
                 tma.store_wait(0)
-        fetch_tile(sources, ahead_batch, ahead_head, ahead_tile, position + AHEAD < end, full.index(free), free_tiles)
-        batch, head, tile = following_place(batch, head, tile, work, BACK)
-        ahead_batch, ahead_head, ahead_tile = following_place(ahead_batch, ahead_head, ahead_tile, work, BACK)
+        present = position + AHEAD < end
+        fetch_tile(sources, ahead_batch, ahead_head, ahead_tile, ahead_row, present, full.index(free), free_tiles, WALK)
+        if DOCUMENTS:
+            batch, head, tile, tile_row, rows = place(position + 1, work, WALK)
+            ahead_batch, ahead_head, ahead_tile, ahead_row, _ = place(position + 1 + AHEAD, work, WALK)
+        else:
+            batch, head, tile = following_place(batch, head, tile, work, BACK)
+            ahead_batch, ahead_head, ahead_tile = following_place(ahead_batch, ahead_head, ahead_tile, work, BACK)
     tma.store_wait(0)
 
 
 def launch_walk_forward(call: Forward, reach: int, accumulate: bool) -> Launch:
     """For Local(reach), reach <= 128."""
-    *matrices, lse = call.tensors
+    *matrices, _ = call.tensors
     setting = walk_forward_settings(call.q.shape[3], value_panels(matrices), accumulate)
-    return walk_launch(walk_forward, setting, matrices, lse, reach, [call.scale], ACCUMULATE=accumulate)
+    rows = matrix(call.output)
+    return walk_launch(walk_forward, setting, call, matrices, rows, reach, False, [call.scale], ACCUMULATE=accumulate)
