@@ -269,6 +269,41 @@ def test_hooks_of_blocks_see_the_stream(fused):
     assert seen[0][1].shape == result.shape
 
 
+def test_hooks_before_a_block_see_the_stream(fused):
+    made, seen = model(layers=2), []
+    with torch.no_grad():
+        stream = made.blocks[0](made.embedding(some_bytes()))
+    made.blocks[1].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
+    made.hidden(some_bytes())
+    torch.testing.assert_close(seen[0], stream)
+
+
+def test_a_hook_may_change_the_gradient_of_the_stream(fused):
+    """All of it: also what goes to the feed-forward network of the block before."""
+    made = model(layers=2)
+    made.blocks[1].register_full_backward_hook(lambda block, d_inputs, _: (0 * d_inputs[0], *d_inputs[1:]))
+    made.loss(some_bytes()).backward()
+    assert made.blocks[1].ff.outer.weight.grad.any()
+    assert not made.blocks[0].ff.outer.weight.grad.any()
+
+
+def test_a_feed_forward_network_is_called_where_it_has_hooks_or_is_wrapped(fused):
+    class Wrapped(torch.nn.Module):
+        def __init__(self, ff):
+            super().__init__()
+            self.wrapped = ff
+
+        def forward(self, h, x, dropout=None):
+            return self.wrapped(h, x, dropout)
+
+    made, seen = model(layers=3), []
+    expected = made.hidden(some_bytes())
+    made.blocks[0].ff.register_forward_hook(lambda ff, inputs, output: seen.append(output))
+    made.blocks[1].ff = Wrapped(made.blocks[1].ff)
+    torch.testing.assert_close(made.hidden(some_bytes()), expected)
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize("used", [0, 1])
 def test_one_of_the_stream_and_its_norm_may_have_no_gradient(used, fused):
     norm, h = Norm(24).double(), torch.randn(5, 24, dtype=torch.float64, requires_grad=True)
@@ -344,6 +379,51 @@ def test_logits_of_half_precision_are_float32(dtype, fused):
         assert distance <= 2 * allowed
     with torch.no_grad():  # Evaluation rounds nothing.
         assert torch.equal(residual.logits(h, norm, layer), layer(norm(h.float())))
+
+
+class Adapted(torch.nn.Module):
+    """A layer with an adapter, which shows the weight of the layer as its own."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.scale = layer, torch.nn.Parameter(torch.tensor(3.0))
+
+    @property
+    def weight(self):
+        return self.layer.weight
+
+    @property
+    def bias(self):
+        return self.layer.bias
+
+    def forward(self, x):
+        return self.scale * self.layer(x)
+
+
+def test_logits_of_another_output_layer(fused):
+    """One with an adapter, with a bias or with a hook is called."""
+    norm, h = Norm(16), torch.randn(2, 3, 16).bfloat16()
+    adapted, shifted, hooked = (
+        Adapted(layers.Linear(16, 8, bias=False)),
+        layers.Linear(16, 8),
+        layers.Linear(16, 8, bias=False),
+    )
+    hooked.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    for layer in (adapted, shifted, hooked):
+        assert torch.equal(residual.logits(h, norm, layer), layer(norm(h.float())))
+    hooked = Norm(16)
+    hooked.register_forward_hook(lambda norm, inputs, output: 2 * output)
+    layer = layers.Linear(16, 8, bias=False)
+    assert torch.equal(residual.logits(h, hooked, layer), layer(hooked(h.float())))
+
+
+def test_logits_of_no_position(fused):
+    norm, layer, h = Norm(16), layers.Linear(16, 8, bias=False), torch.randn(2, 0, 16).bfloat16().requires_grad_()
+    made = residual.logits(h, norm, layer)
+    made.sum().backward()
+    assert made.shape == (2, 0, 8)
+    assert h.grad.shape == h.shape
+    assert not layer.weight.grad.any()
 
 
 @pytest.mark.parametrize("recompute", ["off", "on", "parts"])

@@ -59,6 +59,13 @@ def is_fused(x: Tensor) -> bool:
     return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and torch.is_grad_enabled()
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something besides its forward runs when a module is called."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )  # fmt: skip
+
+
 def linear(x: Tensor, layer: layers.Linear) -> Tensor:
     """Applies a linear layer."""
     if not is_fused(x) or torch.is_autocast_enabled(x.device.type):  # Autocast chooses the dtypes of both passes.
@@ -77,9 +84,10 @@ def logits(h: Tensor, norm: nn.Module, layer: layers.Linear) -> Tensor:
     """Returns norm(h) times the layer's weight, in float32 at least.
 
     In training with half precision the product's inputs are rounded to it, as everywhere in the network. Without gradients
-    they are float32.
+    they are float32. A layer that another module has taken the place of, such as one with an adapter, is called as it is.
     """
-    if is_fused(h) and h.dtype in residual_ops.HALF and not torch.is_autocast_enabled(h.device.type):
+    plain = type(layer) is layers.Linear and layer.bias is None and not (has_hooks(layer) or has_hooks(norm))
+    if plain and is_fused(h) and h.dtype in residual_ops.HALF and not torch.is_autocast_enabled(h.device.type):
         return _Float32Product.apply(normalize(h, norm)[1], layer.weight)
     return layer(norm(layers.wide(h)))
 

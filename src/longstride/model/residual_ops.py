@@ -183,7 +183,7 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
 
 def _float32_product(x: Tensor, weight: Tensor) -> Tensor:
     """Returns x times the transposed weight, in float32 at least."""
-    return _multiply(_rows(x), weight.T).view(*x.shape[:-1], -1)
+    return _multiply(_rows(x), weight.T).view(*x.shape[:-1], weight.shape[0])
 
 
 def _float32_product_like(x: Tensor, weight: Tensor) -> Tensor:

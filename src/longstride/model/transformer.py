@@ -158,9 +158,9 @@ class SparseTransformer(nn.Module):
         """Whether a block leaves its last addition to the next: that saves a pass over memory in each direction.
 
         Not to a block that is recomputed, which would have to keep one more tensor; nor with fsdp, which wraps blocks and
-        frees the bias of a block after it; nor with hooks, which expect the stream.
+        frees the bias of a block after it; nor with hooks, which expect the stream, or with another module as `ff`.
         """
-        plain = all(type(one) is ResidualBlock and not one._forward_hooks for one in self.blocks[block : block + 2])
+        plain = all(_is_plain(one) for one in self.blocks[block : block + 2])
         return residual.is_fused(h) and plain and list(recomputed[block : block + 2]) == ["off", "off"]
 
     def logits(self, h: Tensor) -> Tensor:
@@ -212,6 +212,12 @@ class SparseTransformer(nn.Module):
             least, most = int(tokens.min()), int(tokens.max())
             if not 0 <= least <= most < BYTES:
                 raise ValueError(f"SparseTransformer: bytes must be 0 to 255, got {least} to {most}")
+
+
+def _is_plain(block: nn.Module) -> bool:
+    """Whether a block and its `ff` are what they were made as, without hooks."""
+    of_type = type(block) is ResidualBlock and type(block.ff) is FeedForward
+    return of_type and not (residual.has_hooks(block) or residual.has_hooks(block.ff))  # type: ignore[arg-type]
 
 
 def _checkpointed(block: nn.Module, choice: str) -> Callable[..., Tensor]:
