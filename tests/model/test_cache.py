@@ -51,3 +51,14 @@ def test_a_shorter_sequence_needs_less():
 def test_slots_are_made_once():
     small = config()
     assert slots(small.patterns(0)[0], 24) is slots(small.patterns(0)[1], 24)
+
+
+def test_few_tables_of_long_prompts_are_kept(monkeypatch):
+    monkeypatch.setattr("longstride.model.cache.TABLE_POSITIONS", 30)
+    cache = Cache(config())
+    for n in (4, 24, 6, 4, 20, 23):
+        cache.kept_slots([0], [n], n)
+        assert sum(cache._tables) <= 30
+    for n in (4, 6, 8, 12):
+        cache.kept_slots([0], [n], n)
+    assert list(cache._tables) == [4, 6, 8, 12]

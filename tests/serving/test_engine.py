@@ -235,6 +235,23 @@ def test_a_place_that_was_left_is_free_when_the_prompts_beside_it_are_read(monke
     assert [one[0][0] for one in asyncio.run(work())] == [alone(made, job) for job in jobs[1:]]
 
 
+def test_a_place_that_was_left_is_free_while_a_sample_that_was_read_with_it_goes_on(monkeypatch):
+    monkeypatch.setattr("longstride.serving.pace.READING_SECONDS", 0)
+    made = model()
+
+    async def work():
+        engine = Engine(made, places=JointPlaces(made, 2))  # Not started: its turns are taken here.
+        engine.submit([Job(b"abcdefgh", 50)])
+        scored = engine.submit([Job(b"ijklmnop", 50, likely=0, scores_prompt=True)])
+        while not engine._running:  # The other one is scored after this.
+            engine._go_on()
+        scored.cancel()
+        engine._go_on()
+        assert [stream.answers is scored for stream in engine._held] == [False]
+
+    asyncio.run(work())
+
+
 def test_a_pass_that_nobody_waits_for_ends_at_once(monkeypatch):
     monkeypatch.setattr("longstride.serving.pace.READING_SECONDS", 0)
     made, places = model(), JointPlaces(model(), 2)

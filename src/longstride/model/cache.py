@@ -19,8 +19,9 @@ from longstride.model.config import ModelConfig
 from longstride.model.decode import View
 from longstride.model.slots import Slots, slots
 
-MOST_TABLES = 16
-"""Lengths of padded prompts whose tables are kept."""
+TABLE_POSITIONS = 2**17
+"""The most positions of all tables that are kept, each of which takes 16 bytes a head: long prompts have lengths of their
+own, and their tables are large."""
 
 
 class Cache:
@@ -84,7 +85,7 @@ class Cache:
                  torch.stack([head.lifetimes(positions) for head in heads]))
                 for heads, count in zip(self.heads[: self.cycle], self.slots)
             ]  # fmt: skip
-            if len(self._tables) > MOST_TABLES:
+            while len(self._tables) > 1 and sum(self._tables) > TABLE_POSITIONS:
                 self._tables.popitem(last=False)
         self._tables.move_to_end(n)
         return self._tables[n]

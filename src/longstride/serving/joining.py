@@ -30,8 +30,9 @@ class Joining:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether one of its streams still waits. As long as one does, this writes to the places of all of them."""
-        return not all(stream.done for stream in self.streams)
+        """Whether one of its streams still waits. As long as one does, this writes to the places of all of them. Those that
+        have their prompts do not wait: if they did, a place that was left would not be free before they end."""
+        return any(stream.joining is self and not stream.done for stream in self.streams)
 
     def read(self, waiting: Iterable[Stream]) -> int | None:
         """Does the next part of the work. waiting: streams that wait for their prompts; at its beginning, some may join.
