@@ -74,10 +74,10 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("column(20)", 2, 3, 1003, 64, 128, LANES * 2, ["lane_backward"] * 2),
     ("block(96)", 2, 2, 3000, 64, 128, LANES * 2, ["lane_backward"] * 2),
     ("merged(strided(96))", 2, 2, 3072, 64, 128, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
-    ("merged(strided(16))", 1, 2, 1003, 64, 128, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
+    ("merged(strided(16))", 1, 2, 1003, 64, 128, [*WALK, *LANES * 2], ["walk_backward", *["lane_backward"] * 2]),
     ("merged(strided(16))", 2, 2, 1003, 32, 32, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
     ("merged(strided(10))", 1, 2, 1000, 64, 64, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
-    ("merged(strided(32))", 2, 2, 3072, 64, 128, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
+    ("merged(strided(32))", 2, 2, 3072, 64, 128, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
     ("merged(fixed(96, 8))", 2, 2, 1003, 64, 128, PAST, OWN_BACK),
     ("merged(fixed(96, 8))", 1, 2, 6001, 64, 128, PAST, OWN_BACK + PARTS_BACK),
     ("merged(fixed(256, 32))", 1, 2, 1100, 64, 128, PAST, CELLS_BACK),
@@ -87,7 +87,7 @@ CASES = [  # patterns, batch, heads, n, d_qk, d_v; the kernels forward, and back
     ("local(2)|column(4)", 1, 2, 2048, 64, 128, [*WALK, *PAST], ["walk_backward", *TILES_BACK]),
     # Programs that walk on for several tiles, from one head into the next.
     ("merged(strided(100))", 4, 8, 3000, 64, 64, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
-    ("merged(strided(32))", 4, 4, 3072, 64, 128, [*LANES, *WALK], ["walk_backward", "lane_backward"]),
+    ("merged(strided(32))", 4, 4, 3072, 64, 128, [*WALK, *LANES], ["walk_backward", "lane_backward"]),
     ("merged(strided(8))", 4, 9, 1999, 32, 32, [*LANES * 2, *WALK], ["walk_backward", *["lane_backward"] * 2]),
 ]
 SLOW = [
