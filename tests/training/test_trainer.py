@@ -30,7 +30,7 @@ SMALL = {
 """Kind, data, item, batch and steps; and the share of what a byte's frequency alone gives that is left then."""
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["text-small", pytest.param("image-small", marks=pytest.mark.slow), "audio-small"])
 def test_small_presets_learn_real_data(name, tmp_path):
     """Well under what a byte's frequency alone gives."""
     kind, data, item, batch, steps, share = SMALL[name]

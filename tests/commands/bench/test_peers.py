@@ -17,6 +17,7 @@ def inputs(n=256, batch=1):
     return [torch.randn(batch, 2, n, 16) for _ in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="FlexAttention compiles C++")
 def test_flex_attention_computes_the_same_pattern():
     pattern = union(*strided(16))
