@@ -20,7 +20,7 @@ from longstride.attention.api import attend_backward, attend_forward
 from longstride.model import feed_forward
 from longstride.model.dropout import draw_mask
 from longstride.model.host_inputs import HostInputs
-from longstride.model.layers import drop
+from longstride.model.layers import check_plain, drop
 from longstride.model.residual import ops
 
 GROUP_BYTES = 2**30
@@ -44,6 +44,8 @@ def blocks_in_parts(
     Only h is kept. The backward pass computes the inputs of the other blocks again, and overwrites the gradient of the
     result with that of h, to save memory.
     """
+    for block in blocks:
+        check_plain("recompute in parts", block, 'give recompute="on"')
     return _BlocksInParts.apply(h, blocks, seeds, rotation, host, *(x for block in blocks for x in block.parameters()))
 
 

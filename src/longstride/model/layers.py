@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 SLOPE = 1.702
 EPSILON = 1e-5
+LAYERS = frozenset({"query_key_value", "project", "inner", "outer", "output", "norm_attention", "norm_ff", "norm"})
+"""Names of the linear layers and norms in a network."""
 FEW = 8
 """The least number of rows at which a CPU's matrix product rounds independently of that number."""
 
@@ -30,6 +32,30 @@ class Linear(nn.Linear):
         # A CPU rounds products of few rows differently by their number, so a sample would depend on the batch size: pad.
         filled = F.pad(x.reshape(rows, -1), (0, 0, 0, FEW - rows))
         return F.linear(filled, weight, bias)[:rows].view(*x.shape[:-1], -1)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something besides its forward runs when a module is called."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )  # fmt: skip
+
+
+def is_plain(*layers: nn.Module) -> bool:
+    """Whether the layers compute what their weights say, so that a kernel may take the weights and leave the call out.
+
+    Not with hooks, nor where another module has taken a layer's place, such as one with an adapter.
+    """
+    return all(type(layer) in (Linear, Norm) and not has_hooks(layer) for layer in layers)
+
+
+def check_plain(owner: str, network: nn.Module, fix: str) -> None:
+    """Refuses a network, or a block, that computes something else than its weights say, for code that reads only them."""
+    for name, module in network.named_modules():
+        if has_hooks(module):
+            raise ValueError(f"{owner}: {name or 'the network'} has hooks, which would not run; remove them, or {fix}")
+        if name.rpartition(".")[2] in LAYERS and type(module) not in (Linear, Norm, RootMeanSquareNorm):
+            raise ValueError(f"{owner}: {name} is of type {type(module).__name__}, not a layer of the network itself; {fix}")
 
 
 class Norm(nn.LayerNorm):

@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from longstride.attention.api import HAS_TRITON
 from longstride.model import layers, residual_ops
 from longstride.model.dropout import draw_mask
+from longstride.model.layers import has_hooks, is_plain
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ops = residual_ops.OPS
@@ -59,23 +60,21 @@ def is_fused(x: Tensor) -> bool:
     return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and torch.is_grad_enabled()
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something besides its forward runs when a module is called."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )  # fmt: skip
+def _takes(x: Tensor, layer: nn.Module) -> bool:
+    """Whether a layer's product is computed here. Autocast chooses the dtypes of both passes itself."""
+    return is_fused(x) and is_plain(layer) and not torch.is_autocast_enabled(x.device.type)
 
 
 def linear(x: Tensor, layer: layers.Linear) -> Tensor:
-    """Applies a linear layer."""
-    if not is_fused(x) or torch.is_autocast_enabled(x.device.type):  # Autocast chooses the dtypes of both passes.
+    """Applies a linear layer, or what has taken its place."""
+    if not _takes(x, layer):
         return layer(x)
     return _Linear.apply(x, layer.weight, layer.bias)
 
 
 def product(x: Tensor, layer: layers.Linear) -> Product:
     """Applies a linear layer, but for a bias that the next function can add."""
-    if layer.bias is None or not is_fused(x) or torch.is_autocast_enabled(x.device.type):
+    if not _takes(x, layer) or layer.bias is None:
         return Product(linear(x, layer), None)
     return Product(_Linear.apply(x, layer.weight, None), layer.bias)
 
@@ -86,7 +85,7 @@ def logits(h: Tensor, norm: nn.Module, layer: layers.Linear) -> Tensor:
     In training with half precision the product's inputs are rounded to it, as everywhere in the network. Without gradients
     they are float32. A layer that another module has taken the place of, such as one with an adapter, is called as it is.
     """
-    plain = type(layer) is layers.Linear and layer.bias is None and not (has_hooks(layer) or has_hooks(norm))
+    plain = is_plain(layer) and layer.bias is None and not has_hooks(norm)
     if plain and is_fused(h) and h.dtype in residual_ops.HALF and not torch.is_autocast_enabled(h.device.type):
         return _Float32Product.apply(normalize(h, norm)[1], layer.weight)
     return layer(norm(layers.wide(h)))
@@ -94,7 +93,7 @@ def logits(h: Tensor, norm: nn.Module, layer: layers.Linear) -> Tensor:
 
 def normalize(h: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Returns h and norm(h). Go on with the h that is returned: its gradient joins the norm's."""
-    if not (is_fused(h) and isinstance(norm, nn.LayerNorm)):
+    if not (is_fused(h) and is_plain(norm)):
         return h, norm(h)
     stream, normalized, *_ = _AddNorm.apply(h, None, None, norm.weight, norm.bias, None, 1.0, norm.eps)
     return stream, normalized
@@ -104,7 +103,7 @@ def add_and_normalize(
     h: Tensor, branch: Product, norm: nn.Module, dropout: Dropout | None = None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns h + dropout(branch), and its norm."""
-    if not (is_fused(h) and isinstance(norm, nn.LayerNorm)):
+    if not (is_fused(h) and is_plain(norm)):
         h = add(h, branch, dropout)
         return h, norm(h)
     seed, keep = (None, 1.0) if dropout is None else (dropout.seed, dropout.keep)

@@ -25,7 +25,7 @@ from longstride.model.dropout import draw_mask, draw_seeds
 from longstride.model.embedding import Embedding
 from longstride.model.host_inputs import HostInputs, HostMemory
 from longstride.model.initial_weights import initialise
-from longstride.model.layers import Linear, Norm, RootMeanSquareNorm
+from longstride.model.layers import Linear, Norm, RootMeanSquareNorm, has_hooks, is_plain
 from longstride.model.loss import nats
 from longstride.model.recompute import IN_PARTS, segment_slices
 from longstride.model.residual import Branch, Dropout, Product, add, add_and_normalize, gelu, normalize, product
@@ -45,7 +45,7 @@ class FeedForward(nn.Module):
 
     def forward(self, h: Tensor, x: Tensor, dropout: Dropout | None = None) -> Tensor:
         """Returns h + dropout(ff(x))."""
-        if self.recompute and torch.is_grad_enabled() and not residual.is_fused(x):
+        if self.recompute and torch.is_grad_enabled() and not residual.is_fused(x) and is_plain(self.inner, self.outer):
             mask = None if dropout is None else draw_mask(x, dropout.rate, dropout.seed)
             scale = 1 / (1 - self.dropout)
             return h + feed_forward.recomputed_feed_forward(x, self.inner, self.outer, self.outer.bias, mask, scale)
@@ -54,6 +54,8 @@ class FeedForward(nn.Module):
     def branch(self, x: Tensor) -> Product:
         """Returns ff(x)."""
         inner, outer = self.inner, self.outer
+        if not is_plain(inner, outer):
+            return product(gelu(product(x, inner)), outer)
         if not torch.is_grad_enabled():
             return Product(feed_forward.feed_forward_in_parts(x, inner, outer), None)
         if self.recompute:
@@ -217,7 +219,7 @@ class SparseTransformer(nn.Module):
 def _is_plain(block: nn.Module) -> bool:
     """Whether a block and its `ff` are what they were made as, without hooks."""
     of_type = type(block) is ResidualBlock and type(block.ff) is FeedForward
-    return of_type and not (residual.has_hooks(block) or residual.has_hooks(block.ff))  # type: ignore[arg-type]
+    return of_type and not (has_hooks(block) or has_hooks(block.ff))  # type: ignore[arg-type]
 
 
 def _checkpointed(block: nn.Module, choice: str) -> Callable[..., Tensor]:

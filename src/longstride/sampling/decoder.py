@@ -21,7 +21,7 @@ from torch import Tensor
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.cache import Cache
 from longstride.model.decode import View, decode, views
-from longstride.model.layers import FEW, Linear
+from longstride.model.layers import FEW, Linear, check_plain
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.position import NetworkPosition, Products
 from longstride.sampling.sampler import pick_bytes, probabilities, uniform
@@ -222,6 +222,7 @@ def make_cache(model: SparseTransformer, batch: int, length: int) -> Cache:
 
 def in_float32(model: SparseTransformer) -> SparseTransformer:
     """Returns a copy with float32 activations, no dropout, and block weights rounded to the model's precision."""
+    check_plain("sample", model, "merge what they add into the layers' weights")
     config = replace(model.config, precision="float32", dropout=0.0, recompute="off")
     weights = dict(model.state_dict())
     if model.config.precision not in ("float32", "float64"):
