@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from longstride.attention.kernels.compilation import compile_together, only_compiles
 from longstride.attention.kernels.driver import DriverLaunch, UnsupportedError, relaxed_capture
 
 MOST_PLANS = 4096
@@ -64,6 +65,11 @@ class Launch:
     def through_triton(self, tensors: Sequence[Tensor]) -> Any:
         """Launches the kernel, compiling it if need be. Returns the compiled kernel; None in the interpreter."""
         return self.kernel[(self.programs,)](*(_fill(argument, tensors) for argument in self.arguments), **self.constants)
+
+    def compile(self, tensors: Sequence[Tensor]) -> Any:
+        """Has Triton compile the kernel that `through_triton` launches. Returns what its `warmup` returns."""
+        arguments = (_fill(argument, tensors) for argument in self.arguments)
+        return self.kernel.warmup(*arguments, grid=(self.programs,), **self.constants)
 
 
 def _fill(argument: Any, tensors: Sequence[Tensor]) -> Any:
@@ -149,7 +155,12 @@ class Plan:
             launch(addresses, stream)
 
     def _first_run(self, tensors: Sequence[Tensor]) -> None:
+        kernels = [partial(launch.compile, tensors) for launch in self.launches]
+        if only_compiles(self, kernels, self.index):
+            return
         with capture_safe(self.on_gpu):
+            if self.on_gpu and len(kernels) > 1 and not torch.cuda.is_current_stream_capturing():
+                compile_together(kernels, self.index)
             compiled = [launch.through_triton(tensors) for launch in self.launches]
             if self.on_gpu and self.aligned:
                 try:

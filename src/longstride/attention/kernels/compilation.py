@@ -1,0 +1,103 @@
+"""Compilation of several kernels at once, in threads, before they are launched.
+
+Triton compiles a kernel when it is launched for the first time, and the call waits: for one kernel after the other. Most of
+that is work of compilers, which need no lock of Python, so as many kernels as there are cores take little longer than one.
+"""
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import Context
+from typing import Any
+
+import torch
+
+Compile = Callable[[], Any]
+"""Has Triton compile a kernel, without a launch, by its method `warmup`."""
+
+
+class Compiler:
+    """Compiles kernels in threads of its own, from the moment that they are added."""
+
+    def __init__(self) -> None:
+        import triton
+
+        self.threads = ThreadPoolExecutor(os.cpu_count())
+        self.mode: Any = triton.AsyncCompileMode(self.threads)
+        self.kernels: list[tuple[Any, int]] = []
+        """Kernels that are being compiled, and the indices of their devices."""
+        self.plans: set[Hashable] = set()
+
+    def add(self, kernels: Iterable[Compile], device: int) -> None:
+        """Starts to compile kernels. Those that Triton has in memory cost next to nothing."""
+
+        def start() -> None:
+            self.mode.__enter__()  # In a context of its own, so that it is left without a wait.
+            with torch.cuda.device(device):
+                self.kernels += [(kernel(), device) for kernel in kernels]
+
+        Context().run(start)
+
+    def finish(self) -> None:
+        """Waits for all kernels, and loads them."""
+
+        def wait() -> None:
+            with self.mode:
+                pass
+
+        try:
+            Context().run(wait)
+            for _ in self.threads.map(_load, self.kernels):
+                pass
+        finally:
+            self.threads.shutdown(cancel_futures=True)
+
+
+def _load(item: tuple[Any, int]) -> None:
+    """Loads a compiled kernel. Triton 3.6 has a C compiler make its launcher, which takes as long as a small kernel."""
+    import triton
+
+    kernel, device = item
+    if isinstance(kernel, triton.FutureKernel):
+        kernel = kernel.result()
+    with torch.cuda.device(device):
+        _ = kernel.run
+
+
+def compile_together(kernels: Iterable[Compile], device: int) -> None:
+    """Compiles and loads kernels for the device of this index."""
+    compiler = Compiler()
+    compiler.add(kernels, device)
+    compiler.finish()
+
+
+_compiler: Compiler | None = None
+
+
+@contextmanager
+def compile_only() -> Iterator[None]:
+    """Context in which plans that have not run yet do not run: their results stay as they are in memory. At its end their
+    kernels are compiled and loaded. It holds for all threads, as autograd has its own."""
+    global _compiler
+    assert _compiler is None
+    _compiler = compiler = Compiler()
+    try:
+        yield
+    except BaseException:
+        compiler.threads.shutdown(wait=False, cancel_futures=True)
+        raise
+    finally:
+        _compiler = None
+    compiler.finish()
+
+
+def only_compiles(plan: Hashable, kernels: Iterable[Compile], device: int) -> bool:
+    """Returns whether kernels are only compiled now, and if so starts to compile those of the plan."""
+    compiler = _compiler
+    if compiler is None:
+        return False
+    if plan not in compiler.plans:
+        compiler.plans.add(plan)
+        compiler.add(kernels, device)
+    return True

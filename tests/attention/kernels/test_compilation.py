@@ -1,0 +1,121 @@
+"""Kernels that are compiled together, with kernels that stand in for Triton's."""
+
+import threading
+import weakref
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+import triton
+
+from longstride.attention.kernels import launch
+from longstride.attention.kernels.compilation import compile_only, compile_together
+from longstride.attention.kernels.launch import Launch, Plan, Workspace
+
+
+class Kernel:
+    """Says what Triton is asked to do with it. Its compilation waits for that of its companions."""
+
+    def __init__(self, done, together=None, error=None):
+        self.done, self.together, self.error, self.cached = done, together, error, None
+
+    def warmup(self, *arguments, grid, **constants):
+        if self.cached is not None:
+            return self.cached
+        mode = triton.runtime._async_compile.active_mode.get()
+        return mode.submit(id(self), self._compile, lambda kernel: setattr(self, "cached", kernel))
+
+    def _compile(self):
+        if self.together is not None:
+            self.together.wait(10)
+        if self.error is not None:
+            raise self.error
+        self.done.append("compiled")
+        return self
+
+    @property
+    def run(self):
+        self.done.append("loaded")
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: self.done.append(("launched", grid, arguments, constants))
+
+
+def plan(kernels, x):
+    return Plan([Launch(kernel, 3, (x, 5), {"num_warps": 4}) for kernel in kernels], [x], Workspace(x.device), True)
+
+
+def test_kernels_are_compiled_at_the_same_time_and_loaded(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    done, together = [], threading.Barrier(3)  # Broken unless three threads reach it.
+    kernels = [Kernel(done, together) for _ in range(3)]
+    compile_together([partial(kernel.warmup, grid=(1,)) for kernel in kernels], -1)
+    assert done == ["compiled"] * 3 + ["loaded"] * 3
+    # Triton has them in memory now.
+    compile_together([partial(kernel.warmup, grid=(1,)) for kernel in kernels], -1)
+    assert done[6:] == ["loaded"] * 3
+
+
+def test_plans_do_not_run_while_kernels_are_only_compiled():
+    done, x, y = [], torch.ones(4), torch.zeros(4)
+    kernels = [Kernel(done), Kernel(done)]
+    first, second = plan(kernels[:1], x), plan(kernels, x)
+    with compile_only():
+        first.run([x])
+        thread = threading.Thread(target=second.run, args=([x],))  # As autograd's.
+        thread.start()
+        thread.join()
+        second.run([y])
+        assert set(done) <= {"compiled"}
+    # Each launch is compiled once, though the second plan ran twice; the first kernel, of both plans, too.
+    assert sorted(done) == ["compiled"] * 2 + ["loaded"] * 3
+    done.clear()
+    second.run([y])
+    assert [(what, grid, arguments[0] is y, arguments[1], constants) for what, grid, arguments, constants in done] == [
+        ("launched", (3,), True, 5, {"num_warps": 4})
+    ] * 2
+
+
+@pytest.mark.parametrize(("count", "capturing", "together"), [(2, False, True), (1, False, False), (2, True, False)])
+def test_the_kernels_of_a_plan_are_compiled_together(count, capturing, together, monkeypatch):
+    """As on a GPU. A single kernel is compiled by its launch, as are all in a capture, which threads must not disturb."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(launch, "relaxed_capture", nullcontext)
+    done, x = [], torch.ones(4)
+    made = Plan([Launch(Kernel(done), 3, (x,), {}) for _ in range(count)], [x], Workspace(x.device), aligned=False)
+    made.on_gpu = True
+    made._first_run([x])
+    before = ["compiled"] * count + ["loaded"] * count if together else []
+    assert done[: len(before)] == before
+    assert [what[0] for what in done[len(before) :]] == ["launched"] * count
+
+
+def test_tensors_of_a_pass_that_only_compiles_are_not_kept():
+    x = torch.ones(4)
+    made, there = plan([Kernel([])], torch.ones(4)), weakref.ref(x)
+    with compile_only():
+        made.run([x])
+        del x
+        assert there() is None
+
+
+def test_an_error_of_a_compilation_is_raised_and_leaves_nothing_behind():
+    done, x = [], torch.ones(4)
+    broken = plan([Kernel(done, error=ValueError("no such layout"))], x)
+    with pytest.raises(ValueError, match="no such layout"), compile_only():
+        broken.run([x])
+    good = plan([Kernel(done)], x)
+    with compile_only():
+        good.run([x])
+    assert done == ["compiled", "loaded"]
+
+
+def test_an_error_of_the_pass_ends_it():
+    done, x = [], torch.ones(4)
+    made = plan([Kernel(done)], x)
+    with pytest.raises(KeyError), compile_only():
+        {}[made.run([x])]
+    done.clear()
+    made.run([x])
+    assert [what[0] for what in done] == ["launched"]

@@ -1,0 +1,60 @@
+"""Kernels of a step are compiled before the first one, and in parallel."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from longstride.training.ranks import Ranks
+from longstride.training.trainer import Trainer, compiles_first
+from tests.training.small import config, same, step
+
+
+def test_a_pass_that_only_compiles_compiles_all_that_a_step_needs(tmp_path):
+    """With Triton's compiler, for a Hopper GPU; launches are counted, not made."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "tests.training.first_step", tmp_path]
+    answer = json.loads(subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    assert {"gelu_product", "gelu_product_gradient", "lane_forward", "lane_backward"} < set(answer["compiled before"])
+    assert answer["compiled before"] == answer["loaded before"]
+    assert answer["launched before"] == answer["compiled in the step"] == []
+    assert set(answer["launched"]) == set(answer["compiled before"])
+    assert answer["threads"] >= min(2, os.cpu_count())
+    assert answer["changed"] == answer["gradients"] == []
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "recompute", "expected"),
+    [
+        ("cuda", 1, "off", True),
+        ("cuda", 1, "off + parts", True),
+        ("cuda", 1, "2*parts", False),
+        ("cuda", 1, "host + again", False),
+        ("cuda", 2, "off", False),
+        ("cpu", 1, "off", False),
+    ],
+)
+def test_which_runs_compile_first(device, count, recompute, expected, tmp_path):
+    made = config(tmp_path, model={"recompute": recompute})
+    assert compiles_first(made, torch.device(device), Ranks(count=count)) == expected
+
+
+def test_only_the_first_step_has_a_pass_before_it(tmp_path, monkeypatch):
+    """Compiled or not, the run has the same weights, as its steps set the seed of their dropout."""
+    passes, final = [], []
+    compile_kernels = Trainer._compile_kernels
+    monkeypatch.setattr(
+        Trainer, "_compile_kernels", lambda self, tokens: (passes.append(self.step), compile_kernels(self, tokens))
+    )
+    for first in (False, True):
+        trainer = Trainer(config(tmp_path / str(first)), resume=False, say=lambda line: None)
+        trainer.compiles_first = first
+        for number in range(2):
+            step(trainer, torch.from_numpy(trainer.training.batch(0, number, trainer.config.batch)))
+        trainer.close()
+        final.append(trainer.model.state_dict())
+    assert passes == [0]
+    assert same(*final)
