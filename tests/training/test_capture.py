@@ -156,6 +156,15 @@ def test_an_overflow_in_float16_is_skipped(how, graphs, tmp_path, monkeypatch):
     assert [row["loss"] is None for row in rows] == [False, True, False, True, True, False, False, False]
 
 
+def test_a_line_of_metrics_counts_the_skipped_steps_of_its_interval(graphs, tmp_path, monkeypatch):
+    """Also if the run was stopped in between."""
+    made = config(tmp_path, model={"precision": "float16"}, log_every=4, validate_every=12, save_every=100)
+    poison(monkeypatch, [2, 3, 7, 12], float("inf"))
+    train(made, until=3)
+    train(made, resume=True)
+    assert [row["skipped"] for row in read_metrics(tmp_path / "run")] == [2, 1, 1]
+
+
 def test_a_run_that_is_not_finite_saves_the_step_before(graphs, tmp_path, monkeypatch):
     data = store(tmp_path / "data")
     poison(monkeypatch, [6], float("nan"))

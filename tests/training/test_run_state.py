@@ -15,7 +15,7 @@ def read(numbers):
     return RunState.read(numbers, 4, "state.json")
 
 
-@pytest.mark.parametrize("run_state", [RunState(), RunState(2.5, 3, 1, [1.0, 2.0])])
+@pytest.mark.parametrize("run_state", [RunState(), RunState(2.5, 3, 1, [1.0, 2.0], 2)])
 def test_what_is_saved_is_read(run_state):
     assert read(json.loads(json.dumps(asdict(run_state)))) == run_state
 
@@ -33,12 +33,18 @@ def test_what_is_saved_is_read(run_state):
         ({"losses": "none"}, "losses must be a list, got str"),
         ({"losses": [1.0] * 5}, "the number of losses must be at most its step, 4, got 5"),
         ({"losses": [float("nan")]}, "losses must be a finite number, got nan"),
+        ({"skipped": -1}, "skipped must be at least 0, got -1"),
+        ({"skipped": 5}, "skipped must be at most its step, 4, got 5"),
     ],
     ids=str,
 )
 def test_what_is_forged_is_named(changes, says):
     with pytest.raises(ValueError, match=f"^state.json: {says}"):
         read(GOOD | changes)
+
+
+def test_older_checkpoints_have_no_skipped_steps():
+    assert read(GOOD).skipped == 0
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -147,10 +147,11 @@ def _loop(
         if trainer.step % config.log_every == 0 or validated:
             step_metrics = trainer.finish_steps()
             row = {**trainer.run_state.loss_row(trainer.step), **step_metrics, **speed.row(trainer.step, batches.waited)}
+            row["skipped"] = trainer.run_state.skipped
             if validated:
                 row["valid_bits_per_byte"] = trainer.validate()
             ranks.run_on_first(partial(report, row))
-            trainer.run_state.losses = []
+            trainer.run_state.begin_row()
             speed.restart(batches.waited)
             trainer.write_unwritten_best()
         if trainer.step % config.save_every == 0 or last:

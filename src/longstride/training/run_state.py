@@ -16,6 +16,12 @@ class RunState:
     """Validations since the best one."""
     losses: list[float] = field(default_factory=list)
     """Losses of the steps since the last line of metrics."""
+    skipped: int = 0
+    """Steps since then that changed no weight, as their gradients were not finite in float16."""
+
+    def begin_row(self) -> None:
+        """Forgets the steps before a line of metrics."""
+        self.losses, self.skipped = [], 0
 
     def loss_row(self, step: int) -> dict[str, Any]:
         """The mean loss for a line of metrics."""
@@ -38,6 +44,8 @@ class RunState:
         if not isinstance(values["losses"], list):
             raise ValueError(f"{owner}: losses must be a list, got {type(values['losses']).__name__}")
         _at_most(owner, "the number of losses", len(values["losses"]), step)
+        skipped = whole_number(owner, "skipped", values.get("skipped", 0), 0)  # Older checkpoints do not have it.
+        state.skipped = _at_most(owner, "skipped", skipped, step)
         state.losses = [finite_number(owner, "losses", loss) for loss in values["losses"]]
         return state
 

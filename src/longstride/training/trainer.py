@@ -279,6 +279,7 @@ class Trainer:
             )
         if isfinite(loss):
             self.run_state.losses.append(loss)
+        self.run_state.skipped += int(skipped)
         self.step_metrics = {"learning_rate": values.rate, "gradient_norm": norm, "skipped": int(skipped)}
         if self.updates.loss_scale is not None:
             self.step_metrics["loss_scale"] = scale
