@@ -104,6 +104,19 @@ def test_the_nearest_plan_has_a_shorter_context():
     assert nearest_plan(train_preset("cifar10", model={"recompute": "auto"}), 2**30, 0) is None
 
 
+def test_the_nearest_plan_keeps_the_batch_in_parts_if_they_fit():
+    config = train_preset("enwik8", batch=6, model={"recompute": "auto"})
+    assert make_plan(config, int(2.9 * GB), 0) is None
+    plan = nearest_plan(config, int(2.9 * GB), 0)
+    assert (plan.config.model.context, plan.config.batch, plan.config.accumulate) == (6144, 6, 6)
+    # One sequence alone needs no sum of gradients: a longer context rather than the batch.
+    config = train_preset("music-65536", batch=2, model={"recompute": "auto"})
+    plan = nearest_plan(config, int(3.85 * GB), 4 * 2**30)
+    assert (plan.config.model.context, plan.config.batch, plan.config.accumulate) == (8192, 1, 1)
+    shorter = replace(config, model=replace(config.model, context=8192))
+    assert make_plan(shorter, int(3.85 * GB), 4 * 2**30) is None
+
+
 def test_the_largest_batch():
     config = train_preset("enwik8", model={"recompute": "auto"})
     plan = largest_batch(config, 16 * GB, 0)

@@ -67,19 +67,21 @@ def accumulations(config: TrainConfig, processes: int) -> list[int]:
 
 
 def nearest_plan(config: TrainConfig, memory: int, host: int | None = None, processes: int = 1) -> Plan | None:
-    """Returns the plan with the longest context that fits, one sequence at a time; None if not even a short one does.
+    """Returns the plan with the longest context that fits; None if not even a short one does.
 
-    The context is the given one divided by a power of two."""
-    config = replace(config, batch=processes, accumulate=1)
+    The context is the given one divided by a power of two. The batch is the given one if it fits in parts, which need
+    memory for the sum of their gradients; else one sequence for each process."""
+    one_each = replace(config, batch=processes, accumulate=1)
     context = config.model.context
     while context > 1:
         context //= 2
-        try:
-            plan = make_plan(replace(config, model=replace(config.model, context=context)), memory, host, processes)
-        except ValueError:  # An image has the context that it has.
-            return None
-        if plan is not None:
-            return plan
+        for start in (config, one_each):
+            try:
+                plan = make_plan(replace(start, model=replace(start.model, context=context)), memory, host, processes)
+            except ValueError:  # An image has the context that it has.
+                return None
+            if plan is not None:
+                return plan
     return None
 
 
