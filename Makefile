@@ -7,7 +7,7 @@ READY := .venv/.ready
 # Each begins with one half of the tests, so that it makes what the tests of a file share once; who is done takes over.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
-.PHONY: setup demo test test-all test-page lint format bench clean
+.PHONY: setup demo test test-all test-gpu test-page lint format bench clean
 
 setup: $(READY)
 
@@ -28,6 +28,11 @@ test: lint
 
 test-all: lint
 	$(TEST) -m ''
+
+# On a machine with a GPU: the tests that use it where there is one, slow ones too.
+test-gpu: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -q -m 'not page' \
+		$$(grep -rl --include='test_*.py' 'cuda.is_available' tests)
 
 # The page in Chromium: Debian's package, and Playwright to drive it.
 test-page: setup
