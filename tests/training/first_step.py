@@ -23,6 +23,7 @@ from longstride.attention import api
 from longstride.attention.kernels import call, ops, views
 from longstride.attention.kernels.hopper import choice, chunk_forward, lane_descriptors, launch
 from longstride.model import product_kernels, product_ops, residual, residual_kernels, residual_ops
+from longstride.training.first_step import compile_kernels
 from longstride.training.trainer import Trainer
 from tests.training.small import config, store
 
@@ -106,7 +107,7 @@ def main(folder, one_by_one):
     tokens = torch.from_numpy(trainer.training.batch(0, 0, made.batch))
     before = {name: x.clone() for name, x in trainer.model.state_dict().items()}
     if not one_by_one:
-        trainer._compile_kernels(tokens)
+        compile_kernels(trainer.model, lambda: trainer.updates.backward(trainer.parallel.loss(tokens)))
     answer = {
         "changed": [name for name, x in trainer.model.state_dict().items() if not torch.equal(x, before[name])],
         "gradients": [name for name, x in trainer.model.named_parameters() if x.grad is not None],

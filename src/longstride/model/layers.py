@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+HALF = (torch.float16, torch.bfloat16)
 SLOPE = 1.702
 EPSILON = 1e-5
 LAYERS = frozenset({"query_key_value", "project", "inner", "outer", "output", "norm_attention", "norm_ff", "norm"})
@@ -124,6 +125,13 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
 def wide(x: Tensor) -> Tensor:
     """Returns x in float32 at least."""
     return x.to(_compute_dtype(x))
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Returns a @ b, summed and returned in float32 at least."""
+    if a.is_cuda and a.dtype in HALF:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return wide(a) @ wide(b)
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def logits(h: Tensor, norm: nn.Module, layer: layers.Linear) -> Tensor:
     they are float32. A layer that another module has taken the place of, such as one with an adapter, is called as it is.
     """
     plain = is_plain(layer) and layer.bias is None and not has_hooks(norm)
-    if plain and is_fused(h) and h.dtype in residual_ops.HALF and not torch.is_autocast_enabled(h.device.type):
+    if plain and is_fused(h) and h.dtype in layers.HALF and not torch.is_autocast_enabled(h.device.type):
         return _Float32Product.apply(normalize(h, norm)[1], layer.weight)
     return layer(norm(layers.wide(h)))
 

@@ -16,8 +16,6 @@ from longstride.model import layers, operators
 from longstride.model.dropout import draw_mask
 from longstride.model.layers import wide
 
-HALF = (torch.float16, torch.bfloat16)
-
 
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
@@ -174,16 +172,9 @@ def _bias_gelu_backward_like(d_output: Tensor, x: Tensor, bias: Tensor | None) -
     return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=compute_dtype)
 
 
-def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Returns a @ b, summed and returned in float32 at least."""
-    if a.is_cuda and a.dtype in HALF:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return wide(a) @ wide(b)
-
-
 def _float32_product(x: Tensor, weight: Tensor) -> Tensor:
     """Returns x times the transposed weight, in float32 at least."""
-    return _multiply(_rows(x), weight.T).view(*x.shape[:-1], weight.shape[0])
+    return layers.wide_product(_rows(x), weight.T).view(*x.shape[:-1], weight.shape[0])
 
 
 def _float32_product_like(x: Tensor, weight: Tensor) -> Tensor:
@@ -192,7 +183,7 @@ def _float32_product_like(x: Tensor, weight: Tensor) -> Tensor:
 
 def _linear_backward(d_output: Tensor, x: Tensor, sum_rows: bool) -> tuple[Tensor, Tensor]:
     """Returns the gradients of a linear layer's weight and bias, in float32 at least; the second is empty if not wanted."""
-    d_weight = _multiply(_rows(d_output).T, _rows(x))
+    d_weight = layers.wide_product(_rows(d_output).T, _rows(x))
     d_bias = _add_backward(d_output, None, 1.0)[1][0] if sum_rows else d_weight.new_empty(0)
     return d_weight, d_bias
 

@@ -135,7 +135,7 @@ class SparseTransformer(nn.Module):
     def hidden(self, tokens: Tensor) -> Tensor:
         """Returns H_N, the output of the last block."""
         self._check(tokens)
-        h = self.embedding(tokens).to(getattr(torch, self.config.precision))
+        h = self.embedding(tokens, getattr(torch, self.config.precision))
         rotation = self.embedding.rotation(torch.arange(tokens.shape[1], device=tokens.device))
         recomputed = self.recomputed if torch.is_grad_enabled() else ("off",) * len(self.blocks)
         host = HostInputs(self.host_memory, h, recomputed.count("host")) if "host" in recomputed else None

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.compilation import compile_only
 from longstride.data.loader import Sequences
 from longstride.model import SparseTransformer
 from longstride.model.cost import check_memory
 from longstride.model.recompute import IN_PARTS
-from longstride.training import capture
+from longstride.training import capture, first_step
 from longstride.training.budget import validation_batch
 from longstride.training.checkpoint import Checkpoints
 from longstride.training.config import TrainConfig
@@ -36,12 +35,6 @@ from longstride.training.validation import validate, write_samples
 
 Say = Callable[[str], None]
 """Prints a line for the user."""
-
-
-def compiles_first(config: TrainConfig, device: torch.device, ranks: Ranks) -> bool:
-    """Whether a pass that only compiles kernels comes before the first step. It takes the time of the other work of a step,
-    which is long if all blocks are computed in parts. Several processes have a pass of their own (`ParallelModel`)."""
-    return device.type == "cuda" and ranks.count == 1 and not set(config.model.recomputed) <= set(IN_PARTS)
 
 
 class Trainer:
@@ -96,7 +89,7 @@ class Trainer:
         if self.plain_because is None:
             report = say if config.capture == "auto" else None
             self.compute = capture.CapturedStep(self._compute, self.optimizers, self.device, report)
-        self.compiles_first = compiles_first(config, self.device, ranks)
+        self.compiles_first = first_step.compiles_first(config, self.device, ranks)
         """Whether the next step is the first, and its kernels are compiled before it."""
         if self.device.type == "cuda":
             why = "" if self.plain_because is None else f": {self.plain_because}"
@@ -217,7 +210,8 @@ class Trainer:
         config = self.config
         if self.compiles_first:
             self.compiles_first = False
-            self._compile_kernels(tokens)
+            part = tokens.chunk(config.accumulate)[0]
+            first_step.compile_kernels(self.model, lambda: self.updates.backward(self.parallel.loss(part)))
         torch.manual_seed(_step_seed(config.seed, self.step, self.ranks.rank))
         rate = learning_rate(config.optimizer, self.step, config.steps)
         self.updates.set_learning_rate(rate)
@@ -229,15 +223,6 @@ class Trainer:
         self.unread.append(StepValues(self.step, rate, values))
         while len(self.unread) > 1:
             self._read_step()
-
-    def _compile_kernels(self, tokens: Tensor) -> None:
-        """Compiles our kernels of a step in parallel; the first step would wait for one after the other. Products and what
-        else is PyTorch's run, on memory that no kernel has filled, and their results are dropped."""
-        with compile_only():
-            self.updates.backward(self.parallel.loss(tokens.chunk(self.config.accumulate)[0]))
-        self.model.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # A captured step runs on another stream, which cannot use this stream's memory.
 
     def _compute(self, tokens: Tensor) -> Tensor:
         """Computes a step on the device, without a wait for its result: loss, gradient norm, whether the step was skipped,

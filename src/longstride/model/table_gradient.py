@@ -1,0 +1,77 @@
+"""The gradient of an embedding table, with the same bits in every run, also on a GPU.
+
+There PyTorch adds the rows of an index in an order that differs from run to run, if there are thousands of them. Here a
+product with a one-hot matrix adds them, exact for each number and summed in float32:
+
+    d_table [rows, width] = one_hot(index)^T [rows, n] d_output [n, width]
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from longstride.model.layers import wide_product
+
+ONE_HOT_BYTES = 2**26
+"""The most bytes of a one-hot matrix. More indices take several products."""
+PIECES = 3
+"""bfloat16 has 8 significant bits, and float32 has 24."""
+
+
+def uses_products(weight: Tensor) -> bool:
+    """Whether gradients are products. On a CPU PyTorch's sums have the same bits in every run, and take less time."""
+    return weight.is_cuda and weight.requires_grad and weight.dtype == torch.float32 and torch.is_grad_enabled()
+
+
+def lookup(weight: Tensor, index: Tensor, rounded: torch.dtype | None) -> Tensor:
+    """Returns the rows [..., width] of the indices [...]. `rounded`: as for `Table`."""
+    return _Lookup.apply(weight, index, rounded)
+
+
+class _Lookup(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, index: Tensor, rounded: torch.dtype | None) -> Tensor:
+        return F.embedding(index, weight)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        weight, index, ctx.rounded = inputs
+        ctx.rows = len(weight)
+        ctx.save_for_backward(index)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, None, None]:
+        d_output = d_output if ctx.rounded is None else d_output.to(ctx.rounded)
+        return sum_by_index(d_output.flatten(0, -2), ctx.saved_tensors[0].flatten(), ctx.rows), None, None
+
+
+def sum_by_index(x: Tensor, index: Tensor, rows: int) -> Tensor:
+    """Returns the sums of those rows of x [n, width] that have the same index [n], float32 [rows, width]."""
+    total = x.new_zeros(rows, x.shape[1], dtype=torch.float32)
+    if not len(x):
+        return total
+    numbers = torch.arange(rows, device=x.device)
+    together = max(1, ONE_HOT_BYTES // (2 * rows))
+    for own, own_index in zip(x.split(together), index.split(together)):
+        pieces = [own] if own.dtype != torch.float32 else _pieces(own)
+        one_hot = (own_index[:, None] == numbers).to(pieces[0].dtype)
+        # One product for all pieces.
+        sums = wide_product(one_hot.T, torch.cat(pieces, 1))
+        for part in sums.chunk(len(pieces), 1):
+            total = total + part
+    return total
+
+
+def _pieces(x: Tensor) -> list[Tensor]:
+    """Returns tensors in bfloat16 that add up to x, float32. Products in float32 would be without tensor cores."""
+    found: list[Tensor] = []
+    for _ in range(PIECES):
+        found.append(x.to(torch.bfloat16))
+        x = x - found[-1]
+    return found

@@ -1,0 +1,26 @@
+"""Compilation of a training step's kernels in parallel, before the first step, which would wait for one after the other."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from longstride.attention.kernels.compilation import compile_only
+from longstride.model.recompute import IN_PARTS
+from longstride.training.config import TrainConfig
+from longstride.training.ranks import Ranks
+
+
+def compiles_first(config: TrainConfig, device: torch.device, ranks: Ranks) -> bool:
+    """Whether a pass that only compiles kernels comes before the first step. It takes the time of the other work of a step,
+    which is long if all blocks are computed in parts. Several processes have a pass of their own (`ParallelModel`)."""
+    return device.type == "cuda" and ranks.count == 1 and not set(config.model.recomputed) <= set(IN_PARTS)
+
+
+def compile_kernels(model: nn.Module, forward_and_backward: Callable[[], None]) -> None:
+    """Compiles our kernels of a forward and backward pass of the model. Products and what else is PyTorch's run, on memory
+    that no kernel has filled, and the gradients are dropped."""
+    with compile_only():
+        forward_and_backward()
+    model.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()  # A captured step runs on another stream, which cannot use this stream's memory.
