@@ -61,8 +61,8 @@ def sum_by_index(x: Tensor, index: Tensor, rows: int) -> Tensor:
     for own, own_index in zip(x.split(together), index.split(together)):
         pieces = [own] if own.dtype != torch.float32 else _pieces(own)
         one_hot = (own_index[:, None] == numbers).to(pieces[0].dtype)
-        # One product for all pieces.
-        sums = wide_product(one_hot.T, torch.cat(pieces, 1))
+        side_by_side = torch.cat(pieces, 1) if len(pieces) > 1 else own
+        sums = wide_product(one_hot.T, side_by_side)
         for part in sums.chunk(len(pieces), 1):
             total = total + part
     return total
