@@ -172,6 +172,18 @@ def test_an_empty_batch(impl):
 
 
 @ALL
+@pytest.mark.parametrize("options", [{"documents": (3, 10, 10)}, {"documents": (3, 20)}, {"offset": 2}], ids=str)
+def test_an_empty_batch_of_any_layout(impl, options):
+    q, k, v = (x.requires_grad_() for x in tensors(batch=0))
+    q = q[:, :, :5] if "offset" in options else q
+    output = attend(q, k, v, [PATTERN, Block(4), Summary(4, 2)], impl=impl, **options)
+    assert output.shape == (0, 3, q.shape[2], 6)
+    output.sum().backward()
+    assert k.grad is not None
+    assert k.grad.shape == k.shape
+
+
+@ALL
 def test_a_single_position(impl):
     q, k, v = tensors(n=1)
     for pattern in (PATTERN, Dense(), Block(9)):

@@ -84,18 +84,15 @@ def split_documents(q: Sequence[int], k: Sequence[int], documents: Sequence[int]
 
 @lru_cache(maxsize=256)
 def _pieces(batch: int, heads: int, documents: tuple[int, ...], least: int) -> Sequence[Piece]:
-    def entries(run: Sequence[int]) -> int:
-        return batch if len(run) > 1 else 1
-
     def is_large(run: Sequence[int]) -> bool:
-        return batch // entries(run) * heads * sum(run) >= least
+        return (batch if len(run) == 1 else 1) * heads * sum(run) >= least
 
     found: list[Piece] = []
     first = 0
     runs = [tuple(run) for _, run in groupby(documents)]
     for large, some in groupby(runs, is_large):
         for lengths in some if large else [tuple(chain(*some))]:
-            numbers = range(batch) if large and entries(lengths) > 1 else (None,)
+            numbers = range(batch) if large and batch > 1 and len(lengths) > 1 else (None,)
             own = lengths if len(lengths) > 1 else ()
             found += [Piece(number, first, sum(lengths), own) for number in numbers]
             first += sum(lengths)
