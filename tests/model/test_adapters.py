@@ -86,6 +86,20 @@ def test_hooks_of_layers_run(place, fused):
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("place", [*PLACES, "norm_attention", "norm_ff", "ff", "attention"])
+def test_a_forward_that_an_instance_has_of_its_own_is_called(place, fused):
+    """As some adapters, and accelerate, replace it."""
+    made, seen = double_model(), []
+    expected = made.loss(some_bytes())
+    layer = made.get_submodule(f"blocks.1.{place}")
+    forward = layer.forward
+    layer.forward = lambda *arguments: seen.append(0) or forward(*arguments)
+    torch.testing.assert_close(made.loss(some_bytes()), expected)
+    assert len(seen) == 1
+    with pytest.raises(ValueError, match=rf"^sample: blocks\.1\.{place} has hooks or a forward of its own"):
+        Decoder(made)
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_parametrized_layer_has_its_gradient(place, fused):
     made = double_model()

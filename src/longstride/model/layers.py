@@ -36,10 +36,9 @@ class Linear(nn.Linear):
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something besides its forward runs when a module is called."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )  # fmt: skip
+    """Whether something besides the forward of its class runs when a module is called: hooks, or a forward of its own."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks) or "forward" in vars(module)
 
 
 def is_plain(*layers: nn.Module) -> bool:
@@ -54,7 +53,8 @@ def check_plain(owner: str, network: nn.Module, fix: str) -> None:
     """Refuses a network, or a block, that computes something else than its weights say, for code that reads only them."""
     for name, module in network.named_modules():
         if has_hooks(module):
-            raise ValueError(f"{owner}: {name or 'the network'} has hooks, which would not run; remove them, or {fix}")
+            what = f"{name or 'the network'} has hooks or a forward of its own, which would not run"
+            raise ValueError(f"{owner}: {what}; remove them, or {fix}")
         if name.rpartition(".")[2] in LAYERS and type(module) not in (Linear, Norm, RootMeanSquareNorm):
             raise ValueError(f"{owner}: {name} is of type {type(module).__name__}, not a layer of the network itself; {fix}")
 
