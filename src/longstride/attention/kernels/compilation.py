@@ -51,7 +51,12 @@ class Compiler:
             for _ in self.threads.map(_load, self.kernels):
                 pass
         finally:
-            self.threads.shutdown(cancel_futures=True)
+            self.stop()
+
+    def stop(self) -> None:
+        """Adds nothing more. What has been added is compiled still, after an error too: Triton 3.7 keeps a kernel that is
+        being compiled for later launches, and those of a cancelled one would fail."""
+        self.threads.shutdown(wait=False)
 
 
 def _load(item: tuple[Any, int]) -> None:
@@ -85,7 +90,7 @@ def compile_only() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        compiler.threads.shutdown(wait=False, cancel_futures=True)
+        compiler.stop()
         raise
     finally:
         _compiler = None
