@@ -85,10 +85,21 @@ def test_the_kernels_of_a_plan_are_compiled_together(count, capturing, together,
     done, x = [], torch.ones(4)
     made = Plan([Launch(Kernel(done), 3, (x,), {}) for _ in range(count)], [x], Workspace(x.device), aligned=False)
     made.on_gpu = True
-    made._first_run([x])
+    made._run_through_triton([x])
     before = ["compiled"] * count + ["loaded"] * count if together else []
     assert done[: len(before)] == before
     assert [what[0] for what in done[len(before) :]] == ["launched"] * count
+
+
+def test_a_plan_that_triton_launches_every_time_is_compiled_once(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    done, x = [], torch.ones(4)
+    made = Plan([Launch(Kernel(done), 3, (x,), {}) for _ in range(2)], [x], Workspace(x.device), aligned=False)
+    made.on_gpu = True
+    for _ in range(2):
+        made._run_through_triton([x])
+    assert done.count("loaded") == 2
+    assert len(done) == 8
 
 
 def test_tensors_of_a_pass_that_only_compiles_are_not_kept():

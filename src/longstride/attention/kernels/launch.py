@@ -133,6 +133,7 @@ class Plan:
         self.index = device.index if self.on_gpu else -1
         self.ready: list[DriverLaunch] | None = None
         """Launches by the CUDA driver, from the second run on; None while Triton launches."""
+        self.has_run = False
 
     def run(self, tensors: Sequence[Tensor]) -> None:
         if self.on_gpu and torch._C._cuda_isCurrentStreamCapturing():
@@ -147,21 +148,23 @@ class Plan:
 
     def _run(self, tensors: Sequence[Tensor]) -> None:
         if self.ready is None:
-            _call_untraced(self._first_run, tensors)
+            _call_untraced(self._run_through_triton, tensors)
             return
         addresses = [x.data_ptr() for x in tensors]
         stream = torch._C._cuda_getCurrentRawStream(self.index)
         for launch in self.ready:
             launch(addresses, stream)
 
-    def _first_run(self, tensors: Sequence[Tensor]) -> None:
+    def _run_through_triton(self, tensors: Sequence[Tensor]) -> None:
+        """The first run; every run, if the driver cannot launch the kernels."""
         kernels = [partial(launch.compile, tensors) for launch in self.launches]
         if only_compiles(self, kernels, self.index):
             return
         with capture_safe(self.on_gpu):
-            if self.on_gpu and len(kernels) > 1 and not torch.cuda.is_current_stream_capturing():
+            if self.on_gpu and len(kernels) > 1 and not (self.has_run or torch.cuda.is_current_stream_capturing()):
                 compile_together(kernels, self.index)
             compiled = [launch.through_triton(tensors) for launch in self.launches]
+            self.has_run = True
             if self.on_gpu and self.aligned:
                 try:
                     self.ready = [
