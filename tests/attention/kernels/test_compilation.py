@@ -57,15 +57,37 @@ def test_kernels_are_compiled_at_the_same_time_and_loaded(monkeypatch):
     assert done[6:] == ["loaded"] * 3
 
 
+class InBackward(torch.autograd.Function):
+    """Calls a function in its backward pass. Of backward passes in each other, autograd computes deep ones in a thread."""
+
+    @staticmethod
+    def forward(ctx, x, function, depth):
+        ctx.function, ctx.depth = function, depth
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d_output):
+        if ctx.depth:
+            with torch.enable_grad():
+                InBackward.apply(torch.ones(1, requires_grad=True), ctx.function, ctx.depth - 1).backward()
+        else:
+            ctx.function()
+        return d_output, None, None
+
+
 def test_plans_do_not_run_while_kernels_are_only_compiled():
-    done, x, y = [], torch.ones(4), torch.zeros(4)
+    done, x, y, threads = [], torch.ones(4), torch.zeros(4), set()
     kernels = [Kernel(done), Kernel(done)]
     first, second = plan(kernels[:1], x), plan(kernels, x)
+
+    def run_second():
+        threads.add(threading.get_ident())
+        second.run([x])
+
     with compile_only():
         first.run([x])
-        thread = threading.Thread(target=second.run, args=([x],))  # As autograd's.
-        thread.start()
-        thread.join()
+        InBackward.apply(torch.ones(1, requires_grad=True), run_second, 100).backward()
+        assert threads != {threading.get_ident()}
         second.run([y])
         assert set(done) <= {"compiled"}
     # Each launch is compiled once, though the second plan ran twice; the first kernel, of both plans, too.
@@ -75,6 +97,24 @@ def test_plans_do_not_run_while_kernels_are_only_compiled():
     assert [(what, grid, arguments[0] is y, arguments[1], constants) for what, grid, arguments, constants in done] == [
         ("launched", (3,), True, 5, {"num_warps": 4})
     ] * 2
+
+
+def test_plans_of_other_threads_run_while_kernels_are_only_compiled():
+    done, x = [], torch.ones(4)
+    made, own, other = plan([Kernel([])], x), plan([Kernel([])], x), plan([Kernel(done)], x)
+
+    def in_another_thread():
+        other.run([x])
+        with compile_only():
+            own.run([x])
+
+    with compile_only():
+        thread = threading.Thread(target=in_another_thread)
+        thread.start()
+        thread.join()
+        made.run([x])
+    assert [what[0] for what in done] == ["launched"]
+    assert own.launches[0].kernel.done == made.launches[0].kernel.done == ["compiled", "loaded"]
 
 
 @pytest.mark.parametrize(("count", "capturing", "together"), [(2, False, True), (1, False, False), (2, True, False)])

@@ -77,29 +77,34 @@ def compile_together(kernels: Iterable[Compile], device: int) -> None:
     compiler.finish()
 
 
-_compiler: Compiler | None = None
+_COMPILER = "longstride_compiler"
+"""Name of the compiler in PyTorch's storage of a thread, which autograd's threads share during a backward pass of it."""
+
+
+def _compiler() -> Compiler | None:
+    return torch._C._get_obj_in_tls(_COMPILER) if torch._C._is_key_in_tls(_COMPILER) else None
 
 
 @contextmanager
 def compile_only() -> Iterator[None]:
     """Context in which plans that have not run yet do not run: their results stay as they are in memory. At its end their
-    kernels are compiled and loaded. It holds for all threads, as autograd has its own."""
-    global _compiler
-    assert _compiler is None
-    _compiler = compiler = Compiler()
+    kernels are compiled and loaded. It holds for this thread and for autograd's in its backward passes."""
+    assert _compiler() is None
+    compiler = Compiler()
+    torch._C._stash_obj_in_tls(_COMPILER, compiler)
     try:
         yield
     except BaseException:
         compiler.stop()
         raise
     finally:
-        _compiler = None
+        torch._C._stash_obj_in_tls(_COMPILER, None)
     compiler.finish()
 
 
 def only_compiles(plan: Hashable, kernels: Iterable[Compile], device: int) -> bool:
     """Returns whether kernels are only compiled now, and if so starts to compile those of the plan."""
-    compiler = _compiler
+    compiler = _compiler()
     if compiler is None:
         return False
     if plan not in compiler.plans:
