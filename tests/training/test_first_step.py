@@ -57,3 +57,11 @@ def test_only_the_first_step_has_a_pass_before_it(tmp_path, monkeypatch):
         final.append(trainer.model.state_dict())
     assert passes == [1]
     assert same(*final)
+
+
+def test_detection_of_anomalies_ignores_a_pass_that_only_compiles():
+    """Its results, on memory that no kernel has filled, may be NaN."""
+    model = torch.nn.Linear(2, 2)
+    with torch.autograd.set_detect_anomaly(True):
+        first_step.compile_kernels(model, lambda: (model.weight.sum() * 0).sqrt().backward())
+        assert torch.is_anomaly_enabled()

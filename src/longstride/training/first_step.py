@@ -20,7 +20,7 @@ def compiles_first(config: TrainConfig, device: torch.device, ranks: Ranks) -> b
 def compile_kernels(model: nn.Module, forward_and_backward: Callable[[], None]) -> None:
     """Compiles our kernels of a forward and backward pass of the model. Products and what else is PyTorch's run, on memory
     that no kernel has filled, and the gradients are dropped."""
-    with compile_only():
+    with compile_only(), torch.autograd.set_detect_anomaly(False):  # Anomalies of such memory say nothing.
         forward_and_backward()
     model.zero_grad(set_to_none=True)
     torch.cuda.empty_cache()  # A captured step runs on another stream, which cannot use this stream's memory.
