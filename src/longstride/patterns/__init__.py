@@ -3,6 +3,7 @@
 May import common.
 """
 
+from longstride.patterns.factorizations import connects, fixed, grid, strided
 from longstride.patterns.leaves import (
     Block,
     Column,
@@ -12,10 +13,6 @@ from longstride.patterns.leaves import (
     Local,
     Pattern,
     Summary,
-    connects,
-    fixed,
-    grid,
-    strided,
     total_pairs,
     union,
 )

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from longstride.common.checks import short_repr, whole_number
 from longstride.common.limits import check_limit
 from longstride.patterns.pair_counts import Parts, check_steps, count_pairs, dilated_pairs
-from longstride.patterns.reach import after_step
 
 if TYPE_CHECKING:
     import torch
@@ -305,12 +304,12 @@ class Union(Pattern):
         return seen
 
     def pairs(self, n: int) -> int:
-        return count_pairs(_parts(self), _length("pairs", n))
+        return count_pairs(parts_of(self), _length("pairs", n))
 
 
 def union(*patterns: Pattern) -> Pattern:
     """Returns the union of the patterns: `a | b | ...` for patterns in a list."""
-    given = dict.fromkeys(leaf for pattern in _all_patterns("union", patterns) for leaf in pattern.leaves)
+    given = dict.fromkeys(leaf for pattern in validate_patterns("union", patterns) for leaf in pattern.leaves)
     check_limit("union", "the number of leaves", len(given), "leaves")
     kept: list[Leaf] = []
     for leaf in (leaf for leaf in given if leaf.has_rule):
@@ -322,48 +321,10 @@ def union(*patterns: Pattern) -> Pattern:
     return kept[0] if len(kept) == 1 else Union(tuple(sorted(kept, key=lambda leaf: leaf.order)))
 
 
-def strided(l: int) -> tuple[Pattern, Pattern]:
-    """The paper's strided factorization, for data whose structure aligns with the stride: images, some music."""
-    l = _length("strided", l, "l", 1)
-    return Local(l), Column(l)
-
-
-def fixed(l: int, c: int) -> tuple[Pattern, Pattern]:
-    """The paper's fixed factorization, for data without a period, such as text: blocks, and c summary cells in each."""
-    l = _length("fixed", l, "l", 1)
-    return Block(l), Summary(l, c)
-
-
-def grid(n: int, p: int) -> tuple[Pattern, ...]:
-    """The strided factorization in p dimensions: p patterns of about n ** (1 / p) keys each. grid(l * l, 2) is strided(l).
-
-    A distance below n is a p-digit number in base l, where l ** p >= n; pattern m moves by the m-th digit.
-    """
-    n, p = _length("grid", n, "n", 1), whole_number("grid", "p", p, least=2, limit="dimensions")
-    l = max(1, round(n ** (1 / p)) - 1)
-    while l**p < n:
-        l += 1
-    return tuple(Dilated(l**m, l ** (m + 1) if m < p - 1 else None) for m in range(p))
-
-
-def connects(patterns: Iterable[Pattern], n: int) -> bool:
-    """Whether every position reaches every later one through the patterns, one step of each, in their order.
-
-    This is the paper's validity criterion: for every j <= i a path j, a, b, ..., i with j in A(1) of a, a in A(2) of b and
-    so forth. A step may also stay where it is, as the residual connection does.
-    """
-    patterns = _all_patterns("connects", (patterns,) if isinstance(patterns, Pattern) else patterns)
-    # Bit j of reached[i]: information from position j has reached position i.
-    reached = [1 << position for position in range(whole_number("connects", "n", n, least=0, limit="table"))]
-    for pattern in patterns:
-        reached = after_step(_parts(pattern), reached)
-    return all(bits == (1 << position + 1) - 1 for position, bits in enumerate(reached))
-
-
 def total_pairs(counts: Mapping[Pattern, int], n: int) -> int:
     """Returns the sum of pattern.pairs(n) * count. ValueError at once if counting would take too long."""
     n = _length("pairs", n)
-    check_steps([_parts(pattern) for pattern in counts if isinstance(pattern, Union)], n)
+    check_steps([parts_of(pattern) for pattern in counts if isinstance(pattern, Union)], n)
     return sum(count * pattern.pairs(n) for pattern, count in counts.items())
 
 
@@ -376,7 +337,8 @@ def known_leaves(owner: str, pattern: Pattern) -> tuple[Leaf, ...]:
     return leaves  # type: ignore[no-any-return]
 
 
-def _parts(pattern: Pattern) -> Parts:
+def parts_of(pattern: Pattern) -> Parts:
+    """Returns the parameters of a pattern's leaves."""
     leaves = known_leaves("patterns", pattern)
     return Parts(
         tuple((leaf.step, leaf.reach) for leaf in leaves if isinstance(leaf, Dilated)),
@@ -389,7 +351,8 @@ def _length(owner: str, value: object, name: str = "n", least: int = 0) -> int:
     return whole_number(owner, name, value, least, limit="positions")
 
 
-def _all_patterns(owner: str, patterns: Iterable[Pattern]) -> tuple[Pattern, ...]:
+def validate_patterns(owner: str, patterns: Iterable[Pattern]) -> tuple[Pattern, ...]:
+    """Returns the patterns as a tuple; ValueError if one of them is no Pattern."""
     if not isinstance(patterns, Iterable):
         raise ValueError(f"{owner}: patterns must be patterns, got {short_repr(patterns)}")
     patterns = tuple(patterns)

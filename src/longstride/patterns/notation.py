@@ -17,26 +17,25 @@ from functools import lru_cache
 
 from longstride.common.checks import short_repr, suggest
 from longstride.common.limits import check_limit
-from longstride.patterns import Pattern
-from longstride.patterns import leaves as patterns
+from longstride.patterns import Pattern, factorizations, leaves
 from longstride.patterns.leaves import known_leaves
 
 
 def merged(*heads: Pattern) -> Pattern:
     """Returns one head that sees the keys of all these patterns (the paper's merged head)."""
-    return patterns.union(*heads)
+    return leaves.union(*heads)
 
 
 _CALLS: dict[str, Callable[..., Pattern | tuple[Pattern, ...]]] = {
-    "dense": patterns.Dense,
-    "local": patterns.Local,
-    "column": patterns.Column,
-    "dilated": patterns.Dilated,
-    "block": patterns.Block,
-    "summary": patterns.Summary,
-    "strided": patterns.strided,
-    "fixed": patterns.fixed,
-    "grid": patterns.grid,
+    "dense": leaves.Dense,
+    "local": leaves.Local,
+    "column": leaves.Column,
+    "dilated": leaves.Dilated,
+    "block": leaves.Block,
+    "summary": leaves.Summary,
+    "strided": factorizations.strided,
+    "fixed": factorizations.fixed,
+    "grid": factorizations.grid,
     "merged": merged,
 }
 NAMES = tuple(_CALLS)
