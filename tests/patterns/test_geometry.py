@@ -230,3 +230,19 @@ def test_a_disguised_leaf_equals_its_own_kind_only(leaf, twin):
     assert twin != leaf
     assert twin == copy(twin)
     assert leaf | Column(5) != twin | Column(5)
+
+
+class Unfinished(Antidiagonal):
+    """As if it were defined in leaves.py, without the later steps of the recipe for a leaf."""
+
+    __module__ = "longstride.patterns.leaves"
+    text = "Unfinished()"
+
+
+@pytest.mark.parametrize(
+    "use", [lambda leaf: (leaf | Local(2)).pairs(10), lambda leaf: connects([leaf], 10), lambda leaf: geometry(leaf, 10)]
+)
+def test_a_leaf_that_is_not_complete_is_never_miscounted(use):
+    assert Unfinished.has_rule
+    with pytest.raises(AssertionError, match=r"Unfinished\(\) has no (field in Parts|geometry)"):
+        use(Unfinished())

@@ -113,7 +113,7 @@ def geometry(pattern: Pattern, n: int, by_leaf: bool = False) -> tuple[Geometry,
         if isinstance(leaf, Dilated):
             records.append(_dilated(leaf, earlier, n))
         else:
-            assert isinstance(leaf, Block | Summary)
+            assert isinstance(leaf, Block | Summary), f"{leaf!r} has no geometry"
             same_length = (other for other in leaves if isinstance(other, Summary) and other.l == leaf.l and not by_leaf)
             summary = next(same_length, None) if isinstance(leaf, Block) else leaf
             records.append(_fixed(leaf, summary, earlier, n))

@@ -340,6 +340,8 @@ def known_leaves(owner: str, pattern: Pattern) -> tuple[Leaf, ...]:
 def parts_of(pattern: Pattern) -> Parts:
     """Returns the parameters of a pattern's leaves."""
     leaves = known_leaves("patterns", pattern)
+    for leaf in leaves:
+        assert isinstance(leaf, Dilated | Block | Summary), f"{leaf!r} has no field in Parts"
     return Parts(
         tuple((leaf.step, leaf.reach) for leaf in leaves if isinstance(leaf, Dilated)),
         tuple(leaf.l for leaf in leaves if isinstance(leaf, Block)),
