@@ -12,8 +12,6 @@ REPOSITORY = Path(__file__).parents[4] / "models"
 """The folder of the other models, if the package is in a copy of the repository."""
 NAMES = {"text": PACKAGE, "images32": REPOSITORY, "piano": REPOSITORY}
 """The models, and the folder that each is in."""
-ALSO = f"or a model that comes with longstride: {', '.join(NAMES)}"
-"""For the help of arguments that take a model."""
 
 
 def find_model(given: str | Path) -> Path:
