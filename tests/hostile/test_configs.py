@@ -23,7 +23,6 @@ from longstride.common.checks import short_repr
 from longstride.common.limits import Limits, read_limits
 from longstride.model import ModelConfig, SparseTransformer, cost, pretrained
 from longstride.model.config import RULES as MODEL_RULES
-from longstride.model.cost import parameter_count
 from longstride.patterns import Block, Column, Dense, Local, Summary, connects, grid, notation, union
 from longstride.training import OptimizerConfig, TrainConfig, train
 from longstride.training.config import OPTIMIZER_RULES
@@ -289,7 +288,7 @@ def test_a_config_that_asks_for_more_weights_than_there_are(tmp_path, monkeypatc
     monkeypatch.setattr(pretrained, "load_file", pytest.fail)
     found = refusal(lambda: SparseTransformer.from_pretrained(folder))
     size = (folder / "model.safetensors").stat().st_size
-    count = parameter_count(config(layers=4096))
+    count = config(layers=4096).parameters
     assert f"it has {size:,} bytes" in found
     assert f"asks for {count:,} weights, which have {2 * count:,}" in found
 
@@ -354,7 +353,7 @@ def test_weights_larger_than_the_memory_are_refused_before_any_is_allocated(tmp_
 def test_on_the_meta_device_any_size_is_built(monkeypatch):
     monkeypatch.setattr(cost, "memory_bytes", lambda device: 10_000)
     with torch.device("meta"):
-        assert SparseTransformer(config()).parameter_count() == parameter_count(config())
+        assert SparseTransformer(config()).parameter_count() == config().parameters
 
 
 def _raise(error):

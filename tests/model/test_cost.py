@@ -5,14 +5,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from longstride.model import PRESETS, SparseTransformer, block_in_parts, feed_forward, preset, residual
-from longstride.model.cost import cost, parameter_count, step_flops
+from longstride.model.cost import cost, step_flops
 from tests.model.small import config, model, some_bytes
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_parameters(name):
     with torch.device("meta"):
-        assert SparseTransformer(preset(name)).parameter_count() == parameter_count(preset(name))
+        assert SparseTransformer(preset(name)).parameter_count() == preset(name).parameters
 
 
 @pytest.mark.parametrize("recompute", ["off", "on", "selective"])

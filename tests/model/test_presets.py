@@ -1,7 +1,6 @@
 import pytest
 
 from longstride.model import PRESETS, preset
-from longstride.model.cost import parameter_count
 from longstride.patterns import Dense, Summary
 
 
@@ -11,7 +10,7 @@ from longstride.patterns import Dense, Summary
 )
 def test_parameters_are_as_many_as_the_paper_says(name, millions):
     off = 0.01 if millions > 3 else 0.05
-    assert parameter_count(preset(name)) == pytest.approx(millions * 1e6, rel=off)
+    assert preset(name).parameters == pytest.approx(millions * 1e6, rel=off)
 
 
 def test_what_the_paper_says_of_each():

@@ -8,7 +8,6 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longstride.model.cost import parameter_count
 from longstride.training import train_preset
 from longstride.training.traffic import part_bytes, step_bytes, table
 from tests.training.ranks import start
@@ -71,7 +70,7 @@ def test_a_step_sends_what_was_reckoned(tmp_path):
 def test_by_hand():
     """Of enwik8's weights the blocks have all but embeddings, the last norm and the output."""
     config = train_preset("enwik8")
-    weights, outside = parameter_count(config.model), 512 * (256 + 1 + 128 + 96 + 2 + 256)
+    weights, outside = config.model.parameters, 512 * (256 + 1 + 128 + 96 + 2 + 256)
     assert step_bytes(config, 1) == 0
     assert step_bytes(config, 2) == 2 * weights  # bfloat16, as its activations are
     assert step_bytes(replace(config, averaging="float32"), 4) == 6 * weights

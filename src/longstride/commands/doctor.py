@@ -18,7 +18,6 @@ from longstride.common.console import with_noun
 from longstride.common.device import choose_device, describe_machine
 from longstride.model.byte_cost import cache_bytes, dense_cache_bytes, kept, keys_seen, weight_bytes
 from longstride.model.config import ModelConfig
-from longstride.model.cost import parameter_count
 from longstride.model.saved_config import find_config
 from longstride.patterns import Column, Local
 from longstride.sampling.streams import choose_implementation as choose_maker
@@ -59,12 +58,11 @@ def report() -> Iterator[tuple[str, str]]:
 
 def sampling_report(name: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Lines of (what, finding): the cost of sampling one byte."""
-    parameters = parameter_count(config)
     device = choose_device("doctor", "auto")
     weights = f"{_mib(weight_bytes(config))} of weights in {config.precision}"
     if device.type == "cpu" and config.precision in ("bfloat16", "float16"):
         weights += f", {_mib(weight_bytes(replace(config, precision='float32')))} in float32, which a CPU uses"
-    yield "sampling", f"{name}: {parameters:,} parameters, {weights}"
+    yield "sampling", f"{name}: {config.parameters:,} parameters, {weights}"
     for streams in (1, 64):
         decoder, why = choose_maker(config, streams, device)
         yield with_noun(streams, "stream"), f"{decoder}: {why}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from longstride.model.config import ModelConfig
-from longstride.model.cost import parameter_count, pattern_counts
+from longstride.model.cost import pattern_counts
 from longstride.model.slots import Slots, slots
 from longstride.patterns import Block, Leaf, Pattern, Summary, total_pairs, union
 
@@ -39,7 +39,7 @@ def value_bytes(config: ModelConfig) -> int:
 
 def weight_bytes(config: ModelConfig) -> int:
     """Bytes of all weights: the blocks' matrices in the model's precision, the rest in float32."""
-    return FLOAT_BYTES * parameter_count(config) - (FLOAT_BYTES - value_bytes(config)) * _matrix_weights(config)
+    return FLOAT_BYTES * config.parameters - (FLOAT_BYTES - value_bytes(config)) * _matrix_weights(config)
 
 
 def slot_bytes(config: ModelConfig) -> int:

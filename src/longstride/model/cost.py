@@ -25,13 +25,7 @@ class Cost:
 
 
 def cost(config: ModelConfig, batch: int = 1) -> Cost:
-    parameters = parameter_count(config)
-    return Cost(parameters, batch * step_flops(config), step_memory(config, batch).peak)
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """Returns SparseTransformer.parameter_count() in closed form."""
-    return config.parameters
+    return Cost(config.parameters, batch * step_flops(config), step_memory(config, batch).peak)
 
 
 def check_memory(config: ModelConfig, device: torch.device, shares: int = 1, bytes_per_weight: int = 4) -> None:

@@ -24,7 +24,6 @@ from longstride.common.figures import (
     write_figure,
 )
 from longstride.common.files import check_run_folder, read_json, read_text, real_path
-from longstride.model.cost import parameter_count
 from longstride.training.config import TrainConfig
 from longstride.training.curve import DARK, LIGHT, OWNER, RATE, Rows, draw_bits, draw_line, finish, read_rows
 from longstride.training.optimizer import warmup_steps
@@ -342,7 +341,7 @@ def _training_seconds(rows: Rows) -> float:
 def _model_settings(config: TrainConfig) -> Settings:
     model = config.model
     values = {
-        "parameters": f"{parameter_count(model):,}",
+        "parameters": f"{model.parameters:,}",
         "layers": f"{model.layers} of width {model.width}, {model.heads} heads",
         "context": f"{model.context:,} bytes",
         "pattern": model.pattern,

@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 
 from longstride.model.config import ModelConfig
-from longstride.model.cost import parameter_count
 from longstride.model.presets import PRESETS
 from longstride.training.config import TrainConfig
 from longstride.training.distributed import averaging_dtype
@@ -25,9 +24,8 @@ COLUMNS = ("million weights", "ddp, bfloat16", "ddp, float32", "fsdp, bfloat16",
 
 def step_bytes(config: TrainConfig, processes: int, device: torch.device = GPU) -> int:
     """Returns the bytes that each process sends. With gradient accumulation, only the last part averages gradients."""
-    parameters = parameter_count(config.model)
     dtype = averaging_dtype(config.averaging, config.model.precision, device)
-    gradients = parameters * dtype.itemsize
+    gradients = config.model.parameters * dtype.itemsize
     if config.parallel == "ddp":
         return _sent_bytes(2 * gradients, processes)  # A reduce-scatter and an all-gather.
     return _sent_bytes(config.accumulate * part_bytes(config.model) + gradients, processes)
@@ -38,8 +36,7 @@ def part_bytes(model: ModelConfig) -> int:
 
     Each block twice, as it is resharded in between; embeddings, the last norm and the output layer once.
     """
-    block = parameter_count(replace(model, layers=model.layers + 1)) - parameter_count(model)
-    return WEIGHT * (parameter_count(model) + model.layers * block)
+    return WEIGHT * (model.parameters + model.layers * model.block_parameters)
 
 
 def table(processes: int = 8) -> str:
@@ -55,7 +52,7 @@ def _row(name: str, processes: int) -> list[int]:
     base = train_preset(name, accumulate=1, averaging="bfloat16")
     float32, fsdp = replace(base, averaging="float32"), replace(base, parallel="fsdp")
     steps = [step_bytes(config, processes) for config in (base, float32, fsdp)]
-    return [parameter_count(base.model), *steps, _sent_bytes(part_bytes(base.model), processes)]
+    return [base.model.parameters, *steps, _sent_bytes(part_bytes(base.model), processes)]
 
 
 def _sent_bytes(tensor_bytes: int, processes: int) -> int:
