@@ -39,7 +39,8 @@ def value_bytes(config: ModelConfig) -> int:
 
 def weight_bytes(config: ModelConfig) -> int:
     """Bytes of all weights: the blocks' matrices in the model's precision, the rest in float32."""
-    return FLOAT_BYTES * config.parameters - (FLOAT_BYTES - value_bytes(config)) * _matrix_weights(config)
+    matrices = config.layers * config.block_matrix_parameters
+    return FLOAT_BYTES * config.parameters - (FLOAT_BYTES - value_bytes(config)) * matrices
 
 
 def slot_bytes(config: ModelConfig) -> int:
@@ -93,11 +94,6 @@ def kept(config: ModelConfig) -> list[CacheUse]:
             use, added_heads = by_kind[kind], count * blocks
             by_kind[kind] = replace(use, heads=use.heads + added_heads, bytes=use.bytes + added_heads * head_bytes)
     return list(by_kind.values())
-
-
-def _matrix_weights(config: ModelConfig) -> int:
-    width = config.width
-    return config.layers * (width * (2 * config.qk_width + width) + width * width + 2 * width * config.ff_width)
 
 
 def _first_part(leaf: Leaf) -> Leaf:

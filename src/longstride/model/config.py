@@ -147,9 +147,14 @@ class ModelConfig:
     def block_parameters(self) -> int:
         """Number of learned parameters of a block."""
         width, qk, ff = self.width, self.qk_width, self.ff_width
-        attention = width * (2 * qk + width) + width * width + (self.heads if self.qk_norm else 0)
         biases = 2 * qk + width + width + ff + width + 4 * width if self.norm == "layer" else 0  # and two norms
-        return attention + 2 * width * ff + biases
+        return self.block_matrix_parameters + (self.heads if self.qk_norm else 0) + biases
+
+    @property
+    def block_matrix_parameters(self) -> int:
+        """Number of learned parameters in the matrices of a block."""
+        width, qk, ff = self.width, self.qk_width, self.ff_width
+        return width * (2 * qk + width) + width * width + 2 * width * ff
 
     @property
     def table_rows(self) -> int:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from longstride.model.config import ModelConfig
 from longstride.model.memory import StepMemory, forward_bytes, host_bytes, kept_bytes, step_memory
 from longstride.model.recompute import segments, write
 from longstride.training import capture
@@ -107,7 +106,7 @@ def largest_batch(config: TrainConfig, memory: int, host: int | None = None) -> 
 def predict(config: TrainConfig, processes: int = 1) -> StepMemory:
     """Predicts the memory of a step of a run, and of a validation."""
     model = config.model
-    matrices = model.layers * _matrix_parameters(model)
+    matrices = model.layers * model.block_matrix_parameters
     states, temporary = 8 * model.parameters, 0
     if config.optimizer.name == "muon":
         states -= 4 * matrices
@@ -218,8 +217,3 @@ def _upgrades(counts: Counter[str], kept: dict[str, int], seconds: dict[str, flo
 
 def _text(counts: Counter[str], choices: Sequence[str]) -> str:
     return write([choice for choice in reversed(choices) for _ in range(counts[choice])])
-
-
-def _matrix_parameters(model: ModelConfig) -> int:
-    """Weights in a block's matrices, which Muon has."""
-    return model.width * (2 * model.qk_width + model.width) + model.width * (model.width + 2 * model.ff_width)
