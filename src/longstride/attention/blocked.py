@@ -42,7 +42,7 @@ def attend_blocked(
 
 
 def _lse(stats: Tensor) -> Tensor:
-    """The natural log-sum-exp of each query's scores. Its slope reaches `fill_gradients` as that of the maximum."""
+    """The natural log-sum-exp of each query's scores. Its gradient reaches `fill_gradients` as that of the maximum."""
     row_max, row_sum = stats.unbind(1)
     nothing = row_max == torch.finfo(row_max.dtype).min
     return (row_max + row_sum.detach().log()).masked_fill(nothing, -torch.inf)
@@ -89,7 +89,8 @@ def fill_gradients(
         for pattern, place, kv_place, offset, first in _heads(q, k, patterns, documents):
             rows = _load_head(q, place, offset), _load_head(k, kv_place), _load_head(v, kv_place)
             d_rows = _load_head(d_output, place, offset)
-            # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta). The lse's own slope is the weight.
+            # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta). The derivative of the lse by a score is
+            # the weight, so the gradient of the lse is subtracted from delta.
             delta = (d_rows * _load_head(output, place, offset)).sum(-1, keepdim=True)
             if d_stats is not None:
                 delta[:, offset:] -= d_stats[:, 0][place].unsqueeze(-1)

@@ -5,7 +5,8 @@ With the score s = scale * q k^T and the weight w = exp(s) / sum(exp(s)) of a pa
     dv = sum over queries of w * do            ds = w * (do v^T - delta),  where delta = sum over values of do * output
     dq = scale * sum over keys of ds * k       dk = scale * sum over queries of ds * q
 
-w is also the slope of the query's lse. So if the lse is a result with the gradient dlse, delta is less by dlse.
+w is also the derivative of the query's lse by s. So if the lse is a result, too, with the gradient dlse, delta is reduced by
+dlse.
 
 w comes from q, k and the query's lse (log-sum-exp); so nothing is stored for a pair. backward_dq owns a tile of queries and
 backward_dkv one of keys: each gradient is summed by one program in one order, and comes out the same every time.
@@ -61,7 +62,7 @@ def delta_of_rows(d_output, output, sizes, ROW: tl.constexpr, ROWS: tl.constexpr
 
 @triton.jit
 def backward_delta(d_output, output, d_lse, delta, sizes, ROW: tl.constexpr, ROWS: tl.constexpr):
-    """delta = sum over values of do * output, for every query, less the slope of its lse, if that has one."""
+    """delta = sum over values of do * output, for every query, minus the gradient of its lse, if that has one."""
     total, head, rows = delta_of_rows(d_output, output, sizes, ROW, ROWS)
     if d_lse is not None:
         total -= tl.load(d_lse + head * sizes.n + rows.offset, mask=rows.valid, other=0.0)

@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     lengths: tuple[int, ...]
     """Of the documents, as in `layout.py`."""
     d_lse: Tensor | None = None
-    """Backward: the slope of the natural lse, float32 [batch, heads, n], contiguous."""
+    """Backward: the gradient of the natural lse, float32 [batch, heads, n], contiguous."""
     documents: Documents | None = None
     """None: each row is one document with as many queries as keys."""
 

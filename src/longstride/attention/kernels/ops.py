@@ -94,11 +94,12 @@ def fill_gradients(
     if q.shape == k.shape and not documents and d_lse is None:
         run_backward(gradients, d_output, inputs, saved, patterns, scale, needed)
         return
-    # The kernels take the slope of the natural lse. All pieces of a call with one would take the general kernels.
-    slope = () if d_lse is None else ((d_lse * LOG2_E).contiguous(),)
+    # The kernels take the gradient of the natural lse. A call with one is not split: all its pieces would take the general
+    # kernels.
+    d_natural_lse = () if d_lse is None else ((d_lse * LOG2_E).contiguous(),)
     output, lse = saved
     pieces = d_lse is None and not walks_documents((*inputs, d_output), patterns, documents)
-    for tensors, own in parts((*inputs, output, d_output, *gradients, lse, *slope), documents, pieces):
+    for tensors, own in parts((*inputs, output, d_output, *gradients, lse, *d_natural_lse), documents, pieces):
         (q, k, v, output, d_part, dq, *d_keys), rows = tensors[:8], tensors[8:]
         group = 1 if own else turns(q, k)
         sums = [x[None] for x in d_keys]
@@ -108,9 +109,9 @@ def fill_gradients(
             sums = [torch.empty_like(x, dtype=torch.float32) for x in sums]
         by_head = *(turn_heads(x, group) for x in (dq, d_part, q, output)), turn_patterns(patterns, group)
         by_query = zip(*(turn_rows(x, group).contiguous().flatten(1, -3) for x in rows))
-        for own_dq, d_own, own_q, own_output, chosen, dkv, (own_rows, *own_slope) in zip(*by_head, zip(*sums), by_query):
+        for own_dq, d_own, own_q, own_output, chosen, dkv, (own_rows, *own_d_lse) in zip(*by_head, zip(*sums), by_query):
             given = (own_dq, *dkv), d_own, (own_q, k, v), (own_output, own_rows)
-            run_backward(*given, chosen, scale, needed, _layout(own_q, k, own, *own_slope))
+            run_backward(*given, chosen, scale, needed, _layout(own_q, k, own, *own_d_lse))
         for x, total in zip(d_keys, sums):
             if group > 1:
                 torch.sum(total, 0, out=x)  # In float32.
