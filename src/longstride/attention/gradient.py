@@ -4,7 +4,7 @@ First derivatives in reverse mode are supported: `Tensor.backward`, `torch.func.
 supported for both ops: the mapped dimension joins the batch. Forward mode and second derivatives raise an error.
 
 The rules are registered with the ops, so they add no cost to a call of `attend`, and they apply in compiled graphs too.
-Plain functions registered with a `torch.library.Library` are called 25 us sooner than those of `torch.library.custom_op`.
+A call of plain functions registered with a `torch.library.Library` takes 25 us less than one of `torch.library.custom_op`.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,6 @@
 
 Choices may be grouped: '6*(host + 4*again)' is 30 blocks, of which six keep their inputs. Parentheses do not nest.
 
-
 off         keeps everything that the gradients need
 selective   keeps the block's input and the results of attention, and recomputes the rest in the backward pass
 on          keeps the block's input, and recomputes the block

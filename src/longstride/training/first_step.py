@@ -12,14 +12,17 @@ from longstride.training.ranks import Ranks
 
 
 def compiles_first(config: TrainConfig, device: torch.device, ranks: Ranks) -> bool:
-    """Whether a pass that only compiles kernels comes before the first step. It takes the time of the other work of a step,
-    which is long if all blocks are computed in parts. Several processes have a pass of their own (`ParallelModel`)."""
+    """Whether a pass that only compiles kernels comes before the first step.
+
+    Not if all blocks are computed in parts: the pass runs PyTorch's part of a step, which takes long then. Several processes
+    have a pass of their own (`ParallelModel`)."""
     return device.type == "cuda" and ranks.count == 1 and not set(config.model.recomputed) <= set(IN_PARTS)
 
 
 def compile_kernels(model: nn.Module, forward_and_backward: Callable[[], None]) -> None:
-    """Compiles our kernels of a forward and backward pass of the model. Products and what else is PyTorch's run, on memory
-    that no kernel has filled, and the gradients are dropped."""
+    """Compiles our kernels of a forward and backward pass of the model.
+
+    PyTorch's kernels, such as matrix products, run on memory that ours have not filled; the gradients are dropped."""
     with compile_only(), torch.autograd.set_detect_anomaly(False):  # Anomalies of such memory say nothing.
         forward_and_backward()
     model.zero_grad(set_to_none=True)

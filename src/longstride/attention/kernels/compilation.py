@@ -1,7 +1,7 @@
 """Compilation of several kernels at once, in threads, before they are launched.
 
-Triton compiles a kernel when it is launched for the first time, and the call waits: for one kernel after the other. Most of
-that is work of compilers, which need no lock of Python, so as many kernels as there are cores take little longer than one.
+Triton compiles a kernel at its first launch, and the call waits for one kernel after the other. Most of that time passes in
+compilers, which do not hold Python's lock. So as many kernels as there are cores take little longer than one.
 """
 
 import os

@@ -26,7 +26,7 @@ from longstride.attention.kernels.work import Documents, cell_items, lane_items,
 DELTA_ROWS = 64
 """Rows per program of `backward_delta`."""
 FEW = 4
-"""A window of at most this many tiles takes one loop, with a mask on each tile. Longer ones also have a loop without."""
+"""A window of at most this many tiles takes one loop, with a mask on each tile. Longer ones have one without masks, too."""
 
 
 def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch]:
@@ -83,7 +83,7 @@ def _launch(
     window = max(rows, columns) + max(min(job.far, job.limit - 1) for job in pass_.jobs)
     of_lanes: dict[str, Any] = {}
     if kernel in (lane_forward, lane_backward):
-        # In documents it is another number for each.
+        # With documents it differs from tile to tile: `work.LaneWork` has it.
         together = rows // padded(pass_.longest, least=1) if call.layout is None else 1
         same = len({x.stride(2) for x in matrices}) == 1
         of_lanes = {"together": together, "shared": pass_.shared, "same": same, "stages": stages}

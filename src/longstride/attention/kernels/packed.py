@@ -34,7 +34,7 @@ def attend_packed_triton(packed: Tensor, sizes: Sequence[int], heads: Sequence[P
 
 
 def _unpack(packed: Tensor, sizes: Sequence[int], heads: int) -> list[Tensor]:
-    """As `api.unpack`, which is above this file."""
+    """As `api.unpack`; no implementation imports `api`."""
     parts: Any = packed.split(list(sizes), -1)  # type: ignore[no-untyped-call]
     return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
 

@@ -114,7 +114,7 @@ def query_rows(job, tile, SIZE: tl.constexpr, VARIED: tl.constexpr):
 
 @triton.jit
 def row_of_query(job, tile, sizes):
-    """Of a document's first position, in tensors [batch, heads, queries]."""
+    """The row of a document's first position, in tensors [batch, heads, queries]."""
     return (tile.batch * sizes.heads + job.head) * sizes.queries + tile.queries
 
 

@@ -107,7 +107,7 @@ def turns(q: Tensor, k: Tensor) -> int:
 
 def turn_heads(x: Tensor, group: int) -> tuple[Tensor, ...]:
     """Returns the views x[:, g::group] of x [batch, heads, n, d]."""
-    # Sooner done than slices.
+    # Faster than slices.
     return torch.unflatten(x, 1, (-1, group)).unbind(2) if x.dim() == 4 else (x,) * group
 
 

@@ -32,7 +32,7 @@ from longstride.patterns.geometry import Lanes
 
 
 class StoreOrder(NamedTuple):
-    """Of an item's gradients, ROWS keys write tiles of dq, dk and the panels of dv. Compiled in, as one constexpr."""
+    """For each ROWS keys an item writes tiles of dq, dk and the panels of dv. Compiled in, as one constexpr."""
 
     stores: Any  # tiles that an item writes
     slots: Any  # tiles in shared memory that these are written from, in turn

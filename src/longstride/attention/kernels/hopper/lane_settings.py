@@ -1,7 +1,7 @@
 """How many tiles the kernels for lanes, chunks and walks keep in flight, and how many programs share a multiprocessor.
 
 The numbers were measured on an H200, and say what fits into its 227 KiB of shared memory and 65,536 registers. `registers`
-is a cap that lets so many programs of 128 threads in; without one the compiler takes what it likes.
+limits the registers of a thread, so that as many programs of 128 threads fit; None: the compiler chooses.
 """
 
 from typing import NamedTuple

@@ -41,7 +41,7 @@ def walk_range(positions):
 
 @gluon.jit
 def panels_at(tiles, stage):
-    """Of each panel's tiles the one at a stage."""
+    """For each panel, its tile at a stage."""
     found = ()
     for panel in gl.static_range(len(tiles)):
         found = found + (tiles[panel].index(stage),)
@@ -50,7 +50,7 @@ def panels_at(tiles, stage):
 
 @gluon.jit
 def tiles_at(tiles, stage):
-    """Of each tensor the panels at a stage."""
+    """For each tensor, its panels at a stage."""
     found = ()
     for index in gl.static_range(len(tiles)):
         found = found + (panels_at(tiles[index], stage),)

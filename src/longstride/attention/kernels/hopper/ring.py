@@ -108,7 +108,7 @@ def make_barriers(count: gl.constexpr):
 
 @gluon.jit
 def make_ring(dtype: gl.constexpr, stages: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, consumers: gl.constexpr):
-    """Of tiles of one panel."""
+    """A ring whose tiles have one panel."""
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(stages):
