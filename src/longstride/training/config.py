@@ -127,7 +127,8 @@ class TrainConfig:
     compile: bool = False
     """Whether to compile the blocks with torch.compile."""
     capture: Literal["auto", "on", "off"] = "auto"
-    """Whether steps are captured as one CUDA graph, which is faster. Auto: on a single GPU, with adamw or muon."""
+    """Whether steps are captured as one CUDA graph, which is faster. Auto: on a single GPU, with adamw or muon, unless all
+    blocks are recomputed in parts."""
     tensorboard: bool = False
     """Whether to write metrics for TensorBoard, too."""
     device: str = "auto"
