@@ -16,12 +16,12 @@ from longstride.common.device import keep_freed_memory
 from longstride.data.loader import Prefetch
 from longstride.training.budget import memory_limit, resolve_recomputation, with_advice
 from longstride.training.checkpoint import SaveError
-from longstride.training.config import TrainConfig
+from longstride.training.config import Resume, TrainConfig
 from longstride.training.interrupts import Interrupts
 from longstride.training.preflight import fit_to_data
 from longstride.training.ranks import Ranks, join_process_group
 from longstride.training.reporting import DONE, INTERRUPTED, Summary, TensorBoard, check_tensorboard, describe
-from longstride.training.run import Resume, Run, check_resume
+from longstride.training.run import Run, check_resume
 from longstride.training.speed import Speed, matrix_rate
 from longstride.training.trainer import Trainer
 

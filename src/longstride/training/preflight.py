@@ -14,9 +14,9 @@ from longstride.data.store import Store, verify_once
 from longstride.model import ModelConfig
 from longstride.model.presets import DENSE
 from longstride.model.recompute import IN_PARTS
-from longstride.training.config import FITTED, TrainConfig
+from longstride.training.config import FITTED, Resume, TrainConfig
 from longstride.training.ranks import Ranks
-from longstride.training.run import Resume, Run
+from longstride.training.run import Run
 
 STRIDE = re.compile(r"(?<=\()\d+(?=\))")
 """The number in strided(96), local(96) and column(96)."""

@@ -30,8 +30,7 @@ from longstride.common.files import check_run_folder, read_json, read_text
 from longstride.data.store import Store
 from longstride.model.pretrained import save_weights
 from longstride.model.shipped import find_model
-from longstride.training.config import Resume as Resume
-from longstride.training.config import TrainConfig
+from longstride.training.config import Resume, TrainConfig
 from longstride.training.folder import LAUNCH, RUN, check_free
 from longstride.training.lock import Lock
 from longstride.training.metrics import Metrics

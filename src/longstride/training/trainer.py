@@ -21,7 +21,7 @@ from longstride.model.recompute import IN_PARTS
 from longstride.training import capture, first_step
 from longstride.training.budget import validation_batch
 from longstride.training.checkpoint import Checkpoints
-from longstride.training.config import TrainConfig
+from longstride.training.config import Resume, TrainConfig
 from longstride.training.curve import plot_curve
 from longstride.training.distributed import ParallelModel, averaging_dtype, full_weights, local_tensor
 from longstride.training.initial_weights import InitialWeights
@@ -29,7 +29,7 @@ from longstride.training.optimizer import can_skip_on_device, describe_extension
 from longstride.training.precision import Updates
 from longstride.training.preflight import check_settings, check_training_data, open_verified
 from longstride.training.ranks import SINGLE_RANK, Ranks
-from longstride.training.run import WEIGHTS, Resume, Run
+from longstride.training.run import WEIGHTS, Run
 from longstride.training.run_state import RunState
 from longstride.training.validation import validate, write_samples
 
