@@ -65,3 +65,16 @@ def test_detection_of_anomalies_ignores_a_pass_that_only_compiles():
     with torch.autograd.set_detect_anomaly(True):
         first_step.compile_kernels(model, lambda: (model.weight.sum() * 0).sqrt().backward())
         assert torch.is_anomaly_enabled()
+
+
+def test_gradients_of_a_pass_that_fails_are_dropped():
+    """They come from memory that no kernel has filled; a step after the error must not add to them."""
+    model = torch.nn.Linear(2, 2)
+
+    def fail():
+        model(torch.ones(1, 2)).sum().backward()
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        first_step.compile_kernels(model, fail)
+    assert model.weight.grad is None

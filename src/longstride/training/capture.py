@@ -79,7 +79,7 @@ class CapturedStep:
         if self.calls > self.plain_steps and self.graph is None and not self.failed:
             self._capture(self.tokens)
         if self.graph is None:
-            with self._on_own_stream():
+            with self.on_own_stream():
                 return self.work(self.tokens)
         self.graph.replay()
         return self.graph.output
@@ -109,8 +109,9 @@ class CapturedStep:
         torch.manual_seed(seed)
 
     @contextmanager
-    def _on_own_stream(self) -> Iterator[None]:
-        """Context for plain steps. Autograd remembers the stream of weights' gradients, and the default one has no graph."""
+    def on_own_stream(self) -> Iterator[None]:
+        """Context for what runs before the capture. Autograd remembers the stream of weights' gradients, and the default one
+        has no graph."""
         if self.stream is None:
             yield
             return

@@ -23,7 +23,8 @@ def compile_kernels(model: nn.Module, forward_and_backward: Callable[[], None]) 
     """Compiles our kernels of a forward and backward pass of the model.
 
     PyTorch's kernels, such as matrix products, run on memory that ours have not filled; the gradients are dropped."""
-    with compile_only(), torch.autograd.set_detect_anomaly(False):  # Anomalies of such memory say nothing.
-        forward_and_backward()
-    model.zero_grad(set_to_none=True)
-    torch.cuda.empty_cache()  # A captured step runs on another stream, which cannot use this stream's memory.
+    try:
+        with compile_only(), torch.autograd.set_detect_anomaly(False):  # Anomalies of such memory say nothing.
+            forward_and_backward()
+    finally:
+        model.zero_grad(set_to_none=True)

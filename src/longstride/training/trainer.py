@@ -6,7 +6,7 @@ A resumed run is therefore bit-identical to one that never stopped.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from math import isfinite, log
 from typing import Any
@@ -211,7 +211,8 @@ class Trainer:
         if self.compiles_first:
             self.compiles_first = False
             part = tokens.chunk(config.accumulate)[0]
-            first_step.compile_kernels(self.model, lambda: self.updates.backward(self.parallel.loss(part)))
+            with self.compute.on_own_stream() if isinstance(self.compute, capture.CapturedStep) else nullcontext():
+                first_step.compile_kernels(self.model, lambda: self.updates.backward(self.parallel.loss(part)))
         torch.manual_seed(_step_seed(config.seed, self.step, self.ranks.rank))
         rate = learning_rate(config.optimizer, self.step, config.steps)
         self.updates.set_learning_rate(rate)

@@ -57,6 +57,10 @@ def test_kernels_are_compiled_at_the_same_time_and_loaded(monkeypatch):
     assert done[6:] == ["loaded"] * 3
 
 
+def test_a_compilation_that_a_hook_leaves_out_loads_nothing():
+    compile_together([lambda: None], -1)
+
+
 class InBackward(torch.autograd.Function):
     """Calls a function in its backward pass. Of backward passes in each other, autograd computes deep ones in a thread."""
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+MOST_THREADS = 32
+"""More would wait for Python's lock, and each takes memory."""
 Compile = Callable[[], Any]
 """Has Triton compile a kernel, without a launch, by its method `warmup`."""
 
@@ -23,7 +25,7 @@ class Compiler:
     def __init__(self) -> None:
         import triton
 
-        self.threads = ThreadPoolExecutor(os.cpu_count())
+        self.threads = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1))
         self.mode: Any = triton.AsyncCompileMode(self.threads)
         self.kernels: list[tuple[Any, int]] = []
         """Kernels that are being compiled, and the indices of their devices."""
@@ -66,8 +68,9 @@ def _load(item: tuple[Any, int]) -> None:
     kernel, device = item
     if isinstance(kernel, triton.FutureKernel):
         kernel = kernel.result()
-    with torch.cuda.device(device):
-        _ = kernel.run
+    if kernel is not None:  # A hook of Triton's may leave a compilation out.
+        with torch.cuda.device(device):
+            _ = kernel.run
 
 
 def compile_together(kernels: Iterable[Compile], device: int) -> None:
