@@ -1,5 +1,7 @@
 """Adapters in the place of layers, and hooks of layers: heeded or refused, never lost."""
 
+import re
+
 import pytest
 import torch
 from torch.nn.utils import parametrize
@@ -125,3 +127,28 @@ def test_what_reads_the_weights_alone_refuses_hooks():
         made.loss(some_bytes())
     with pytest.raises(ValueError, match=r"^sample: blocks\.1\.attention has hooks"):
         Decoder(made)
+
+
+@pytest.mark.parametrize("place", ["blocks.1.ff", "blocks.0.attention", "blocks.1"])
+def test_another_class_in_the_place_of_a_part_is_refused_where_it_would_not_run(place):
+    made = double_model()
+    part = made.get_submodule(place)
+    part.__class__ = type("Other", (type(part),), {"__module__": __name__})
+    with pytest.raises(ValueError, match=rf"^sample: {re.escape(place)} is of type Other, not a part of the network itself"):
+        Decoder(made)
+
+
+def test_another_table_of_embeddings_is_refused_where_it_would_not_run():
+    made = double_model()
+    made.embedding.token = type("Other", (torch.nn.Embedding,), {"__module__": __name__})(256, 16)
+    with pytest.raises(ValueError, match=r"^sample: embedding\.token is of type Other, not a part of the network itself"):
+        Decoder(made)
+
+
+@pytest.mark.parametrize("place", ["ff", "attention"])
+def test_another_class_is_refused_by_recomputation_in_parts(place):
+    made = double_model(recompute="parts")
+    part = made.get_submodule(f"blocks.1.{place}")
+    part.__class__ = type("Other", (type(part),), {"__module__": __name__})
+    with pytest.raises(ValueError, match=f"^recompute in parts: {place} is of type Other"):
+        made.loss(some_bytes())

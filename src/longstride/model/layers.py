@@ -55,8 +55,10 @@ def check_plain(owner: str, network: nn.Module, fix: str) -> None:
         if has_hooks(module):
             what = f"{name or 'the network'} has hooks or a forward of its own, which would not run"
             raise ValueError(f"{owner}: {what}; remove them, or {fix}")
-        if name.rpartition(".")[2] in LAYERS and type(module) not in (Linear, Norm, RootMeanSquareNorm):
-            raise ValueError(f"{owner}: {name} is of type {type(module).__name__}, not a layer of the network itself; {fix}")
+        is_foreign = bool(name) and not type(module).__module__.startswith(("longstride.", "torch."))
+        is_layer = name.rpartition(".")[2] in LAYERS
+        if is_foreign or (is_layer and type(module) not in (Linear, Norm, RootMeanSquareNorm)):
+            raise ValueError(f"{owner}: {name} is of type {type(module).__name__}, not a part of the network itself; {fix}")
 
 
 class Norm(nn.LayerNorm):
