@@ -17,7 +17,7 @@ from longstride.evaluation import bits_per_byte
 from longstride.model import SparseTransformer, shipped
 from longstride.model.card import Card, write_card
 from longstride.training import train_preset
-from longstride.training.run import read_metrics
+from longstride.training.metrics import read_metrics
 from tests.model import small as models
 from tests.training.small import MODEL
 

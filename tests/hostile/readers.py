@@ -29,7 +29,7 @@ from longstride.pictures.run import plot_run, read_settings, summarize
 from longstride.sampling.data_kind import find_data_kind
 from longstride.training import train
 from longstride.training.curve import plot_curve, read_rows
-from longstride.training.run import read_metrics
+from longstride.training.metrics import read_metrics
 from longstride.training.source import is_training_data, open_source
 from tests.hostile.seeds import ABOUT, CHECKPOINT, MODEL, PLAN, QUIET
 

@@ -26,6 +26,7 @@ from longstride.data.store import write_store
 from longstride.evaluation.results import Results
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.training import OptimizerConfig, TrainConfig, run, train
+from longstride.training.metrics import read_metrics
 from tests.data.small import batches, binary_batch, python_2_batch, python_3_batch, some_images, write_tar
 from tests.hostile import containers
 
@@ -65,7 +66,7 @@ def run_folder() -> list[Files]:
     with patch.object(run, "uuid4", lambda: UUID(int=1)):
         train(PLAN, until=2, console=QUIET)
     # No path and no time is left in it.
-    path, rows = Path("run/config.json"), run.read_metrics("run")
+    path, rows = Path("run/config.json"), read_metrics("run")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"data": "data"}, indent=2) + "\n")
     lines = [{name: value if name in ("step", "loss") else 1.5 for name, value in row.items()} for row in rows]
     Path("run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

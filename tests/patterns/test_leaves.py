@@ -26,6 +26,7 @@ from longstride.patterns import (
     strided,
     union,
 )
+from longstride.patterns.leaves import Union
 from tests.strategies import leaves, patterns
 
 
@@ -40,8 +41,10 @@ def by_the_table(pattern: Pattern, i: int, j: int) -> bool:
             return i // l == j // l
         case Summary(l=l, c=c, part=part):
             return l - (part + 1) * c <= j % l < l - part * c
-        case _:
+        case Union():
             return any(by_the_table(leaf, i, j) for leaf in pattern.leaves)
+        case _:
+            raise AssertionError(f"{pattern!r} is not in this table")
 
 
 @given(patterns(), st.integers(0, 60))

@@ -9,8 +9,8 @@ import torch
 
 from longstride.model import SparseTransformer
 from longstride.training import capture, optimizer, train, trainer
+from longstride.training.metrics import read_metrics
 from longstride.training.ranks import Ranks
-from longstride.training.run import read_metrics
 from longstride.training.trainer import Trainer
 from tests.training.small import config, same, step, store, weights
 

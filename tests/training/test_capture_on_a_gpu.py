@@ -8,7 +8,7 @@ import torch
 
 from longstride.model import SparseTransformer
 from longstride.training import capture, train
-from longstride.training.run import read_metrics
+from longstride.training.metrics import read_metrics
 from longstride.training.trainer import Trainer
 from tests.training.small import config, same, step, store, weights
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from longstride.training.config import PARALLEL
 from longstride.training.distributed import averaging_dtype
-from longstride.training.run import read_metrics
+from longstride.training.metrics import read_metrics
 from tests.training.ranks import start, torchrun
 from tests.training.small import same, store
 from tests.training.worker import (

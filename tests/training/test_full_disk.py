@@ -7,7 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from longstride.training import checkpoint, train
-from longstride.training.run import Run, read_metrics
+from longstride.training.metrics import read_metrics
+from longstride.training.run import Run
 from tests.training.ranks import start
 from tests.training.saved import names, part
 from tests.training.small import config, same, store, weights

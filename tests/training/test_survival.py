@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from longstride.training import train
-from longstride.training.run import read_metrics
+from longstride.training.metrics import read_metrics
 from tests.training.ranks import KILLED, start
 from tests.training.small import store
 from tests.training.worker import plan

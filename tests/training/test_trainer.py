@@ -13,7 +13,7 @@ from longstride.data.store import write_store
 from longstride.model import SparseTransformer
 from longstride.training import train, train_preset, trainer
 from longstride.training.manifest import write_manifest
-from longstride.training.run import read_metrics
+from longstride.training.metrics import read_metrics
 from tests.training.small import TEXT, config, same, step, store, weights
 
 

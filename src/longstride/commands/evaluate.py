@@ -25,7 +25,8 @@ from longstride.model import SparseTransformer
 from longstride.model.saved_config import read_config, settings_path
 from longstride.training.preflight import open_verified
 from longstride.training.ranks import Ranks, join_process_group
-from longstride.training.source import WEIGHTS, Source, open_source, open_source_data
+from longstride.training.run import WEIGHTS
+from longstride.training.source import Source, open_source, open_source_data
 
 
 def evaluate(

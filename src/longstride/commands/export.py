@@ -14,8 +14,9 @@ from longstride.model import SparseTransformer
 from longstride.model.card import SETTINGS, Card, Figure, write_card
 from longstride.sampling.data_kind import find_data_kind
 from longstride.training.config import TrainConfig
-from longstride.training.run import read_metrics
-from longstride.training.source import WEIGHTS, Source, open_source
+from longstride.training.metrics import read_metrics
+from longstride.training.run import WEIGHTS
+from longstride.training.source import Source, open_source
 
 OWNER = "export"
 FILES = (WEIGHTS, "config.json", SETTINGS, "card.json", "README.md")

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from longstride.common.device import GIB
 from longstride.training.config import TrainConfig
 from longstride.training.plan import (
     CONTEXT_BYTES,
@@ -24,7 +25,6 @@ from longstride.training.plan import (
 )
 from longstride.training.presets import train_preset
 
-GIB = 2**30
 MOST_ROWS = 8
 """Rows of the table."""
 

@@ -10,6 +10,7 @@ import torch
 
 from longstride.version import __version__
 
+GIB = 2**30
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of the GNU C library. Its manual allows 32 MiB at most for the second; version 2.36 takes more."""
 

@@ -44,7 +44,7 @@ def inspect_attention(
         raise ValueError(f"inspect_attention: position must be 0 to {len(tokens) - 1:,}, got {position:,}")
     # Attention is causal, so later tokens can be cut off.
     tokens = tokens[None, : position + 1]
-    model._check(tokens)
+    model.check_tokens(tokens)
     rows: dict[int, Tensor] = {}
     was_training = model.training
     model.eval()

@@ -134,7 +134,7 @@ class SparseTransformer(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Returns H_N, the output of the last block."""
-        self._check(tokens)
+        self.check_tokens(tokens)
         h = self.embedding(tokens, getattr(torch, self.config.precision))
         rotation = self.embedding.rotation(torch.arange(tokens.shape[1], device=tokens.device))
         recomputed = self.recomputed if torch.is_grad_enabled() else ("off",) * len(self.blocks)
@@ -200,7 +200,7 @@ class SparseTransformer(nn.Module):
         model.load_state_dict(weights, assign=True)
         return model
 
-    def _check(self, tokens: Tensor) -> None:
+    def check_tokens(self, tokens: Tensor) -> None:
         if tokens.dim() != 2 or tokens.dtype not in INTEGER_DTYPES:
             raise ValueError(
                 f"SparseTransformer: bytes must be whole numbers [batch, n], got {tokens.dtype} {list(tokens.shape)}"

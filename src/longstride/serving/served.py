@@ -11,7 +11,8 @@ from longstride.data.kind import DataKind
 from longstride.model import SparseTransformer
 from longstride.model.card import Card
 from longstride.sampling.data_kind import find_data_kind
-from longstride.training.source import WEIGHTS, open_source
+from longstride.training.run import WEIGHTS
+from longstride.training.source import open_source
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from longstride.common.checks import size_in_bytes
-from longstride.common.device import memory_bytes
+from longstride.common.device import GIB, memory_bytes
 from longstride.common.files import read_text
 from longstride.common.out_of_memory import is_out_of_gpu_memory
 from longstride.model.pinned import PinError
@@ -28,7 +28,6 @@ from longstride.training.plan import (
 )
 from longstride.training.ranks import Ranks
 
-GIB = 2**30
 SHRINK = 0.85
 """After a lack of memory, settings are suggested that are predicted to take this share of the memory."""
 

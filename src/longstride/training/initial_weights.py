@@ -13,7 +13,8 @@ from longstride.common.files import file_sha256
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.model.pretrained import CHANGEABLE, load
 from longstride.training.distributed import copy_weight
-from longstride.training.source import WEIGHTS, open_source
+from longstride.training.run import WEIGHTS
+from longstride.training.source import open_source
 
 SHAPELESS = {*CHANGEABLE, "pattern", "init"}
 """Fields of ModelConfig that no weight's shape depends on."""

@@ -34,7 +34,6 @@ from longstride.training.config import Resume, TrainConfig
 from longstride.training.folder import LAUNCH, RUN, check_free
 from longstride.training.lock import Lock
 from longstride.training.metrics import Metrics
-from longstride.training.metrics import read_metrics as read_metrics
 
 CHANGEABLE = {
     "out", "data", "validate_every", "save_every", "keep", "log_every", "tensorboard", "device", "patience", "accumulate",

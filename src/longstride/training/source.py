@@ -17,8 +17,7 @@ from longstride.training.checkpoint import check_owner
 from longstride.training.config import TrainConfig
 from longstride.training.manifest import check_manifest, has_manifest
 from longstride.training.preflight import check_fits
-from longstride.training.run import WEIGHTS as WEIGHTS
-from longstride.training.run import Run, read_id
+from longstride.training.run import WEIGHTS, Run, read_id
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from longstride.common.device import GIB
 from longstride.model.cost import step_flops
 from longstride.training.config import TrainConfig
 
-GIB = 2**30
 SIZE = 8192
 REPEATS = 5
 

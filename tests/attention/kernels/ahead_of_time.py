@@ -35,7 +35,7 @@ def shared_memory(arch, kernel, summary, width, dtype, rows, columns, warps, sta
     constants = {"DIMS": dims, "TILES": tiling, "CELLS": summary, "ACCUMULATE": kernel in LANES}
     types = {
         "lse": "*fp32", "delta": "*fp32", "tables": Tables("*i32", "*i32", *["*i32" if varied else "constexpr"] * 2),
-        "sizes": Sizes(*["i32"] * 6), "scale": "fp32", "softmax_scale": "fp32",
+        "sizes": Sizes(*["i32"] * 5), "scale": "fp32", "softmax_scale": "fp32",
     }  # fmt: skip
     signature, values, aligned = {}, {}, {}
     for index, name in enumerate(KERNELS[kernel].arg_names):

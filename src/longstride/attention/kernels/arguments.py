@@ -38,13 +38,12 @@ class Tables(NamedTuple):
 class Sizes(NamedTuple):
     heads: Any
     n: Any
+    """Of q, the output and the lse."""
     jobs: Any
     tiles: Any
     """Of a job."""
     total: Any
     """Tiles of all jobs and the whole batch."""
-    queries: Any
-    """As n, of q, the output and the lse."""
 
 
 class RowShape(NamedTuple):
@@ -120,4 +119,4 @@ def row_sizes(x: Tensor, rows: int) -> Sizes:
     """For tiles of so many rows, and no jobs but the heads."""
     batch, heads, n, _ = x.shape
     tiles = -(-n // rows)
-    return Sizes(heads, n, heads, tiles, batch * heads * tiles, n)
+    return Sizes(heads, n, heads, tiles, batch * heads * tiles)

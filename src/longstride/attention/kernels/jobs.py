@@ -114,4 +114,5 @@ def _exclusion(leaf: Leaf, n: int) -> Exclusion:
     (record,) = geometry(leaf, n)
     if record.summary:
         return Exclusion(period=record.block, first_cell=record.first_cell, cells=record.cells)
+    assert not record.near, f"{leaf!r} has a least distance, which an exclusion lacks"
     return Exclusion(step=record.index_stride, reach=record.far * record.index_stride, block=record.block)

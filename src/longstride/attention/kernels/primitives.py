@@ -115,7 +115,7 @@ def query_rows(job, tile, SIZE: tl.constexpr, VARIED: tl.constexpr):
 @triton.jit
 def row_of_query(job, tile, sizes):
     """The row of a document's first position, in tensors [batch, heads, queries]."""
-    return (tile.batch * sizes.heads + job.head) * sizes.queries + tile.queries
+    return (tile.batch * sizes.heads + job.head) * sizes.n + tile.queries
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from longstride.commands.bench.memory_results import MemoryResult, MemoryRow, re
 from longstride.commands.bench.report import plain, print_lines, reason_of, save
 from longstride.commands.bench.settings import MemoryBenchmark
 from longstride.common.checks import size_in_bytes
-from longstride.common.device import choose_device, describe_machine
+from longstride.common.device import GIB, choose_device, describe_machine
 from longstride.data import samples
 from longstride.data.store import write_store
 from longstride.training.budget import available_memory, memory_limit
@@ -34,7 +34,6 @@ from longstride.training.config import TrainConfig
 from longstride.training.plan import Plan, make_plan
 from longstride.training.trainer import Trainer
 
-GIB = 2**30
 SEQUENCES = 3
 """Sequences of data at least, of which steps take random ones."""
 Report = Callable[[MemoryRow], object]

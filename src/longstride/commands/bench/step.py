@@ -34,7 +34,7 @@ from longstride.commands.bench.step_results import (
     row_line,
     show_steps,
 )
-from longstride.common.device import choose_device, describe_machine, keep_freed_memory
+from longstride.common.device import GIB, choose_device, describe_machine, keep_freed_memory
 from longstride.data.store import write_store
 from longstride.model import ModelConfig
 from longstride.model.cost import attention_flops, step_flops
@@ -47,7 +47,6 @@ WARM_UP = 3
 NEVER = 10**9
 BATCHES = 4
 """Batches that steps take in turns."""
-GIB = 2**30
 
 
 class Training(Protocol):
