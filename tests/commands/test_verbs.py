@@ -1,9 +1,13 @@
 import sys
 from importlib import import_module, invalidate_caches
+from inspect import Parameter, signature
+from typing import get_args, get_type_hints
 
 import pytest
 
 pytest.importorskip("tyro")
+
+import tyro
 
 from longstride.commands import verbs
 from longstride.commands.completion import completion_script
@@ -85,3 +89,15 @@ def test_what_is_read_from_a_file_is_what_it_has(name):
 def test_no_two_verbs_have_one_place():
     orders = [verb.order for verb in find_verbs().values()]
     assert len(set(orders)) == len(orders)
+
+
+@pytest.mark.parametrize("name", find_verbs())
+def test_help_shows_what_may_be_left_out(name):
+    """A positional argument with a default stands in brackets; without them help says that it is required."""
+    verb = find_verbs()[name]
+    for parameter, hint in get_type_hints(verb.main, include_extras=True).items():
+        notes = get_args(hint)[1:]
+        if tyro.conf.Positional in notes:
+            metavar = next(note.metavar for note in notes if hasattr(note, "metavar"))
+            has_default = signature(verb.main).parameters[parameter].default is not Parameter.empty
+            assert metavar.startswith("[") == has_default, parameter

@@ -11,7 +11,7 @@ ORDER = 94
 
 
 def main(
-    folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")] = None,
+    folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL]")] = None,
     port: int = 0,
     browser: bool = True,
     device: str = "auto",
