@@ -217,7 +217,19 @@ def test_sounds_come_back(tmp_path):
 
 
 def test_letters_that_the_font_lacks_get_a_sign():
-    assert printable("a\u00e9\u0416\u4e2d\x00\x7f") == "a\u00e9\u0416\u00b7\u00b7\u00b7"
+    assert printable("a \u00e9\u0416\u4e2d\x00\x7f") == "a \u00e9\u0416\u00b7\u00b7\u00b7"
+    assert printable("\u201cIt\u2019s\u201d \u2013 \u20ac5\u2026") == "\u201cIt\u2019s\u201d \u2013 \u20ac5\u2026"
+    assert printable("\u0488\u046c\u02fa\u04fc") == "\u00b7" * 4  # In a range that the font has, but not by itself.
+
+
+@pytest.mark.parametrize("name", ["\u65e5\u672c", "run\udcff"], ids=["not in the font", "no text"])
+def test_any_name_is_drawn_without_a_warning(name, tmp_path, recwarn):
+    folders = [run(tmp_path / made, data=f"{name}.txt") for made in (name, "other")]
+    text_samples(folders[0])
+    assert plot_run(folders[:1]).exists()
+    assert plot_run(folders, tmp_path / "both.png").exists()
+    assert curve.plot_curve(folders[0]).exists()
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, filterwarnings
 
 from longstride.common.atomic import atomic_path
+from longstride.common.checks import REPLACEMENT
 from longstride.common.lazy import import_optional
 
 if TYPE_CHECKING:
@@ -28,9 +30,15 @@ def new_figure(owner: str, width: float, height: float, **options: Any) -> "Figu
 
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 150) -> None:
-    """Writes the figure atomically, in the format of the path's suffix."""
-    with atomic_path(path) as temporary:
+    """Writes the figure atomically, in the format of the path's suffix. A letter that no font has is drawn as a box."""
+    with atomic_path(path) as temporary, catch_warnings():
+        filterwarnings("ignore", r"(?s)Glyph .* missing from font")
         figure.savefig(temporary, dpi=dpi)
+
+
+def drawable(text: str) -> str:
+    """Replaces the bytes of a file's name that are no text; matplotlib refuses them."""
+    return "".join(REPLACEMENT if "\ud800" <= letter <= "\udfff" else letter for letter in text)
 
 
 INK, QUIET = "#0b2545", "#66717d"
@@ -59,10 +67,8 @@ def add_text(
     """Adds text with its baseline at `down`, in a smaller size if it is wider than `within`. "$" starts no formula."""
     if within is not None and text:
         size = min(size, within * 72 / (MONO * len(text)))
-    figure_width, figure_height = figure.get_figwidth(), figure.get_figheight()
-    figure.text(
-        left / figure_width, 1 - down / figure_height, text, fontsize=size, color=colour, parse_math=False, **options
-    )
+    at = left / figure.get_figwidth(), 1 - down / figure.get_figheight()
+    figure.text(*at, drawable(text), fontsize=size, color=colour, parse_math=False, **options)
 
 
 def characters_that_fit(inches: float, size: float) -> int:

@@ -19,6 +19,7 @@ from longstride.common.figures import (
     add_axes,
     add_text,
     characters_that_fit,
+    drawable,
     new_figure,
     picture_path,
     write_figure,
@@ -99,6 +100,7 @@ def _comparison(folders: Sequence[Path], rows: Sequence[Rows]) -> "Figure":
     names = [real_path(folder).name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
+    names = [drawable(name) for name in names]
     left, below = EDGE + CURVES + 0.35, TOP
     given = [read_settings(folder) for folder in folders]
     blocks = [
@@ -278,8 +280,10 @@ def _text_lines(path: Path) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Replaces characters that the figure's font may not have by a dot."""
-    return "".join(letter if " " <= letter < "\u0530" and letter != "\x7f" else "·" for letter in text)
+    """Replaces characters that the figure's font does not have by a dot."""
+    from longstride.pictures.attention_panels import has_glyph
+
+    return "".join(letter if has_glyph(letter) else "·" for letter in text)
 
 
 LONGEST = 1000

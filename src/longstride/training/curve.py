@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longstride.common.figures import new_figure, picture_path, write_figure
+from longstride.common.figures import drawable, new_figure, picture_path, write_figure
 from longstride.common.files import check_run_folder, real_path
 from longstride.training.metrics import read_metrics
 
@@ -28,7 +28,7 @@ def plot_curve(folder: str | Path, path: str | Path | None = None) -> Path:
     rows = read_rows(folder)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     draw_bits(above, rows)
-    above.set_title(real_path(folder).name, parse_math=False)
+    above.set_title(drawable(real_path(folder).name), parse_math=False)
     above.legend(frameon=False)
     draw_line(below, rows, "learning_rate", RATE)
     below.set_ylabel("learning rate")
