@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ pytest.importorskip("tyro")
 
 import longstride
 from longstride.commands import main as cli
+from longstride.commands.exits import exit_with_message
 from longstride.commands.verbs import find_verbs
 from longstride.data.store import open_store
 
@@ -556,7 +558,23 @@ def test_no_room_for_what_is_printed():
         done = subprocess.run(
             [sys.executable, "-m", "longstride", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
         )  # fmt: skip
-    assert (done.returncode, done.stderr) == (2, "longstride: [Errno 28] No space left on device: standard output\n")
+    says = "longstride: [Errno 28] No space left on device: standard output; free some space, or choose another place\n"
+    assert (done.returncode, done.stderr) == (2, says)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "; free some space, or choose another place"),
+        (errno.EROFS, "; choose another place"),
+        (errno.EACCES, "; change its permissions, or choose another place"),
+        (errno.EIO, ""),
+    ],
+)
+def test_an_error_of_the_system_has_a_remedy(number, remedy, capsys):
+    with pytest.raises(SystemExit) as end, exit_with_message("train"):
+        raise OSError(number, "Why", "a/file")
+    assert (end.value.code, capsys.readouterr().err) == (2, f"longstride: [Errno {number}] Why: 'a/file'{remedy}\n")
 
 
 def test_train_resumes_if_there_is_a_run(capsys, tmp_path, text_file):

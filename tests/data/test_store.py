@@ -1,5 +1,6 @@
 import hashlib
 import json
+import resource
 
 import numpy as np
 import pytest
@@ -46,6 +47,18 @@ def test_a_failure_leaves_nothing(tmp_path):
 
     with pytest.raises(OSError, match="the disk is gone"):
         write_store(tmp_path / "made", "bytes", {"train": broken(), "valid": some(2)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            write_store(tmp_path / "made", "bytes", {"train": some(10), "valid": some(2)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.filename == str(tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 
 

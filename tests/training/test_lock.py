@@ -1,5 +1,6 @@
 import errno
 import os
+import resource
 import subprocess
 import sys
 
@@ -57,6 +58,18 @@ def test_a_file_system_without_locks_is_not_called_in_use(tmp_path, monkeypatch)
     monkeypatch.setattr(lock.fcntl, "flock", none)
     with pytest.raises(OSError, match="cannot be locked: Function not implemented"):
         Lock(tmp_path)
+
+
+def test_a_full_disk_is_named(tmp_path):
+    """By a limit on the size of files, as in test_full_disk.py."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            Lock(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.filename == str(tmp_path / ".lock")
 
 
 def test_a_second_run_is_kept_out(tmp_path):

@@ -1,5 +1,6 @@
 """Exit codes of the command line. Every failure that a user can cause or mend is one line on standard error."""
 
+import errno
 import os
 import sys
 import threading
@@ -15,6 +16,16 @@ from longstride.common.out_of_memory import is_out_of_memory
 BAD_INPUT, BROKEN_PIPE = 2, 141
 SIGNAL_BASE = 128
 """Shells add this to a signal's number: 130 for SIGINT, 141 for SIGPIPE, 143 for SIGTERM."""
+
+_ROOM, _RIGHTS = "free some space, or choose another place", "change its permissions, or choose another place"
+REMEDIES = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EROFS: "choose another place",
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+}
+"""What to do about an error of the system, by its number."""
 
 
 @contextmanager
@@ -92,14 +103,18 @@ def _has_threads() -> bool:
 
 
 def _message(error: Exception) -> str:
-    """The error's message. A full disk's names no file: standard output is named if that cannot be written."""
-    if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+    """The error's message, with a remedy for those of the system. A full disk's names no file: standard output is named if
+    that cannot be written."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    message = str(error)
+    if error.filename is None:
         try:
             _flush()
         except OSError as again:
             if again.errno == error.errno:
-                return f"{error}: standard output"
-    return str(error)
+                message = f"{error}: standard output"
+    return f"{message}; {REMEDIES[error.errno]}" if error.errno in REMEDIES else message
 
 
 def _flush() -> None:

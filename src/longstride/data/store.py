@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from longstride.common.atomic import add_path_to_errors
 from longstride.common.checks import short_repr, whole_number
 from longstride.common.files import file_sha256, read_json
 from longstride.data.hashes import cached_sha256
@@ -127,11 +128,12 @@ def write_store(
         except OSError as error:
             raise ValueError(f"{folder} cannot be written: {error.strerror}") from None
         sizes, digests = {}, {}
-        for name in sorted(splits, key=SPLITS.index):
-            sizes[name], digests[name] = _write(temporary / f"{name}.bin", splits[name])
-        store = Store(folder, kind, item, rate, sizes, digests, source)
-        _check_sizes(str(folder), store)
-        (temporary / MANIFEST).write_text(store.to_json())
+        with add_path_to_errors(folder):
+            for name in sorted(splits, key=SPLITS.index):
+                sizes[name], digests[name] = _write(temporary / f"{name}.bin", splits[name])
+            store = Store(folder, kind, item, rate, sizes, digests, source)
+            _check_sizes(str(folder), store)
+            (temporary / MANIFEST).write_text(store.to_json())
         try:
             os.rename(temporary, folder)
         except OSError:

@@ -5,6 +5,7 @@ import os
 import socket
 from pathlib import Path
 
+from longstride.common.atomic import add_path_to_errors
 from longstride.common.files import LOCK_NAME, open_inside
 
 NAME = LOCK_NAME
@@ -28,9 +29,10 @@ class Lock:
         except OSError as error:  # The file system has no locks.
             self.file.close()
             raise OSError(f"train: {folder} cannot be locked: {error.strerror}; give another --out") from None
-        self.file.truncate(0)
-        self.file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        self.file.flush()
+        with add_path_to_errors(folder / NAME):
+            self.file.truncate(0)
+            self.file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            self.file.flush()
 
     def release(self) -> None:
         self.file.close()
