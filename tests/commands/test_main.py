@@ -562,6 +562,20 @@ def test_no_room_for_what_is_printed():
     assert (done.returncode, done.stderr) == (2, says)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_no_room_for_progress(tmp_path, text_file, unbuffered):
+    """Training goes on without the lines of its log."""
+    out = tmp_path / "run"
+    words = train_words(text_file, out, "--steps", "2", "--log-every", "1")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "longstride", *words], stdout=subprocess.PIPE, stderr=full, text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()[0].split(";")[0]) == (0, f"{out}: step 2, all steps are done")
+
+
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [

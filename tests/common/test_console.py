@@ -1,9 +1,10 @@
 import io
+import sys
 
 import pytest
 from rich.console import Console
 
-from longstride.common.console import Progress, format_count, format_duration, with_noun
+from longstride.common.console import Progress, StandardError, format_count, format_duration, with_noun
 
 
 def console(terminal=False, width=200):
@@ -110,3 +111,20 @@ def test_it_goes_to_standard_error(capsys):
         progress.say("hello")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "hello\n")
+
+
+def test_a_line_that_the_disk_has_no_room_for_is_left_out(monkeypatch):
+    class Disk(io.StringIO):
+        full = True
+
+        def write(self, text):
+            if self.full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stderr", disk := Disk())
+    with Progress(100, StandardError(), steps=True) as progress:
+        progress.log(10, "lost")
+        disk.full = False
+        progress.log(20, "kept")
+    assert disk.getvalue() == "step 20/100  kept\n"

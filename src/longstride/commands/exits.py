@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
-from typing import NoReturn
+from typing import IO, Any, NoReturn
 
 from longstride.commands.interrupts import INTERRUPTED, raise_on_interrupt
 from longstride.common.checks import printable
@@ -47,6 +47,7 @@ def exit_with_message(verb: str) -> Iterator[None]:
         finally:
             raise_on_interrupt(False)
         _flush()
+        _flush_or_silence(sys.stderr)  # What it does not take is no failure of the verb.
     except BrokenPipeError:
         _exit(BROKEN_PIPE, at_once=_is_joined())
     except (ValueError, OSError, FloatingPointError) as error:
@@ -122,19 +123,24 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
+def _flush_or_silence(stream: IO[Any] | None) -> None:
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except OSError:
+        from longstride.common.console import silence
+
+        silence(stream)
+
+
 def _exit(code: int, line: str = "", *, at_once: bool) -> NoReturn:
     """Prints the line and exits. `at_once`: without waiting for threads and other processes."""
     if line and sys.stderr is not None:
         with suppress(OSError):
             print(f"longstride: {printable(' '.join(line.splitlines()))}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except OSError:
-            from longstride.common.console import silence
-
-            silence(stream)
+        _flush_or_silence(stream)
     if at_once:
         os._exit(code)
     sys.exit(code)

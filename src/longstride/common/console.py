@@ -19,13 +19,18 @@ def silence(stream: IO[Any]) -> None:
 
 
 class StandardError(Console):
-    """Console on stderr. A broken pipe silences it and does not stop the program."""
+    """Console on stderr. A broken pipe silences it, a full disk takes the line, and neither stops the program."""
 
     def __init__(self) -> None:
         super().__init__(file=sys.stderr or io.StringIO())  # sys.stderr is None if it was closed.
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(printable(x, kept="\n\t") if isinstance(x, str) else x for x in objects), **options)
+        try:
+            super().print(*(printable(x, kept="\n\t") if isinstance(x, str) else x for x in objects), **options)
+        except OSError:
+            self.quiet = True
+            super().print()  # Drops what could not be written; rich would keep it.
+            self.quiet = False
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
