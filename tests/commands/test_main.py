@@ -354,6 +354,10 @@ def test_train_needs_no_matplotlib(capsys, tmp_path, text_file, monkeypatch):
             "train text-small --data x --out run --resume",
             "train: run holds no run to resume; leave --resume out to begin one",
         ),
+        (
+            "train text-small --out rnu --resume",
+            "train: rnu holds no run to resume; leave --resume out to begin one",
+        ),
         ("train text-small --steps 0", "train: steps must be at least 1, got 0"),
         ("data prepare nowhere out", "nowhere does not exist; give a file or a folder"),
         ("data prepare empty.txt out", "empty.txt is empty"),

@@ -20,5 +20,12 @@ def check_free(folder: Path) -> None:
         raise ValueError(f"train: {folder} is not an empty folder; give another --out")
 
 
+def check_holds_run(folder: Path) -> None:
+    """ValueError if the folder holds no run to resume."""
+    check_run_folder("train", folder)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"train: {folder} holds no run to resume; leave --resume out to begin one")
+
+
 def _is_leftover(name: str) -> bool:
     return name in LEFTOVERS or is_temporary(name)

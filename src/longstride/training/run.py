@@ -26,12 +26,12 @@ from torch import Tensor
 
 from longstride.common.atomic import atomic_path, is_temporary
 from longstride.common.checks import finite_number, short_reason, short_repr, whole_number
-from longstride.common.files import check_run_folder, read_json, read_text
+from longstride.common.files import read_json, read_text
 from longstride.data.store import Store
 from longstride.model.pretrained import save_weights
 from longstride.model.shipped import find_model
 from longstride.training.config import Resume, TrainConfig
-from longstride.training.folder import LAUNCH, RUN, check_free
+from longstride.training.folder import LAUNCH, RUN, check_free, check_holds_run
 from longstride.training.lock import Lock
 from longstride.training.metrics import Metrics
 
@@ -70,10 +70,8 @@ class Run:
     def resumed(cls, config: TrainConfig, preset: str = "") -> "Run":
         """Opens the run in the folder; ValueError if it began with other settings, or with another preset."""
         folder = config.folder()
-        check_run_folder("train", folder)
+        check_holds_run(folder)
         path = folder / "config.json"
-        if not path.is_file():
-            raise ValueError(f"train: {folder} holds no run to resume; leave --resume out to begin one")
         _check_preset(folder, preset)
         saved, config = TrainConfig.from_json(read_text(path), str(path)), _with_absolute_paths(config)
         for field in fields(TrainConfig):

@@ -24,7 +24,7 @@ from longstride.model.recompute import AUTO
 from longstride.model.saved_config import find_settings, settings_path
 from longstride.model.shipped import NAMES
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
-from longstride.training.folder import check_free
+from longstride.training.folder import check_free, check_holds_run
 from longstride.training.presets import train_preset, with_recipe
 
 ORDER = 60
@@ -188,6 +188,8 @@ def _train(
     preset: str, config: TrainConfig, resume: Resume, until: int | None, fit: Sequence[str], has_file: bool
 ) -> None:  # fmt: skip
     """Trains, and prints how it ended. `has_file`: the model may be that of a file, not the preset's."""
+    if resume is True and not config.data:  # A run has its data.
+        check_holds_run(config.folder())
     config.check_paths()
     if resume is not True and is_only_process():
         check_source(config.data)
