@@ -566,6 +566,14 @@ def test_no_room_for_what_is_printed():
     assert (done.returncode, done.stderr) == (2, says)
 
 
+def test_letters_that_standard_output_lacks(tmp_path):
+    """Where it is not UTF-8, names are printed with escapes; the verb does not fail."""
+    words = ["plot", "patterns", "--out", str(tmp_path / "\u00f6.png")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "longstride", *words], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {tmp_path}/\\xf6.png\n", "")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_no_room_for_progress(tmp_path, text_file, unbuffered):

@@ -23,6 +23,8 @@ longstride bench sampling --preset enwik8 --batches 1 64
 longstride completion bash
 """
 
+import codecs
+import io
 import sys
 from collections.abc import Sequence
 
@@ -41,8 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words = [*words[1:], "--help"]
     verbs = find_verbs()
     verb = next((name for name in verbs if words[: len(name.split())] == name.split()), "")
+    _allow_all_letters()
     with exit_with_message(verb):
         _run(verb, words, verbs)
+
+
+def _allow_all_letters() -> None:
+    """Makes standard output spell letters that its encoding lacks as escapes, as standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _run(name: str, words: Sequence[str], verbs: dict[str, Verb]) -> None:
