@@ -37,6 +37,12 @@ def test_an_empty_folder_will_do(tmp_path):
     begun(tmp_path)
 
 
+def test_a_name_that_is_no_text_is_refused(tmp_path):
+    """safetensors could not read the weights there: the run could be neither resumed nor evaluated."""
+    with pytest.raises(ValueError, match=r"out = '.*run\\udcff' is no UTF-8, .*; give another --out$"):
+        Run.new(of(tmp_path / "run\udcff"))
+
+
 @pytest.mark.parametrize("name", ["precious.txt", ".hidden"])
 def test_a_folder_that_is_not_empty_is_refused(name, tmp_path):
     (tmp_path / name).write_text("mine")

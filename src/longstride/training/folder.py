@@ -1,5 +1,6 @@
 """Whether a folder is free for a new run."""
 
+import os
 from pathlib import Path
 
 from longstride.common.atomic import is_temporary
@@ -12,7 +13,13 @@ LEFTOVERS = (LOCK, LAUNCH, RUN, "data.json")
 
 
 def check_free(folder: Path) -> None:
-    """ValueError if the folder holds a run or anything else."""
+    """ValueError if the folder holds a run or anything else, or if its weights could not be read again."""
+    try:
+        os.fsencode(folder).decode()
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"train: out = {str(folder)!r} is no UTF-8, and safetensors reads no such path; give another --out"
+        ) from None
     check_run_folder("train", folder)
     if (folder / "config.json").exists():
         raise ValueError(f"train: {folder} already holds a run; add --resume to go on with it, or give another --out")
