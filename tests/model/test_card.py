@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,11 @@ def test_the_page_has_every_field(tmp_path):
     texts += ["1,000 steps", "    longstride", "Writes.", "A book.", "Good.", "None.", small.config().pattern, " ab."]
     assert all(text in page for text in rows + texts)
     assert page.index("1.2500") < page.index("1.5000")
+
+
+def test_data_whose_name_is_no_text(tmp_path):
+    write_card(tmp_path, replace(CARD, data="a\udcff.txt: bytes in order"), small.config())
+    assert "a?.txt: bytes in order" in (tmp_path / PAGE).read_text(encoding="utf-8")
 
 
 def test_a_page_of_a_bare_card(tmp_path):

@@ -69,3 +69,7 @@ def test_the_example_runs(tmp_path, monkeypatch, kind):
 def test_float16_is_explained(tmp_path):
     assert "weights in float16, rounded from the float32 of training" in read(tmp_path, CARD).text
     assert "rounded" not in read(tmp_path, replace(CARD, dtype="float32")).text
+
+
+def test_data_whose_name_is_no_text(tmp_path):
+    assert "a?.txt: bytes in order" in read(tmp_path, replace(CARD, data="a\udcff.txt: bytes in order")).text

@@ -125,7 +125,7 @@ def write_card(folder: Path, card: Card, config: ModelConfig) -> None:
     """Writes card.json and README.md."""
     for name, text in ((FILE, json.dumps(asdict(card), indent=2) + "\n"), (PAGE, card_page(card, config))):
         with atomic_path(folder / name) as path:
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors="replace")  # The name of the data may be no text.
 
 
 def card_page(card: Card, config: ModelConfig, use: str = "") -> str:

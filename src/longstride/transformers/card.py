@@ -35,7 +35,7 @@ data = bytes(model.generate(first, max_new_tokens={count}, do_sample=True)[0].to
 def write_page(folder: Path, card: Card, config: ModelConfig) -> None:
     """Writes README.md."""
     with atomic_path(folder / PAGE) as path:
-        path.write_text(header(card) + card_page(card, config, _use(card, config)), encoding="utf-8")
+        path.write_text(header(card) + card_page(card, config, _use(card, config)), encoding="utf-8", errors="replace")
 
 
 def header(card: Card) -> str:
