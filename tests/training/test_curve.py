@@ -6,7 +6,7 @@ pytest.importorskip("matplotlib")
 
 from PIL import Image
 
-from longstride.training.curve import draw_bits, plot_curve
+from longstride.training.curve import draw_bits, finish, plot_curve
 from longstride.training.run import Run
 
 ROWS = [
@@ -55,6 +55,20 @@ def test_the_last_validation_has_its_number():
 @pytest.mark.parametrize("rows", [ROWS[:1], ROWS[1:2]], ids=["no validation", "one row"])
 def test_runs_that_have_just_begun(rows, tmp_path):
     assert plot_curve(run(tmp_path / "run", rows)).stat().st_size > 1000
+
+
+def test_one_step_is_a_dot():
+    """Of a run that is shorter than two lines of metrics."""
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    draw_bits(axes, ROWS[1:2])
+    finish([axes])
+    assert [line.get_marker() for line in axes.lines] == ["o", "o"]
+    assert [step for step in axes.get_xticks() if step != round(step)] == []
+    axes = Figure().subplots()
+    draw_bits(axes, ROWS[:2])
+    assert [line.get_marker() for line in axes.lines] == ["None", "o"]
 
 
 def test_a_name_that_reads_like_a_formula(tmp_path):

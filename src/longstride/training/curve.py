@@ -66,8 +66,10 @@ def draw_bits(
 
 
 def draw_line(axes: "Axes", rows: Rows, name: str, colour: str, **options: Any) -> None:
-    """Draws one metric over steps, where it was logged."""
+    """Draws one metric over steps, where it was logged; a dot where that was once, as a line needs two points."""
     known = [row for row in rows if row.get(name) is not None]
+    if len(known) == 1:
+        options = {"marker": "o", "markersize": 4, **options}
     axes.plot([row["step"] for row in known], [row[name] for row in known], color=colour, **options)
 
 
@@ -76,7 +78,7 @@ def finish(column: list["Axes"]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     column[-1].set_xlabel("step")
-    column[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    column[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for axes in column:
         axes.grid(color="#ececec")
         axes.set_axisbelow(True)
