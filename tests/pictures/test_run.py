@@ -1,4 +1,5 @@
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -162,6 +163,21 @@ def test_the_last_value_stands_behind_the_lines():
     last = axes.transData.transform((ROWS[-1]["step"], 6.5))
     assert box.x0 > last[0]
     assert box.x1 < axes.get_window_extent().x1
+
+
+def test_last_values_do_not_cover_each_other(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(page, "write_figure", lambda figure, path: drawn.append(figure))
+    ends = [6.0, 6.001, 6.002, 9.0]
+    folders = [run(tmp_path / f"run-{end}", [ROWS[0], {**ROWS[1], "valid_bits_per_byte": end}]) for end in ends]
+    plot_run(folders, tmp_path / "page.png")
+    numbers = drawn[0].axes[0].texts
+    assert [number.get_text() for number in numbers] == ["6.000", "6.001", "6.002", "9.000"]
+    boxes = [number.get_window_extent() for number in numbers]
+    assert not any(box.overlaps(other) for place, box in enumerate(boxes) for other in boxes[:place])
+    assert [number.xyann[1] > 0 for number in numbers] == [False, True, True, False]
+    for box, other in pairwise(boxes[:3]):
+        assert 0 < other.y0 - box.y0 < 1.5 * box.height
 
 
 def test_small_learning_rates_leave_room_for_the_title(tmp_path):

@@ -26,7 +26,18 @@ from longstride.common.figures import (
 )
 from longstride.common.files import check_run_folder, read_json, read_text, real_path
 from longstride.training.config import TrainConfig
-from longstride.training.curve import DARK, LIGHT, OWNER, RATE, Rows, draw_bits, draw_line, finish, read_rows
+from longstride.training.curve import (
+    DARK,
+    LIGHT,
+    OWNER,
+    RATE,
+    Rows,
+    draw_bits,
+    draw_line,
+    finish,
+    read_rows,
+    separate_numbers,
+)
 from longstride.training.optimizer import warmup_steps
 
 if TYPE_CHECKING:
@@ -159,6 +170,7 @@ def _curves(
         axes.tick_params(labelsize=8, labelbottom=axes is column[-1])
         axes.yaxis.set_label_coords(-0.085, 0.5)
     finish(column)
+    separate_numbers(column[0])
 
 
 def _draw_table(figure: "Figure", left: float, down: float, lines: Settings) -> float:

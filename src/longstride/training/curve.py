@@ -9,6 +9,7 @@ from longstride.training.metrics import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
 
 OWNER = "plot run"
 LIGHT, DARK, RATE = "#a9cbe8", "#0b2545", "#e3a857"
@@ -71,6 +72,25 @@ def draw_line(axes: "Axes", rows: Rows, name: str, colour: str, **options: Any) 
     if len(known) == 1:
         options = {"marker": "o", "markersize": 4, **options}
     axes.plot([row["step"] for row in known], [row[name] for row in known], color=colour, **options)
+
+
+def separate_numbers(axes: "Axes") -> None:
+    """Moves the last values of runs up where they would cover each other."""
+    from matplotlib.text import Annotation
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    axes.get_ylim()  # Brings the limits up to date, on which places depend.
+    boxes: list[Bbox] = []
+    numbers = [text for text in axes.texts if isinstance(text, Annotation)]
+    for number in sorted(numbers, key=lambda number: number.get_window_extent().y0):
+        first = box = number.get_window_extent()
+        for other in sorted(boxes, key=lambda other: other.y0):
+            if box.overlaps(other):
+                box = first.translated(0, other.y1 + 1 - first.y0)
+        boxes.append(box)
+        right, up = number.xyann
+        number.xyann = right, up + (box.y0 - first.y0) * 72 / figure.dpi
 
 
 def finish(column: list["Axes"]) -> None:
