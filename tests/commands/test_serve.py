@@ -32,7 +32,9 @@ def test_bad_arguments(capsys, folder, tmp_path):
     assert "streams must be" in refused(capsys, "serve", folder, "--streams", "0")
     assert "queue must be" in refused(capsys, "serve", folder, "--queue", "-1")
     assert "overflow" in refused(capsys, "serve", folder, "--overflow", "wrap")
-    assert "no-such-file" in refused(capsys, "serve", folder, "--api-key-file", tmp_path / "no-such-file")
+    message = refused(capsys, "serve", folder, "--api-key-file", tmp_path / "no-such-file")
+    assert message.startswith("longstride: serve: api_key_file = ")
+    assert message.endswith("no-such-file' cannot be read: No such file or directory; give a file with a key")
     assert "give --kind" in refused(capsys, "serve", folder, "--port", "0")
     message = refused(capsys, "serve", folder, "--host", "256.1.1.1")
     assert "serve: cannot listen on host = '256.1.1.1', port = 8000" in message

@@ -64,7 +64,11 @@ class ServeSettings:
     def api_key(self) -> str | None:
         """The key that clients must send; None if there is none."""
         if self.api_key_file is not None:
-            key, place = read_text(self.api_key_file, LONGEST_KEY).strip(), f"api_key_file = {str(self.api_key_file)!r}"
+            place = f"api_key_file = {str(self.api_key_file)!r}"
+            try:
+                key = read_text(self.api_key_file, LONGEST_KEY).strip()
+            except OSError as error:
+                raise ValueError(f"{OWNER}: {place} cannot be read: {error.strerror}; give a file with a key") from None
         elif KEY_VARIABLE in os.environ:
             key, place = os.environ[KEY_VARIABLE].strip(), f"the environment variable {KEY_VARIABLE}"
         else:
