@@ -40,12 +40,26 @@ def test_the_nearest_that_fits(capsys):
     assert "inputs of all blocks, 48.0 GiB of the host." in text
     assert "The nearest that fits has a context of 524,288:" in text
     assert "--model.context 524288" in text
-    text = said(capsys, "cifar10 --gpu-memory 1GB")
-    assert "Shorter contexts do not fit, either: use a smaller network." in text
+
+
+def test_a_network_that_does_not_fit_at_any_length_is_an_error(capsys):
+    with pytest.raises(SystemExit) as ended:
+        said(capsys, "cifar10 --gpu-memory 1GB")
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert "Nothing fits: one sequence at a time takes" in printed.out
+    assert "plan: gpu_memory = '1GB' is too small for cifar10, with shorter contexts, too: use a smaller" in printed.err
+
+
+@pytest.mark.parametrize("memory", ["24GiB", "16GB"])
+def test_the_command_has_the_memory_as_it_was_given(memory, capsys):
+    assert f"--gpu-memory {memory} " in said(capsys, f"enwik8 --gpu-memory {memory}").splitlines()[-1]
 
 
 def test_what_does_not_fit_is_not_said_to_take_less_than_there_is(capsys):
-    text = said(capsys, "text-modern --gpu-memory 2GiB --host-memory 20GiB")
+    with pytest.raises(SystemExit):
+        said(capsys, "text-modern --gpu-memory 2GiB --host-memory 20GiB")
+    text = capsys.readouterr().out
     assert "one sequence at a time takes 1.9 GiB of the GPU, beside 6% that stay free, and" in text
 
 

@@ -30,9 +30,11 @@ MOST_ROWS = 8
 
 
 def show(
-    preset: str, config: TrainConfig, memory: int | None, host: int | None = None, console: Console | None = None
+    preset: str, config: TrainConfig, memory: int | None, host: int | None = None, console: Console | None = None,
+    given: str = "",
 ) -> None:  # fmt: skip
-    """Prints what fits. `memory`: of the GPU, by default that of this machine's; `host`: of the host, by default free."""
+    """Prints what fits. `memory`: of the GPU, by default that of this machine's; `host`: of the host, by default free;
+    `given`: the GPU's memory as the user wrote it. ValueError if not even a short context fits."""
     console = console or Console()
     memory = _own_memory() if memory is None else memory
     host = free_host_memory() if host is None else host
@@ -64,8 +66,10 @@ def show(
         )
         plan = nearest_plan(_changed(config, "auto", config.accumulate), memory, host)
         if plan is None:
-            console.print("Shorter contexts do not fit, either: use a smaller network.", highlight=False)
-            return
+            size = given or f"{memory / 1e9:.1f}GB"
+            raise ValueError(
+                f"plan: gpu_memory = {size!r} is too small for {preset}, with shorter contexts, too: use a smaller network"
+            )
         console.print(f"The nearest that fits has a context of {plan.config.model.context:,}:", highlight=False)
         config = replace(plan.config, model=replace(plan.config.model, recompute="auto"))
     console.print(_table(config, memory, host, plan))
@@ -87,7 +91,7 @@ def show(
         f"Times are estimated for an H200, {'with' if config.compile else 'without'} --compile, with errors of a fifth.",
         highlight=False,
     )
-    console.print(f"\n{_command(preset, plan, memory)}", highlight=False, soft_wrap=True)
+    console.print(f"\n{_command(preset, plan, given or f'{memory / 1e9:g}GB')}", highlight=False, soft_wrap=True)
 
 
 def _own_memory() -> int:
@@ -125,10 +129,10 @@ def _table(config: TrainConfig, memory: int, host: int, chosen: Plan) -> Table:
     return table
 
 
-def _command(preset: str, plan: Plan, memory: int) -> str:
+def _command(preset: str, plan: Plan, memory: str) -> str:
     """The command that trains as planned."""
     chosen, start = plan.config, train_preset(preset)
-    words = ["longstride", "train", preset, "--data", "DATA", "--out", "RUN", "--gpu-memory", f"{memory / 1e9:g}GB"]
+    words = ["longstride", "train", preset, "--data", "DATA", "--out", "RUN", "--gpu-memory", memory]
     for name in ("context", "pattern", "embedding"):
         if getattr(chosen.model, name) != getattr(start.model, name):
             words += [f"--model.{name}", str(getattr(chosen.model, name))]

@@ -22,7 +22,8 @@ def main(
     """What fits into a GPU, and what a training step takes. Example: longstride plan enwik8 --gpu-memory 16GB
 
     Prints what to recompute in each block, for all ways to divide the batch, with predicted memory and time. The row
-    marked as chosen is what longstride train does with the same --gpu-memory.
+    marked as chosen is what longstride train does with the same --gpu-memory. If only a shorter context fits, its row; if
+    none does, an error.
 
     Args:
         preset: The preset to train; its other settings are those of longstride train.
@@ -54,4 +55,4 @@ def main(
 
     from longstride.commands.plan import show
 
-    show(preset, config, memory, host)
+    show(preset, config, memory, host, given=gpu_memory)
