@@ -43,7 +43,14 @@ def products(monkeypatch):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"last_bytes": 3}, {"norm": "rms", "last_bytes": 2}, {"precision": "bfloat16"}, {"precision": "float16"}],
+    [
+        {},
+        {"last_bytes": 3},
+        {"norm": "rms", "last_bytes": 2},
+        {"precision": "bfloat16"},
+        {"precision": "float16"},
+        {"norm": "rms", "precision": "bfloat16"},
+    ],
     ids=str,
 )
 def test_gradients_are_those_of_pytorch(changes, products, monkeypatch):
