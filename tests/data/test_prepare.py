@@ -78,6 +78,23 @@ def test_bundled_samples(tmp_path, name, kind):
     assert sum(store.splits.values()) == getattr(samples, name)().size
 
 
+@pytest.mark.parametrize(
+    ("content", "kind", "said"),
+    [
+        ("Das Café öffnet früh. ".encode("latin-1") * 40, None, True),
+        ("Das Café öffnet früh. ".encode("latin-1") * 40, "text", False),
+        ("Das Café öffnet früh. ".encode() * 40, None, False),
+        (bytes(range(256)) * 4, None, False),
+        (b"\0some letters" * 40, None, False),
+        (b"", "bytes", False),
+    ],
+)
+def test_text_in_another_encoding_is_named(content, kind, said, tmp_path, capsys):
+    (tmp_path / "book").write_bytes(content + b"end. " * 100)
+    prepare(tmp_path / "book", tmp_path / "store", kind)
+    assert ("book: no UTF-8, so it is read as bytes; " in capsys.readouterr().err.replace("\n", " ")) == said
+
+
 def test_a_kind_can_be_given(tmp_path):
     (tmp_path / "a.txt").write_bytes(TEXT)
     assert prepare(tmp_path / "a.txt", tmp_path / "made", "bytes").kind == "bytes"

@@ -25,7 +25,7 @@ def gradients(tokens, **changes):
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_loss_and_gradients_are_those_of_plain_autograd(changes, in_groups, monkeypatch):
     """Parts of five positions, the last one of four; with groups, one head at a time."""
-    monkeypatch.setattr(block_in_parts, "PART_BYTES", 2 * 5 * 64 * 8)
+    monkeypatch.setattr(block_in_parts, "BLOCK_PART_BYTES", 2 * 5 * 64 * 8)
     if in_groups:
         monkeypatch.setattr(block_in_parts, "GROUP_BYTES", 1)
     plain, again = (gradients(some_bytes(), recompute=how, **changes) for how in ("off", "parts"))
@@ -35,7 +35,7 @@ def test_loss_and_gradients_are_those_of_plain_autograd(changes, in_groups, monk
 @pytest.mark.parametrize("other", ["host", "host + parts + host", "parts + 2*host"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_inputs_in_host_memory_change_no_bit(precision, other, monkeypatch):
-    monkeypatch.setattr(block_in_parts, "PART_BYTES", 2 * 5 * 64 * 4)
+    monkeypatch.setattr(block_in_parts, "BLOCK_PART_BYTES", 2 * 5 * 64 * 4)
     found = []
     for how in ("parts", other):
         made = model(precision=precision, dropout=0.3, recompute=how)

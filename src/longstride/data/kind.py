@@ -97,6 +97,11 @@ class DataKind:
         raise NotImplementedError
 
     @classmethod
+    def remark(cls, path: Path) -> str | None:
+        """Returns what a user should know of a file that is read as this kind by a guess; None for nothing."""
+        return None
+
+    @classmethod
     def recognizes(cls, path: Path) -> bool:
         """Whether a file without a known suffix is of this kind, by its content."""
         return False

@@ -61,6 +61,9 @@ def prepare(
         with _naming_source(source), status:
             plan = _report_unused(source, _plan(source, kind_class(chosen_kind), limit, join), chosen=kind is not None)
             _report_links(source, plan)
+            remark = kind_class(chosen_kind).remark(source) if kind is None and source.is_file() else None
+            if remark is not None:
+                print_line(StandardError(), f"{source}: {remark}")
         with Progress(plan.total, console, name=source.name, shown=progress, plain_lines=False) as bar:
 
             def with_progress(pieces: Iterable[Bytes] | Bytes) -> Iterator[Bytes]:

@@ -6,7 +6,13 @@ from pathlib import Path
 from longstride.data.kind import DataKind
 from longstride.data.limits import Limit
 from longstride.data.plan import Plan
-from longstride.data.streams import detect_compression, stream_plan
+from longstride.data.streams import detect_compression, read_start, stream_plan
+
+INSPECTED_BYTES = 1 << 16
+ASCII = frozenset([*b"\t\n\r", *range(32, 127)])
+"""Bytes of text in most encodings."""
+MOST = 0.7
+"""Share of these bytes from which a file is taken for text."""
 
 
 class RawBytes(DataKind):
@@ -24,3 +30,11 @@ class RawBytes(DataKind):
     @classmethod
     def recognizes(cls, path: Path) -> bool:
         return detect_compression(path) is None
+
+    @classmethod
+    def remark(cls, path: Path) -> str | None:
+        """Names text in another encoding than UTF-8, such as Latin-1, most of whose bytes are ASCII letters and signs."""
+        start = read_start(path, False, INSPECTED_BYTES)
+        if 0 in start or sum(byte in ASCII for byte in start) < MOST * len(start):
+            return None
+        return "no UTF-8, so it is read as bytes; convert it, or longstride data prepare SOURCE STORE --kind text"

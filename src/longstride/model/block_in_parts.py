@@ -2,8 +2,8 @@
 
 Whole tensors are the input, its gradient, the output of attention and its gradient; queries, keys and values, and their
 gradients, exist for a group of heads at a time. All else exists for some rows, such that the inner layer of the feed-forward
-network has PART_BYTES, or for a sixteenth of all rows. The gradients of weights are thus sums over parts, and those of the
-input over groups of heads: they differ in the last bits from those of plain autograd. The number of parts and of groups
+network has BLOCK_PART_BYTES, or for a sixteenth of all rows. The gradients of weights are thus sums over parts, and those of
+the input over groups of heads: they differ in the last bits from those of plain autograd. The number of parts and of groups
 follows from the shapes alone.
 
 Shapes: h [batch, n, width]; q, k, v [batch, heads of the group, n, d].
@@ -25,7 +25,7 @@ from longstride.model.residual import ops
 
 GROUP_BYTES = 2**30
 """Bytes of the queries, keys and values that exist at a time."""
-PART_BYTES = 2**27
+BLOCK_PART_BYTES = 2**27
 """Bytes of the inner layer of a part: short kernels would wait for the host."""
 MOST_PARTS = 16
 """Longer sequences have larger parts instead; temporary tensors of attention take more than these."""
@@ -55,9 +55,9 @@ def group_count(heads: int, qkv_bytes: int) -> int:
     return next((count for count in divisors if qkv_bytes <= GROUP_BYTES * count), heads)
 
 
-def part_count(inner_bytes: int) -> int:
+def block_part_count(inner_bytes: int) -> int:
     """Returns the number of parts. `inner_bytes`: of the inner layer, all rows."""
-    return max(1, min(MOST_PARTS, -(-inner_bytes // PART_BYTES)))
+    return max(1, min(MOST_PARTS, -(-inner_bytes // BLOCK_PART_BYTES)))
 
 
 class _BlocksInParts(torch.autograd.Function):
@@ -98,7 +98,7 @@ class BlockParts:
     def __init__(self, block: Any, h: Tensor, seeds: Tensor | None, rotation: Tensor | None) -> None:
         self.block, self.h, self.rotation = block, h, rotation
         inner_bytes = h.element_size() * h.numel() // h.shape[-1] * block.ff.inner.out_features
-        self.rows = feed_forward.row_parts(h, part_count(inner_bytes))
+        self.rows = feed_forward.row_parts(h, block_part_count(inner_bytes))
         self.gelu_in_products = feed_forward.is_fused(h.device, h.dtype, block.ff.inner)
         self.scale = 1 / (1 - block.dropout)
         self.masks = None if seeds is None else [draw_mask(h, block.dropout, seed) for seed in seeds]

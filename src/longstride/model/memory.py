@@ -127,7 +127,7 @@ def working_bytes(config: ModelConfig, batch: int, choice: str) -> int:
     held += 3 * unit + stats + casts  # The gradient of the stream, the output of attention, and its gradient.
     attention = 2 * qkv // groups + 2 * stats // groups
     changed = 2 * config.qk_width * 4 if config.is_rotary or config.qk_norm else 0
-    parts = block_in_parts.part_count(inner)
+    parts = block_in_parts.block_part_count(inner)
     # Inner layer, gelu and their gradients; stream, norm, product and their gradients.
     after_attention = (qkv if groups == 1 else 0) + masks + (4 * inner + 6 * unit) // parts
     return held + max(attention, after_attention, qkv // groups + (n * changed + 2 * qkv // groups + 4 * unit) // parts)
