@@ -130,7 +130,7 @@ def test_dropout_is_another_one_at_every_step_and_seed(tmp_path):
     for seed, number in ((0, 0), (0, 1), (1, 0), (0, 0)):
         made = trainer.Trainer(config(tmp_path / str(len(drawn)), seed=seed), False)
         made.step = number
-        made.take_step(torch.from_numpy(made.training.batch(0, 0, 4)))
+        made.take_step(torch.from_numpy(made.training.batch(0, 0, 4)).to(made.device))
         drawn.append(torch.rand(8))
     assert torch.equal(drawn[0], drawn[3])
     assert not any(torch.equal(drawn[0], other) for other in drawn[1:3])
@@ -138,7 +138,7 @@ def test_dropout_is_another_one_at_every_step_and_seed(tmp_path):
 
 def test_accumulated_parts_are_one_batch(tmp_path):
     data = store(tmp_path / "data")
-    plain = {"model": {"dropout": 0.0, "precision": "float64"}, "steps": 3, "data": data}
+    plain = {"model": {"dropout": 0.0, "precision": "float64"}, "device": "cpu", "steps": 3, "data": data}
     train(config(tmp_path / "one", **plain))
     train(config(tmp_path / "four", accumulate=4, **plain))
     one, four = weights(tmp_path / "one/run"), weights(tmp_path / "four/run")
@@ -166,7 +166,7 @@ def test_the_average_is_what_is_kept(tmp_path):
 def test_what_is_not_finite_stops_before_the_weights_change(precision, tmp_path, monkeypatch):
     loss = SparseTransformer.loss
     made = trainer.Trainer(config(tmp_path, model={"precision": precision}), False)
-    tokens = torch.from_numpy(made.training.batch(0, 0, 4))
+    tokens = torch.from_numpy(made.training.batch(0, 0, 4)).to(made.device)
     made.take_step(tokens)
     before = {name: x.clone() for name, x in made.model.state_dict().items()}
     monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) * float("nan"))
@@ -236,7 +236,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(tmp_path, monkeypatch):
     before = {name: x.clone() for name, x in made.model.state_dict().items()}
     monkeypatch.setattr(SparseTransformer, "loss", lambda self, tokens: loss(self, tokens) + float("inf"))
     with pytest.raises(FloatingPointError, match="has a loss of inf"):
-        step(made, torch.from_numpy(made.training.batch(0, 0, 4)))
+        step(made, torch.from_numpy(made.training.batch(0, 0, 4)).to(made.device))
     assert same(before, made.model.state_dict())
 
 

@@ -1,5 +1,7 @@
 """Kernels that are compiled together, with kernels that stand in for Triton's."""
 
+import ctypes
+import sys
 import threading
 import weakref
 from contextlib import nullcontext
@@ -10,7 +12,7 @@ import torch
 import triton
 
 from longstride.attention.kernels import launch
-from longstride.attention.kernels.compilation import compile_only, compile_together
+from longstride.attention.kernels.compilation import Compiler, compile_only, compile_together
 from longstride.attention.kernels.launch import Launch, Plan, Workspace
 
 
@@ -101,6 +103,31 @@ def test_plans_do_not_run_while_kernels_are_only_compiled():
     assert [(what, grid, arguments[0] is y, arguments[1], constants) for what, grid, arguments, constants in done] == [
         ("launched", (3,), True, 5, {"num_warps": 4})
     ] * 2
+
+
+def test_the_compiler_outlives_its_storage_in_pytorch_and_nothing_else(monkeypatch):
+    """PyTorch 2.11 drops a reference that it has not taken."""
+    kept, made, references = [], [], []
+
+    def stash(name, value):
+        if kept:
+            ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(kept.pop()))
+        kept.append(id(value))
+
+    def start(self):
+        made.append(weakref.ref(self))
+        init(self)
+
+    init = Compiler.__init__
+    monkeypatch.setattr(Compiler, "__init__", start)
+    monkeypatch.setattr(torch._C, "_stash_obj_in_tls", stash)
+    monkeypatch.setattr(Compiler, "finish", lambda self: references.append(sys.getrefcount(self)))
+    for _ in range(2):
+        with compile_only():
+            pass
+    assert references == [references[0]] * 2
+    assert references[0] >= 2  # That of the context and its own argument's.
+    assert [there() for there in made] == [None, None]
 
 
 def test_plans_of_other_threads_run_while_kernels_are_only_compiled():

@@ -4,7 +4,9 @@ Triton compiles a kernel at its first launch, and the call waits for one kernel 
 compilers, which do not hold Python's lock. So as many kernels as there are cores take little longer than one.
 """
 
+import ctypes
 import os
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -88,20 +90,30 @@ def _compiler() -> Compiler | None:
     return torch._C._get_obj_in_tls(_COMPILER) if torch._C._is_key_in_tls(_COMPILER) else None
 
 
+def _stash(value: Compiler | None) -> None:
+    """Makes it the compiler of this thread.
+
+    PyTorch 2.11 drops a reference to what it had, without having taken one; 2.13 takes one."""
+    count = sys.getrefcount(value)
+    torch._C._stash_obj_in_tls(_COMPILER, value)
+    if sys.getrefcount(value) == count:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
 @contextmanager
 def compile_only() -> Iterator[None]:
     """Context in which plans that have not run yet do not run: their results stay as they are in memory. At its end their
     kernels are compiled and loaded. It holds for this thread and for autograd's in its backward passes."""
     assert _compiler() is None
     compiler = Compiler()
-    torch._C._stash_obj_in_tls(_COMPILER, compiler)
+    _stash(compiler)
     try:
         yield
     except BaseException:
         compiler.stop()
         raise
     finally:
-        torch._C._stash_obj_in_tls(_COMPILER, None)
+        _stash(None)
     compiler.finish()
 
 
