@@ -7,15 +7,13 @@ from torch import Tensor, nn
 
 from longstride.attention.api import attend as attend_over
 from longstride.attention.api import attend_packed, unpack
+from longstride.model import query_key
 from longstride.model.config import ModelConfig
-from longstride.model.layers import Linear, rms_norm
+from longstride.model.layers import Linear
 from longstride.model.residual import Product, linear, product
-from longstride.model.rotary import rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values [batch, heads, n, d] -> [batch, heads, n, d_v]."""
-QK_FACTOR = 3.0
-"""Normalised queries and keys have a root mean square of 1. This factor makes their softmax sharp enough to begin with."""
 
 
 class Attention(nn.Module):
@@ -34,7 +32,12 @@ class Attention(nn.Module):
         gets queries and keys as they are multiplied, normalised and rotated. `rotation`: from `rotary.rotation`, if the
         network has rotary positions."""
         packed = linear(x, self.query_key_value)
-        if attend is None and rotation is None and self.query_scale is None:
+        changed = not (rotation is None and self.query_scale is None)
+        d_qk = self.sizes[0] // self.heads
+        if attend is None and changed and query_key.is_fused(packed, d_qk):
+            packed = query_key.normalize_and_rotate_packed(packed, rotation, self.query_scale, d_qk, self.heads)
+            changed = False
+        if attend is None and not changed:
             attended = attend_packed(packed, self.sizes, self.patterns)
         else:
             attended = (attend or self.attend)(*self.split(packed, rotation))
@@ -46,11 +49,8 @@ class Attention(nn.Module):
         """Returns queries, keys and values [batch, heads, n, d] from the results of `query_key_value` for these heads."""
         count = len(range(self.heads)[heads])
         q, k, v = unpack(packed, tuple(size // self.heads * count for size in self.sizes), count)
-        if self.query_scale is not None:
-            q = rms_norm(q) * (QK_FACTOR * self.query_scale[heads])[:, None, None]
-            k = rms_norm(k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        scale = None if self.query_scale is None else self.query_scale[heads]
+        q, k = query_key.normalize_and_rotate(q, k, rotation, scale)
         return q.to(packed.dtype), k.to(packed.dtype), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

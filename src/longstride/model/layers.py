@@ -16,6 +16,8 @@ from torch import Tensor, nn
 HALF = (torch.float16, torch.bfloat16)
 SLOPE = 1.702
 EPSILON = 1e-5
+QK_FACTOR = 3.0
+"""Normalised queries and keys have a root mean square of 1. This factor makes their softmax sharp enough to begin with."""
 LAYERS = frozenset({"query_key_value", "project", "inner", "outer", "output", "norm_attention", "norm_ff", "norm"})
 """Names of the linear layers and norms in a network."""
 FEW = 8

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longstride.model import ModelConfig, SparseTransformer
-from longstride.model.attention import QK_FACTOR
 from longstride.model.config import BYTES
-from longstride.model.layers import EPSILON, SLOPE
+from longstride.model.layers import EPSILON, QK_FACTOR, SLOPE
 from longstride.model.transformer import ResidualBlock
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
