@@ -68,6 +68,20 @@ def test_gradients_are_those_of_pytorch(changes, products, monkeypatch):
         torch.testing.assert_close(x, found["pytorch"][name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 9])
+def test_sequences_shorter_than_the_last_bytes(n, products, monkeypatch):
+    made = model(last_bytes=4, norm="rms").embedding
+    tokens, slopes, found = some_bytes(2, n), torch.randn(2, n, 16), []
+    for _ in range(2):
+        made.zero_grad()
+        h = made(tokens)
+        h.backward(slopes)
+        found.append([h.detach(), *(torch.zeros_like(x) if x.grad is None else x.grad for x in made.parameters())])
+        monkeypatch.setattr(embedding, "uses_products", lambda weight: False)
+    for ours, wanted in zip(*found):
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_a_table_of_positions_and_one_byte(products):
     """A sequence of one byte looks nothing up but its position."""
     made = model()

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longstride.model.config import BYTES, ModelConfig
-from longstride.model.layers import HALF, rms_norm
+from longstride.model.layers import HALF, has_hooks, rms_norm
 from longstride.model.rotary import rotation
-from longstride.model.table_gradient import lookup, uses_products
+from longstride.model.table_gradient import embed_last_bytes, lookup, uses_products
 
 
 class Embedding(nn.Module):
@@ -34,10 +34,14 @@ class Embedding(nn.Module):
         """Bytes [batch, n] -> H_0 [batch, n, width], summed in float32 and rounded to `dtype`; by default not rounded."""
         batch, n = tokens.shape
         rounded = dtype if dtype in HALF and not self.normalized else None
-        shifted = torch.cat([self.start.expand(batch, 1, -1), _rows(self.token, tokens[:, :-1], rounded)], 1)
-        for distance, table in enumerate(self.earlier, 2):
-            if distance < n:
-                shifted = shifted + F.pad(_rows(table, tokens[:, :-distance], rounded), (0, 0, distance, 0))
+        tables = [self.token, *self.earlier]
+        if all(type(table) is Table and not has_hooks(table) and uses_products(table.weight) for table in tables):
+            shifted = embed_last_bytes(tokens, self.start, [table.weight for table in tables], rounded)
+        else:
+            shifted = torch.cat([self.start.expand(batch, 1, -1), _rows(self.token, tokens[:, :-1], rounded)], 1)
+            for distance, table in enumerate(self.earlier, 2):
+                if distance < n:
+                    shifted = shifted + F.pad(_rows(table, tokens[:, :-distance], rounded), (0, 0, distance, 0))
         for name, index in zip(self.positions.names, self.positions.indices(torch.arange(n, device=tokens.device))):
             shifted = shifted + self.position[name](index)
         found = rms_norm(shifted) if self.normalized else shifted
