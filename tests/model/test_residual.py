@@ -74,6 +74,14 @@ def our_add_norm(stream, branch, branch_bias, weight, bias, seed, keep=0.7):
     return residual._AddNorm.apply(stream, branch, branch_bias, weight, bias, seed, keep, 1e-5)[:2]
 
 
+def plain_add_norm_unbiased(stream, branch, weight, bias, seed):
+    return plain_add_norm(stream, branch, torch.zeros_like(weight), weight, bias, seed)
+
+
+def our_add_norm_unbiased(stream, branch, weight, bias, seed):
+    return our_add_norm(stream, branch, None, weight, bias, seed)
+
+
 def plain_norm(stream, weight, bias, seed):
     return stream * 1, F.layer_norm(stream, weight.shape, weight.to(stream.dtype), bias.to(stream.dtype), 1e-5)
 
@@ -101,6 +109,7 @@ def our_gelu(x, bias, seed):
 
 CASES = {
     "add_norm": (our_add_norm, plain_add_norm, (0, 1, 2, 3, 4)),
+    "add_norm_unbiased": (our_add_norm_unbiased, plain_add_norm_unbiased, (0, 1, 3, 4)),
     "norm": (our_norm, plain_norm, (0, 3, 4)),
     "add": (our_add, plain_add, (0, 1, 2)),
     "gelu": (our_gelu, plain_gelu, (0, 2)),
@@ -124,7 +133,7 @@ def assert_within_the_rule(case, shape, dtype, with_seed):
 @pytest.mark.parametrize("with_seed", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", ["add_norm", "add"])
+@pytest.mark.parametrize("case", ["add_norm", "add_norm_unbiased", "add"])
 def test_kernels_with_a_branch(case, dtype, shape, with_seed, kernels):
     assert_within_the_rule(case, shape, dtype, with_seed)
 

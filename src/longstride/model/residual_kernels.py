@@ -257,10 +257,10 @@ def backward(
             tl.store(d_previous + place, slope, inside)
             weight_sum += d_y * y
             bias_sum += d_y
+        if seed is not None:
+            slope = drop(slope, seed, row, keep, WIDTH, BLOCK)
+            tl.store(d_branch + place, slope, inside)
         if SUMS != 2:
-            if seed is not None:
-                slope = drop(slope, seed, row, keep, WIDTH, BLOCK)
-                tl.store(d_branch + place, slope, inside)
             branch_sum += tl.where(inside, slope, 0.0)
     place = partial + program * SUMS * WIDTH + column
     if weight is not None:
