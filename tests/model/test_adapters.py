@@ -78,20 +78,22 @@ def test_an_adapter_is_called(place, changes, fused):
         torch.testing.assert_close(made.loss(some_bytes()), expected.detach())
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("place", [*PLACES, "norm_attention", "norm_ff"])
-def test_hooks_of_layers_run(place, fused):
-    made, seen = double_model(), []
+def test_hooks_of_layers_run(place, norm, fused):
+    made, seen = double_model(norm=norm), []
     made.get_submodule(f"blocks.1.{place}").register_forward_hook(lambda layer, inputs, output: seen.append(0) or 2 * output)
-    before = double_model()
+    before = double_model(norm=norm)
     before.load_state_dict(made.state_dict())
     assert made.loss(some_bytes()) != before.loss(some_bytes())
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("place", [*PLACES, "norm_attention", "norm_ff", "ff", "attention"])
-def test_a_forward_that_an_instance_has_of_its_own_is_called(place, fused):
+def test_a_forward_that_an_instance_has_of_its_own_is_called(place, norm, fused):
     """As some adapters, and accelerate, replace it."""
-    made, seen = double_model(), []
+    made, seen = double_model(norm=norm), []
     expected = made.loss(some_bytes())
     layer = made.get_submodule(f"blocks.1.{place}")
     forward = layer.forward

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from longstride.model import residual
 from longstride.model.memory import host_bytes, kept_bytes, step_memory
 from longstride.training import train_preset
 from longstride.training.plan import predict
@@ -52,6 +53,17 @@ def test_what_a_block_keeps(choice, changes):
     more, less = (kept(model(layers=count, width=64, context=512, recompute=choice, **changes)) for count in (3, 2))
     expected = kept_bytes(config(layers=1, width=64, context=512, **changes), 1, choice)
     assert expected == pytest.approx(more - less, rel=0.07, abs=2**10)
+
+
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}, {"norm": "rms"}, {"norm": "rms", "dropout": 0.1}], ids=str)
+def test_what_a_block_keeps_in_half_precision(changes, monkeypatch):
+    """As on a GPU, where the inputs of norms stay in it; and a seed stands for a mask."""
+    monkeypatch.setattr(residual, "is_fused", lambda x: torch.is_grad_enabled())
+    sizes = {"width": 64, "context": 512, "precision": "bfloat16", **changes}
+    more, less = (kept(model(layers=count, recompute="off", **sizes)) for count in (3, 2))
+    in_two_layouts = 2 * 512 * 64
+    expected = kept_bytes(config(layers=1, **{**sizes, "dropout": 0.0}), 1, "off")
+    assert expected == pytest.approx(more - less - in_two_layouts, rel=0.01)
 
 
 def kept(made):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from longstride.model import dropout, layers, residual, residual_kernels, residual_ops
 from longstride.model.dropout import draw_mask
 from longstride.model.dropout_kernel import fill_mask
-from longstride.model.layers import Norm
+from longstride.model.layers import Norm, RootMeanSquareNorm
 from longstride.model.residual import Dropout, Product
 from tests.attention.error_rule import Ran
 from tests.model.small import model, some_bytes
@@ -74,6 +74,39 @@ def our_add_norm(stream, branch, branch_bias, weight, bias, seed, keep=0.7):
     return residual._AddNorm.apply(stream, branch, branch_bias, weight, bias, seed, keep, 1e-5)[:2]
 
 
+def plain_add_norm_unbiased(stream, branch, weight, bias, seed):
+    return plain_add_norm(stream, branch, torch.zeros_like(weight), weight, bias, seed)
+
+
+def our_add_norm_unbiased(stream, branch, weight, bias, seed):
+    return our_add_norm(stream, branch, None, weight, bias, seed)
+
+
+def plain_add_rms_norm(stream, branch, branch_bias, seed, keep=0.7):
+    h = stream + dropped(branch + branch_bias.to(branch.dtype), seed, keep)
+    return h, F.rms_norm(h, h.shape[-1:], eps=1e-5)
+
+
+def our_add_rms_norm(stream, branch, branch_bias, seed):
+    return our_add_norm(stream, branch, branch_bias, None, None, seed)
+
+
+def plain_add_rms_norm_unbiased(stream, branch, seed):
+    return plain_add_rms_norm(stream, branch, branch.new_zeros(()), seed)
+
+
+def our_add_rms_norm_unbiased(stream, branch, seed):
+    return our_add_rms_norm(stream, branch, None, seed)
+
+
+def plain_rms_norm(stream, seed):
+    return stream * 1, F.rms_norm(stream, stream.shape[-1:], eps=1e-5)
+
+
+def our_rms_norm(stream, seed):
+    return our_norm(stream, None, None, seed)
+
+
 def plain_norm(stream, weight, bias, seed):
     return stream * 1, F.layer_norm(stream, weight.shape, weight.to(stream.dtype), bias.to(stream.dtype), 1e-5)
 
@@ -101,7 +134,11 @@ def our_gelu(x, bias, seed):
 
 CASES = {
     "add_norm": (our_add_norm, plain_add_norm, (0, 1, 2, 3, 4)),
+    "add_norm_unbiased": (our_add_norm_unbiased, plain_add_norm_unbiased, (0, 1, 3, 4)),
+    "add_rms_norm": (our_add_rms_norm, plain_add_rms_norm, (0, 1, 2)),
+    "add_rms_norm_unbiased": (our_add_rms_norm_unbiased, plain_add_rms_norm_unbiased, (0, 1)),
     "norm": (our_norm, plain_norm, (0, 3, 4)),
+    "rms_norm": (our_rms_norm, plain_rms_norm, (0,)),
     "add": (our_add, plain_add, (0, 1, 2)),
     "gelu": (our_gelu, plain_gelu, (0, 2)),
 }
@@ -124,14 +161,14 @@ def assert_within_the_rule(case, shape, dtype, with_seed):
 @pytest.mark.parametrize("with_seed", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", ["add_norm", "add"])
+@pytest.mark.parametrize("case", ["add_norm", "add_norm_unbiased", "add_rms_norm", "add_rms_norm_unbiased", "add"])
 def test_kernels_with_a_branch(case, dtype, shape, with_seed, kernels):
     assert_within_the_rule(case, shape, dtype, with_seed)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", ["norm", "gelu"])
+@pytest.mark.parametrize("case", ["norm", "rms_norm", "gelu"])
 def test_kernels_without_a_branch(case, dtype, shape, kernels):
     assert_within_the_rule(case, shape, dtype, False)
 
@@ -144,6 +181,21 @@ def test_operators_in_plain_pytorch(case, with_seed):
     tensors, seed = [given[index].double().cpu() for index in chosen], given[-1].cpu() if with_seed else None
     for our, expected in zip(results(ours, tensors, seed), results(plain, tensors, seed)):
         torch.testing.assert_close(our, expected)
+
+
+@pytest.mark.parametrize("with_seed", [False, True])
+def test_an_rms_norm_is_one_launch_each_way(with_seed, kernels, monkeypatch):
+    """Without weights and a branch's bias nothing is summed over rows."""
+    launched, make_plan = [], residual_kernels.Plan
+
+    def recorded(launches, *rest):
+        launched.extend(launch.kernel.fn.__name__ for launch in launches)
+        return make_plan(launches, *rest)
+
+    monkeypatch.setattr(residual_kernels, "Plan", recorded)
+    *tensors, seed = inputs((5, 132 + 4 * with_seed))  # No plan is there for these shapes.
+    results(our_add_rms_norm_unbiased, tensors[:2], seed if with_seed else None)
+    assert launched == ["forward", "backward"]
 
 
 def test_kernels_draw_the_mask_of_the_operator(kernels):
@@ -174,6 +226,10 @@ def test_operators_keep_the_rules_of_pytorch(with_seed):
         (ops.add_norm, (stream, None, None, weight, bias, None, 1.0, 1e-5)),
         (ops.add_norm_backward, (stream, branch, stream, weight, mean, scale, seed, 0.7, True)),
         (ops.add_norm_backward, (stream, branch, stream, weight, mean, scale, seed, 0.7, False)),
+        (ops.add_norm, (stream, branch, branch_bias, None, None, seed, 0.7, 1e-5)),
+        (ops.add_norm, (stream, None, None, None, None, None, 1.0, 1e-5)),
+        (ops.add_norm_backward, (stream, branch, stream, None, mean[:0], scale, seed, 0.7, True)),
+        (ops.add_norm_backward, (stream, branch, stream, None, mean[:0], scale, seed, 0.7, False)),
         (ops.add, (stream, branch, branch_bias, seed, 0.7)),
         (ops.add, (stream, branch, None, seed, 0.7)),
         (ops.add_backward, (stream, seed, 0.7)),
@@ -188,6 +244,7 @@ def test_operators_keep_the_rules_of_pytorch(with_seed):
 
 
 CHANGES = [{}, {"dropout": 0.4}, {"norm": "rms"}, {"dropout": 0.4, "norm": "rms"}, {"recompute": "on", "dropout": 0.4}]
+MODERN = {"norm": "rms", "qk_norm": True, "embedding": "rotary", "last_bytes": 3}
 
 
 def loss_and_gradients(made):
@@ -197,13 +254,15 @@ def loss_and_gradients(made):
     return {"loss": loss.detach(), **{name: x.grad for name, x in made.named_parameters()}}
 
 
-@pytest.mark.parametrize("changes", CHANGES, ids=str)
+@pytest.mark.parametrize("changes", [*CHANGES, MODERN, {**MODERN, "recompute": "on", "dropout": 0.4}], ids=str)
 def test_a_fused_network_is_the_plain_one(changes, monkeypatch):
     plain = loss_and_gradients(model(precision="float64", **changes).double())
     monkeypatch.setattr(residual, "is_fused", lambda x: torch.is_grad_enabled())
     with Ran() as ran:
         fused = loss_and_gradients(model(precision="float64", **changes).double())
-    assert "longstride_model.add_norm" in ran.ops or "norm" in changes
+    again = 2 if "recompute" in changes else 1  # Of each block, both norms.
+    assert ran.ops.count("longstride_model.add_norm") == 6 * again
+    assert ran.ops.count("longstride_model.add_norm_backward") == 6
     torch.testing.assert_close(fused, plain)
 
 
@@ -224,9 +283,26 @@ def test_fused_blocks_compile_without_a_graph_break(changes, fused):
     assert_blocks_compile(changes)
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_only_rms_norms_are_left_to_the_compiler(norm, fused):
+    torch._dynamo.reset()
+    code = []
+
+    def backend(graph, _):
+        code.extend(module.code for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
+        return graph.forward
+
+    made = model(layers=2, norm=norm)
+    for block in made.blocks:
+        block.compile(fullgraph=True, backend=backend)
+    made.hidden(some_bytes())
+    assert ("add_norm" in "".join(code)) == (norm == "layer")
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("recompute", ["on", "selective"])
-def test_recomputation_in_a_fused_network(recompute, fused):
-    found = [loss_and_gradients(model(dropout=0.3, recompute=how)) for how in ("off", recompute)]
+def test_recomputation_in_a_fused_network(recompute, norm, fused):
+    found = [loss_and_gradients(model(dropout=0.3, recompute=how, norm=norm)) for how in ("off", recompute)]
     torch.testing.assert_close(*found)
 
 
@@ -252,13 +328,19 @@ def test_a_bias_is_summed_by_no_other_kernel(fused):
     assert ran.ops.count("longstride_model.linear_backward") == 4
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize(("recompute", "additions"), [("off", 1), ("2*off + on", 2), ("off + on + off", 3)])
-def test_a_block_leaves_its_last_addition_to_the_next(recompute, additions, fused):
+def test_a_block_leaves_its_last_addition_to_the_next(recompute, additions, norm, fused):
     """But for the last block, and where either of the two is recomputed."""
+    made = model(layers=3, recompute=recompute, norm=norm)
     with Ran() as ran:
-        model(layers=3, recompute=recompute).hidden(some_bytes())
+        made.hidden(some_bytes())
+    with Ran() as embedding:
+        made.embedding(some_bytes())
     assert ran.ops.count("longstride_model.add_norm") == 6
-    assert ran.ops.count("longstride_model.add") == additions
+    plain = "aten.add.Tensor"  # Without a bias.
+    counts = [run.ops.count("longstride_model.add" if norm == "layer" else plain) for run in (ran, embedding)]
+    assert counts[0] - counts[1] == additions
 
 
 def test_hooks_of_blocks_see_the_stream(fused):
@@ -304,9 +386,10 @@ def test_a_feed_forward_network_is_called_where_it_has_hooks_or_is_wrapped(fused
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("norm", [Norm(24).double(), RootMeanSquareNorm()], ids=["layer", "rms"])
 @pytest.mark.parametrize("used", [0, 1])
-def test_one_of_the_stream_and_its_norm_may_have_no_gradient(used, fused):
-    norm, h = Norm(24).double(), torch.randn(5, 24, dtype=torch.float64, requires_grad=True)
+def test_one_of_the_stream_and_its_norm_may_have_no_gradient(used, norm, fused):
+    h = torch.randn(5, 24, dtype=torch.float64, requires_grad=True)
     ours = torch.autograd.grad(residual.normalize(h, norm)[used].square().sum(), h)
     plain = torch.autograd.grad((h, norm(h))[used].square().sum(), h)
     torch.testing.assert_close(ours, plain)
@@ -351,11 +434,14 @@ def test_a_linear_layer_has_gradients_in_the_dtype_of_its_weights(dtype, has_bia
         assert distance <= 2 * allowed + 32 * torch.finfo(torch.float32).eps * true.abs().max().item()
 
 
+@pytest.mark.parametrize("norm", [Norm(64), RootMeanSquareNorm()], ids=["layer", "rms"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_logits_of_half_precision_are_float32(dtype, fused):
+def test_logits_of_half_precision_are_float32(dtype, norm, fused):
     torch.manual_seed(5)
-    norm, layer = Norm(64).to(DEVICE), layers.Linear(64, 256, bias=False).to(DEVICE)
-    torch.nn.init.normal_(norm.weight)
+    norm, layer = copy.deepcopy(norm).to(DEVICE), layers.Linear(64, 256, bias=False).to(DEVICE)
+    weights = list(norm.parameters())
+    if weights:
+        torch.nn.init.normal_(norm.weight)
     h, slope = torch.randn(3, 50, 64, device=DEVICE).to(dtype), torch.randn(3, 50, 256, device=DEVICE).to(dtype)
 
     def results(apply, norm, layer, h):
@@ -363,13 +449,13 @@ def test_logits_of_half_precision_are_float32(dtype, fused):
         value = apply(h, norm, layer)
         return [
             value.detach(),
-            *torch.autograd.grad(value, (h, norm.weight, norm.bias, layer.weight), slope.to(value.dtype)),
+            *torch.autograd.grad(value, (h, *norm.parameters(), layer.weight), slope.to(value.dtype)),
         ]
 
     with Ran() as ran:
         ours = results(residual.logits, norm, layer, h)
-    assert {"longstride_model.float32_product", "longstride_model.linear_backward"} <= set(ran.ops)
-    assert [x.dtype for x in ours] == [torch.float32, dtype, *[torch.float32] * 3]
+    assert {f"longstride_model.{name}" for name in ("add_norm", "float32_product", "linear_backward")} <= set(ran.ops)
+    assert [x.dtype for x in ours] == [torch.float32, dtype, *[torch.float32] * (1 + len(weights))]
     plain = results(lambda h, norm, layer: layer(norm(h)), norm, layer, h)
     exact = results(
         lambda h, norm, layer: layer(norm(h)), copy.deepcopy(norm).double(), copy.deepcopy(layer).double(), h.double()
@@ -411,10 +497,10 @@ def test_logits_of_another_output_layer(fused):
     hooked.register_forward_hook(lambda layer, inputs, output: 2 * output)
     for layer in (adapted, shifted, hooked):
         assert torch.equal(residual.logits(h, norm, layer), layer(norm(h.float())))
-    hooked = Norm(16)
-    hooked.register_forward_hook(lambda norm, inputs, output: 2 * output)
     layer = layers.Linear(16, 8, bias=False)
-    assert torch.equal(residual.logits(h, hooked, layer), layer(hooked(h.float())))
+    for hooked in (Norm(16), RootMeanSquareNorm()):
+        hooked.register_forward_hook(lambda norm, inputs, output: 2 * output)
+        assert torch.equal(residual.logits(h, hooked, layer), layer(hooked(h.float())))
 
 
 def test_logits_of_no_position(fused):
@@ -426,9 +512,10 @@ def test_logits_of_no_position(fused):
     assert not layer.weight.grad.any()
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("recompute", ["off", "on", "parts"])
-def test_a_float32_network_under_autocast(recompute, fused):
-    made = model(layers=1, recompute=recompute)
+def test_a_float32_network_under_autocast(recompute, norm, fused):
+    made = model(layers=1, recompute=recompute, norm=norm)
     with torch.autocast("cpu", torch.bfloat16):
         loss = made.loss(some_bytes())
     loss.backward()

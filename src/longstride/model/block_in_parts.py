@@ -30,7 +30,7 @@ BLOCK_PART_BYTES = 2**27
 MOST_PARTS = 16
 """Longer sequences have larger parts instead; temporary tensors of attention take more than these."""
 RowStats = tuple[Tensor, Tensor]
-"""Mean and scale of each row."""
+"""Mean and scale of each row; an RMS norm's mean is empty."""
 QueryKeyValue = tuple[Tensor, Tensor, Tensor]
 Rows = Any
 """An index of some rows of h."""
@@ -163,7 +163,7 @@ class BlockParts:
         product = self._product(x, inner)
         return ops.bias_gelu(product, inner.bias), product
 
-    def _add_attention(self, output: Tensor, rows: Rows) -> tuple[Tensor, Tensor, RowStats | None]:
+    def _add_attention(self, output: Tensor, rows: Rows) -> tuple[Tensor, Tensor, RowStats]:
         """Returns H + a(H) of some rows, its norm, and each row's mean and scale. `output`: of attention."""
         project = self.block.attention.project
         branch = self._drop(self._product(output, project), project.bias, 0, rows)
@@ -171,28 +171,20 @@ class BlockParts:
 
     def _add_norm(
         self, norm: nn.Module, stream: Tensor, branch: Tensor | None = None, bias: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, RowStats | None]:
-        """Returns stream + branch + bias, its norm, and for a layer norm each row's mean and scale."""
-        if isinstance(norm, nn.LayerNorm):
-            added, x, *stats = ops.add_norm(stream, branch, bias, norm.weight, norm.bias, None, 1.0, norm.eps)
-            return stream if branch is None else added, x, (stats[0], stats[1])
-        stream = stream if branch is None else ops.add(stream, branch, bias, None, 1.0)
-        return stream, norm(stream), None
+    ) -> tuple[Tensor, Tensor, RowStats]:
+        """Returns stream + branch + bias, its norm, and each row's mean and scale."""
+        added, x, *stats = ops.add_norm(stream, branch, bias, norm.weight, norm.bias, None, 1.0, norm.eps)
+        return stream if branch is None else added, x, (stats[0], stats[1])
 
     def _add_norm_gradient(
-        self, norm: nn.Module, d_stream: Tensor, d_x: Tensor, stream: Tensor, stats: RowStats | None
+        self, norm: nn.Module, d_stream: Tensor, d_x: Tensor, stream: Tensor, stats: RowStats
     ) -> Tensor:  # fmt: skip
         """Returns the gradient of the stream, d_stream and that through its norm, and sums those of the norm."""
-        if stats is not None:
-            assert isinstance(norm, nn.LayerNorm)
-            d_sum, _, sums = ops.add_norm_backward(d_stream, d_x, stream, norm.weight, *stats, None, 1.0, False)
+        d_sum, _, sums = ops.add_norm_backward(d_stream, d_x, stream, norm.weight, *stats, None, 1.0, False)
+        if isinstance(norm, nn.LayerNorm):
             self._add(norm.weight, sums[0])
             self._add(norm.bias, sums[1])
-            return torch.as_tensor(d_sum)
-        with torch.enable_grad():
-            stream = stream.detach().requires_grad_()
-            (through,) = torch.autograd.grad(norm(stream), stream, d_x)
-        return d_stream + through
+        return torch.as_tensor(d_sum)
 
     def _drop(
         self, value: Tensor, bias: Tensor | None, which: int, rows: Rows

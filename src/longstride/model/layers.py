@@ -48,7 +48,7 @@ def is_plain(*layers: nn.Module) -> bool:
 
     Not with hooks, nor where another module has taken a layer's place, such as one with an adapter.
     """
-    return all(type(layer) in (Linear, Norm) and not has_hooks(layer) for layer in layers)
+    return all(type(layer) in (Linear, Norm, RootMeanSquareNorm) and not has_hooks(layer) for layer in layers)
 
 
 def check_plain(owner: str, network: nn.Module, fix: str) -> None:
@@ -82,6 +82,8 @@ def rms_norm(x: Tensor) -> Tensor:
 
 class RootMeanSquareNorm(nn.Module):
     """`rms_norm` as a module. It has no weights."""
+
+    weight, bias, eps = None, None, EPSILON
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x)

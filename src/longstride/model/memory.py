@@ -161,7 +161,7 @@ def _saved_bytes(config: ModelConfig) -> int:
     changed += config.qk_norm  # and normalised queries for the gradient of their scale.
     attention = size * (width + wide + width + changed * config.qk_width) + 4 * config.heads
     ff = size * (width + width)
-    statistics = 2 * 2 * 4  # mean and deviation of two norms
+    statistics = 2 * 4 * (2 if config.norm == "layer" else 1)  # Scale, and of layer norms the mean, of two norms.
     return mask + size * width + attention + ff + statistics
 
 

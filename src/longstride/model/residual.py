@@ -1,4 +1,4 @@
-"""The residual stream between matrix products: additions with bias and dropout, layer norms, and gelu with its bias.
+"""The residual stream between matrix products: additions with bias and dropout, norms, and gelu with its bias.
 
     h, x = normalize(h, norm)                        x = norm(h)
     h, x = add_and_normalize(h, branch, norm)        h = h + dropout(branch + bias),  x = norm(h)
@@ -12,8 +12,8 @@ gradient of the stream, the sums over all rows that are the gradients of biases 
 from its seed, come from one pass. A matrix product leaves its bias to the function that follows (`Product`), whose backward
 sums the bias's gradient. `residual_ops.py` has the operators.
 
-Elsewhere, and without gradients, the functions above are written out with the modules of `layers.py`. So are additions
-without bias and dropout: torch.compile joins these with the norm that follows.
+Elsewhere, and without gradients, the functions above are written out with the modules of `layers.py`. So are RMS norms
+under torch.compile, which joins them with the operations around them, and additions without bias, dropout and norm.
 """
 
 from typing import Any, NamedTuple
@@ -60,6 +60,11 @@ def is_fused(x: Tensor) -> bool:
     return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and torch.is_grad_enabled()
 
 
+def _takes_norm(h: Tensor, norm: nn.Module) -> bool:
+    """Whether a norm is computed here, and not by its module. torch.compile joins an RMS norm with what is around it."""
+    return is_fused(h) and is_plain(norm) and not (norm.weight is None and torch.compiler.is_compiling())
+
+
 def _takes(x: Tensor, layer: nn.Module) -> bool:
     """Whether a layer's product is computed here. Autocast chooses the dtypes of both passes itself."""
     return is_fused(x) and is_plain(layer) and not torch.is_autocast_enabled(x.device.type)
@@ -93,22 +98,20 @@ def logits(h: Tensor, norm: nn.Module, layer: layers.Linear) -> Tensor:
 
 def normalize(h: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Returns h and norm(h). Go on with the h that is returned: its gradient joins the norm's."""
-    if not (is_fused(h) and is_plain(norm)):
+    if not _takes_norm(h, norm):
         return h, norm(h)
-    stream, normalized, *_ = _AddNorm.apply(h, None, None, norm.weight, norm.bias, None, 1.0, norm.eps)
-    return stream, normalized
+    return _AddNorm.apply(h, None, None, norm.weight, norm.bias, None, 1.0, norm.eps)[:2]
 
 
 def add_and_normalize(
     h: Tensor, branch: Product, norm: nn.Module, dropout: Dropout | None = None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns h + dropout(branch), and its norm."""
-    if not (is_fused(h) and is_plain(norm)):
+    if not _takes_norm(h, norm):
         h = add(h, branch, dropout)
         return h, norm(h)
     seed, keep = (None, 1.0) if dropout is None else (dropout.seed, dropout.keep)
-    stream, normalized, *_ = _AddNorm.apply(h, *branch, norm.weight, norm.bias, seed, keep, norm.eps)
-    return stream, normalized
+    return _AddNorm.apply(h, *branch, norm.weight, norm.bias, seed, keep, norm.eps)[:2]
 
 
 def add(h: Tensor, branch: Product, dropout: Dropout | None = None) -> Tensor:
@@ -166,8 +169,8 @@ class _Float32Product(torch.autograd.Function):
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        h: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None,
-        keep: float, epsilon: float,
+        h: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+        seed: Tensor | None, keep: float, epsilon: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         stream, *others = ops.add_norm(h, branch, branch_bias, weight, bias, seed, keep, epsilon)
         return h.view_as(h) if branch is None else stream, *others
@@ -184,16 +187,15 @@ class _AddNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, d_stream: Tensor | None, d_normalized: Tensor | None, *_: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_stream: Tensor | None, d_normalized: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         stream, weight, mean, scale, seed = ctx.saved_tensors
         d_stream, d_normalized = (torch.zeros_like(stream) if d is None else d for d in (d_stream, d_normalized))
         dh, d_dropped, sums = ops.add_norm_backward(
             d_stream, d_normalized, stream, weight, mean, scale, seed, ctx.keep, ctx.has_bias
         )
         d_branch = None if not ctx.has_branch else dh if seed is None else d_dropped
-        return dh, d_branch, sums[2] if ctx.has_bias else None, sums[0], sums[1], None, None, None
+        d_weight, d_bias = (None, None) if weight is None else sums[:2]
+        return dh, d_branch, sums[-1] if ctx.has_bias else None, d_weight, d_bias, None, None, None
 
 
 class _Add(torch.autograd.Function):

@@ -1,8 +1,10 @@
-"""Triton kernels for what lies between the matrix products of a block: additions to the stream, layer norms and gelu.
+"""Triton kernels for what lies between the matrix products of a block: additions to the stream, norms and gelu.
 
 Each reads and writes every tensor once. Rows are positions of all sequences, and the last dimension is contiguous. Whatever
 is summed over the rows (gradients of biases and of a norm's weights) is summed in float32: each program adds up its own rows
 and writes one row of partial sums, and `sum_rows` adds those in a fixed order. Results are therefore the same in every run.
+
+A norm without weight and bias is an RMS norm, which has no mean either.
 """
 
 # mypy: ignore-errors
@@ -57,12 +59,11 @@ def takes(x: Tensor, whole_rows: bool = True) -> bool:
 
 
 def add_norm(
-    stream: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None,
-    keep: float, epsilon: float, results: Sequence[Tensor | None],
+    stream: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    seed: Tensor | None, keep: float, epsilon: float, results: Sequence[Tensor | None],
 ) -> None:  # fmt: skip
-    """Fills the results: stream + dropout(branch + branch_bias), its layer norm, and each row's mean and scale.
-
-    Without a branch there is no first result, and the stream itself is normalized."""
+    """Fills the results: stream + dropout(branch + branch_bias), its norm, and each row's mean, None of an RMS norm, and
+    scale. Without a branch there is no first result, and the stream itself is normalized."""
     _forward(stream, branch, branch_bias, weight, bias, seed, keep, epsilon, results)
 
 
@@ -95,8 +96,8 @@ def add_norm_backward(
     d_stream: Tensor, d_normalized: Tensor | None, stream: Tensor | None, weight: Tensor | None, mean: Tensor | None,
     scale: Tensor | None, seed: Tensor | None, keep: float, d_previous: Tensor | None, d_branch: Tensor | None, sums: Tensor,
 ) -> None:  # fmt: skip
-    """Fills the gradients of the stream and of the branch, and sums over the rows [2 or 3, width]: the gradients of the
-    norm's weight and bias, and of the branch's bias.
+    """Fills the gradients of the stream and of the branch, and sums over the rows [0 to 3, width]: the gradients of a layer
+    norm's weight and bias, and of the branch's bias if its row is there.
 
     `stream`: the sum that was normalized. Without a seed the branch's gradient is the stream's, and `d_branch` is None."""
     _backward(d_stream, d_normalized, stream, weight, mean, scale, seed, keep, d_previous, d_branch, sums)
@@ -109,7 +110,7 @@ def add_backward(d_stream: Tensor, seed: Tensor | None, keep: float, d_branch: T
 
 def _backward(d_stream, d_normalized, stream, weight, mean, scale, seed, keep, d_previous, d_branch, sums) -> None:
     width, name = d_stream.shape[-1], "backward" if seed is None else "backward with dropout"
-    setting = SETTINGS["sum" if seed is None and weight is None else name]
+    setting = SETTINGS["sum" if seed is None and d_normalized is None else name]
     rows, block = d_stream.numel() // width, triton.next_power_of_2(width)
     together, warps = _tile(block, setting)
     per_processor = max(1, setting.per_processor * setting.warps // warps)
@@ -117,9 +118,10 @@ def _backward(d_stream, d_normalized, stream, weight, mean, scale, seed, keep, d
 
     def launches(tensors, workspace):
         *inputs, d_previous, d_branch, sums = tensors
-        partial = workspace.new(programs, *sums.shape)
+        partial = workspace.new(programs, *sums.shape) if len(sums) else None
         arguments = *inputs, d_previous, d_branch, partial, rows, keep, width, block, together, len(sums)
-        return [Launch(backward, programs, arguments, {"num_warps": warps}), launch_sum_rows(partial, sums, programs)]
+        launch = Launch(backward, programs, arguments, {"num_warps": warps})
+        return [launch] if partial is None else [launch, launch_sum_rows(partial, sums, programs)]
 
     tensors = [d_stream, d_normalized, stream, weight, mean, scale, seed, d_previous, d_branch, sums]
     run_plan(("backward", setting, rows, width, keep, len(sums)), tensors, launches)
@@ -213,14 +215,18 @@ def forward(
         x = (x + added).to(new_stream.dtype.element_ty)
         tl.store(new_stream + place, x, inside)
         x = x.to(tl.float32)
-    if weight is not None:
-        row_mean = tl.sum(x, 1) / WIDTH
-        centered = tl.where((column < WIDTH)[None, :], x - row_mean[:, None], 0.0)
-        row_scale = tl.rsqrt(tl.sum(centered * centered, 1) / WIDTH + epsilon)
-        factor = tl.load(weight + column, column < WIDTH, 0.0).to(tl.float32)[None, :]
-        shift = tl.load(bias + column, column < WIDTH, 0.0).to(tl.float32)[None, :]
-        tl.store(normalized + place, centered * row_scale[:, None] * factor + shift, inside)
-        tl.store(mean + row, row_mean, row < rows)
+    if normalized is not None:
+        if weight is not None:
+            row_mean = tl.sum(x, 1) / WIDTH
+            x = tl.where((column < WIDTH)[None, :], x - row_mean[:, None], 0.0)
+        row_scale = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + epsilon)
+        if weight is not None:
+            factor = tl.load(weight + column, column < WIDTH, 0.0).to(tl.float32)[None, :]
+            shift = tl.load(bias + column, column < WIDTH, 0.0).to(tl.float32)[None, :]
+            tl.store(normalized + place, x * row_scale[:, None] * factor + shift, inside)
+            tl.store(mean + row, row_mean, row < rows)
+        else:
+            tl.store(normalized + place, x * row_scale[:, None], inside)
         tl.store(scale + row, row_scale, row < rows)
 
 
@@ -231,6 +237,7 @@ def backward(
 ):  # fmt: skip
     """With x the row that was normalized, y = (x - mean) * scale and g = d_normalized * weight:
     dx = scale * (g - average(g) - y * average(g * y)).
+    An RMS norm has y = x * scale and g = d_normalized, and its dx has no average(g).
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
@@ -238,6 +245,7 @@ def backward(
         factor = tl.load(weight + column, column < WIDTH, 0.0).to(tl.float32)[None, :]
         weight_sum = tl.zeros([ROWS, BLOCK], tl.float32)
         bias_sum = tl.zeros([ROWS, BLOCK], tl.float32)
+    sum_branch: tl.constexpr = SUMS % 2 == 1  # A layer norm has two sums.
     branch_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     # The next tile is loaded before the current one is computed.
     loaded = load_rows(d_stream, d_normalized, stream, mean, scale, program, rows, WIDTH, BLOCK, ROWS)
@@ -248,26 +256,33 @@ def backward(
         inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
         place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
         slope = d_sum.to(tl.float32)
-        if weight is not None:
-            d_y = d_y.to(tl.float32)
-            y = tl.where(inside, (x.to(tl.float32) - row_mean[:, None]) * row_scale[:, None], 0.0)
-            g = d_y * factor
-            average, average_y = tl.sum(g, 1) / WIDTH, tl.sum(g * y, 1) / WIDTH
-            slope += row_scale[:, None] * (g - average[:, None] - y * average_y[:, None])
+        if d_normalized is not None:
+            d_y, y = d_y.to(tl.float32), x.to(tl.float32)
+            if weight is not None:
+                y = tl.where(inside, (y - row_mean[:, None]) * row_scale[:, None], 0.0)
+                g = d_y * factor
+                average, average_y = tl.sum(g, 1) / WIDTH, tl.sum(g * y, 1) / WIDTH
+                slope += row_scale[:, None] * (g - average[:, None] - y * average_y[:, None])
+            else:
+                y *= row_scale[:, None]
+                average_y = tl.sum(d_y * y, 1) / WIDTH
+                slope += row_scale[:, None] * (d_y - y * average_y[:, None])
             tl.store(d_previous + place, slope, inside)
-            weight_sum += d_y * y
-            bias_sum += d_y
-        if SUMS != 2:
-            if seed is not None:
-                slope = drop(slope, seed, row, keep, WIDTH, BLOCK)
-                tl.store(d_branch + place, slope, inside)
+            if weight is not None:
+                weight_sum += d_y * y
+                bias_sum += d_y
+        if seed is not None:
+            slope = drop(slope, seed, row, keep, WIDTH, BLOCK)
+            tl.store(d_branch + place, slope, inside)
+        if sum_branch:
             branch_sum += tl.where(inside, slope, 0.0)
-    place = partial + program * SUMS * WIDTH + column
-    if weight is not None:
-        tl.store(place, tl.sum(weight_sum, 0), column < WIDTH)
-        tl.store(place + WIDTH, tl.sum(bias_sum, 0), column < WIDTH)
-    if SUMS != 2:
-        tl.store(place + (SUMS - 1) * WIDTH, tl.sum(branch_sum, 0), column < WIDTH)
+    if partial is not None:
+        place = partial + program * SUMS * WIDTH + column
+        if weight is not None:
+            tl.store(place, tl.sum(weight_sum, 0), column < WIDTH)
+            tl.store(place + WIDTH, tl.sum(bias_sum, 0), column < WIDTH)
+        if sum_branch:
+            tl.store(place + (SUMS - 1) * WIDTH, tl.sum(branch_sum, 0), column < WIDTH)
 
 
 @triton.jit
@@ -282,7 +297,8 @@ def load_rows(
     if d_normalized is not None:
         d_y = tl.load(d_normalized + place, inside, 0.0)
         x = tl.load(stream + place, inside, 0.0)
-        row_mean = tl.load(mean + row, row < rows, 0.0)
+        if mean is not None:
+            row_mean = tl.load(mean + row, row < rows, 0.0)
         row_scale = tl.load(scale + row, row < rows, 0.0)
     return d_sum, d_y, x, row_mean, row_scale
 

@@ -38,69 +38,75 @@ def _run_kernels(x: Tensor, whole_rows: bool = True) -> bool:
 
 
 def _add_norm(
-    stream: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None,
-    keep: float, epsilon: float,
+    stream: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    seed: Tensor | None, keep: float, epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns stream + dropout(branch + branch_bias), its norm, and mean and scale of each row. The first is empty without a
-    branch: then the norm is that of the stream."""
+    branch: then the norm is that of the stream. Without weight and bias it is an RMS norm, and the mean is empty."""
     if _run_kernels(stream):
         from longstride.model import residual_kernels
 
         results = _add_norm_like(stream, branch, branch_bias, weight, bias, seed, keep, epsilon)
         inputs = stream.contiguous(), None if branch is None else branch.contiguous(), branch_bias, weight, bias
-        new_stream = None if branch is None else results[0]
-        residual_kernels.add_norm(*inputs, seed, keep, epsilon, (new_stream, *results[1:]))
+        new_stream, mean = None if branch is None else results[0], None if weight is None else results[2]
+        residual_kernels.add_norm(*inputs, seed, keep, epsilon, (new_stream, results[1], mean, results[3]))
         return results
     new_stream = stream if branch is None else _add(stream, branch, branch_bias, seed, keep)
-    normalized, mean, scale = torch.native_layer_norm(
-        wide(new_stream), weight.shape, weight.to(wide(stream).dtype), bias.to(wide(stream).dtype), epsilon
-    )
-    added = _nothing(stream) if branch is None else new_stream
+    added, x = _nothing(stream) if branch is None else new_stream, wide(new_stream)
+    if weight is None:
+        scale = (x.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+        return added, (x * scale).to(stream.dtype), _nothing(scale), scale.flatten()
+    assert bias is not None
+    normalized, mean, scale = torch.native_layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), epsilon)
     return added, normalized.to(stream.dtype), mean.flatten(), scale.flatten()
 
 
 def _add_norm_like(
-    stream: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None,
-    keep: float, epsilon: float,
+    stream: Tensor, branch: Tensor | None, branch_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    seed: Tensor | None, keep: float, epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     compute_dtype = torch.promote_types(stream.dtype, torch.float32)
-    mean, scale = (stream.new_empty(stream.shape[:-1].numel(), dtype=compute_dtype) for _ in range(2))
+    scale = stream.new_empty(stream.shape[:-1].numel(), dtype=compute_dtype)
+    mean = _nothing(scale) if weight is None else torch.empty_like(scale)
     new_stream = _nothing(stream) if branch is None else stream.new_empty(stream.shape)
     return new_stream, stream.new_empty(stream.shape), mean, scale
 
 
 def _add_norm_backward(
-    d_stream: Tensor, d_normalized: Tensor, stream: Tensor, weight: Tensor, mean: Tensor, scale: Tensor,
+    d_stream: Tensor, d_normalized: Tensor, stream: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor,
     seed: Tensor | None, keep: float, sum_branch: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Returns the gradients of the stream and of the branch, and the sums over all rows [2 or 3, width] that are those of
-    the norm's weight and bias, and of the branch's bias if it is wanted. Without a seed the branch's gradient is empty: it
+    """Returns the gradients of the stream and of the branch, and the sums over all rows [0 to 3, width] that are those of a
+    layer norm's weight and bias, and of the branch's bias if it is wanted. Without a seed the branch's gradient is empty: it
     is the stream's. `stream`: what was normalized."""
     results = _add_norm_backward_like(d_stream, d_normalized, stream, weight, mean, scale, seed, keep, sum_branch)
     if _run_kernels(stream):
         from longstride.model import residual_kernels
 
-        inputs = d_stream.contiguous(), d_normalized.contiguous(), stream.contiguous(), weight, mean, scale
+        inputs = d_stream.contiguous(), d_normalized.contiguous(), stream.contiguous(), weight
+        stats = (None if weight is None else mean), scale
         d_branch = None if seed is None else results[1]
-        residual_kernels.add_norm_backward(*inputs, seed, keep, results[0], d_branch, results[2])
+        residual_kernels.add_norm_backward(*inputs, *stats, seed, keep, results[0], d_branch, results[2])
         return results
-    normal = (wide(_rows(stream)) - mean[:, None]) * scale[:, None]
-    d_rows = wide(_rows(d_normalized))
-    g = d_rows * weight
-    dx = scale[:, None] * (g - g.mean(-1, keepdim=True) - normal * (g * normal).mean(-1, keepdim=True))
+    x, d_rows = wide(_rows(stream)), wide(_rows(d_normalized))
+    normal = (x if weight is None else x - mean[:, None]) * scale[:, None]
+    g = d_rows if weight is None else d_rows * weight
+    centered = g if weight is None else g - g.mean(-1, keepdim=True)
+    dx = scale[:, None] * (centered - normal * (g * normal).mean(-1, keepdim=True))
     d_sum = wide(d_stream) + dx.view(d_stream.shape)
     d_branch = _drop(d_sum, seed, keep)
-    sums = (d_rows * normal).sum(0), d_rows.sum(0), _rows(d_branch).sum(0)
+    sums = [] if weight is None else [(d_rows * normal).sum(0), d_rows.sum(0)]
+    sums += [_rows(d_branch).sum(0)] if sum_branch else []
     branch_result = _nothing(d_stream) if seed is None else d_branch.to(d_stream.dtype)
-    return d_sum.to(d_stream.dtype), branch_result, torch.stack(sums[: 2 + sum_branch])
+    return d_sum.to(d_stream.dtype), branch_result, torch.stack(sums) if sums else results[2]
 
 
 def _add_norm_backward_like(
-    d_stream: Tensor, d_normalized: Tensor, stream: Tensor, weight: Tensor, mean: Tensor, scale: Tensor,
+    d_stream: Tensor, d_normalized: Tensor, stream: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor,
     seed: Tensor | None, keep: float, sum_branch: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     d_branch = _nothing(d_stream) if seed is None else d_stream.new_empty(d_stream.shape)
-    sums = mean.new_empty(2 + sum_branch, stream.shape[-1])
+    sums = scale.new_empty((0 if weight is None else 2) + sum_branch, stream.shape[-1])
     return d_stream.new_empty(d_stream.shape), d_branch, sums
 
 
@@ -197,11 +203,11 @@ def _linear_backward_like(d_output: Tensor, x: Tensor, sum_rows: bool) -> tuple[
 OPS = operators.OPS
 for _schema, _compute, _like in (
     (
-        "add_norm(Tensor stream, Tensor? branch, Tensor? branch_bias, Tensor weight, Tensor bias, Tensor? seed, float keep, "
-        "float epsilon) -> (Tensor, Tensor, Tensor, Tensor)", _add_norm, _add_norm_like,
+        "add_norm(Tensor stream, Tensor? branch, Tensor? branch_bias, Tensor? weight, Tensor? bias, Tensor? seed, "
+        "float keep, float epsilon) -> (Tensor, Tensor, Tensor, Tensor)", _add_norm, _add_norm_like,
     ),
     (
-        "add_norm_backward(Tensor d_stream, Tensor d_normalized, Tensor stream, Tensor weight, Tensor mean, Tensor scale, "
+        "add_norm_backward(Tensor d_stream, Tensor d_normalized, Tensor stream, Tensor? weight, Tensor mean, Tensor scale, "
         "Tensor? seed, float keep, bool sum_branch) -> (Tensor, Tensor, Tensor)",
         _add_norm_backward, _add_norm_backward_like,
     ),

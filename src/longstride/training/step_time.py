@@ -37,7 +37,7 @@ LAUNCHES = 1e-4
 PARTS_PASSES = 75
 """Passes that take as long as the many short kernels of a block in parts do besides, in tensors of the width."""
 EAGER = {"layer": 1.1, "rms": 3.0}
-"""How many times as long passes take without the compiler, by the norm: layer norms have kernels of their own."""
+"""How many times as long passes take without the compiler, by the norm; "rms" was measured before RMS norms had kernels."""
 
 
 def step_seconds(config: TrainConfig, processes: int = 1) -> float:
