@@ -132,6 +132,14 @@ def our_gelu(x, bias, seed):
     return (residual._BiasGelu.apply(x, bias),)
 
 
+def plain_unbiased_gelu(x, seed):
+    return (x * torch.sigmoid(1.702 * x),)
+
+
+def our_unbiased_gelu(x, seed):
+    return (residual._BiasGelu.apply(x, None),)
+
+
 CASES = {
     "add_norm": (our_add_norm, plain_add_norm, (0, 1, 2, 3, 4)),
     "add_norm_unbiased": (our_add_norm_unbiased, plain_add_norm_unbiased, (0, 1, 3, 4)),
@@ -141,6 +149,7 @@ CASES = {
     "rms_norm": (our_rms_norm, plain_rms_norm, (0,)),
     "add": (our_add, plain_add, (0, 1, 2)),
     "gelu": (our_gelu, plain_gelu, (0, 2)),
+    "gelu_unbiased": (our_unbiased_gelu, plain_unbiased_gelu, (0,)),
 }
 
 
@@ -168,7 +177,7 @@ def test_kernels_with_a_branch(case, dtype, shape, with_seed, kernels):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", ["norm", "rms_norm", "gelu"])
+@pytest.mark.parametrize("case", ["norm", "rms_norm", "gelu", "gelu_unbiased"])
 def test_kernels_without_a_branch(case, dtype, shape, kernels):
     assert_within_the_rule(case, shape, dtype, False)
 
@@ -236,6 +245,7 @@ def test_operators_keep_the_rules_of_pytorch(with_seed):
         (ops.bias_gelu, (stream, bias)),
         (ops.bias_gelu, (stream, None)),
         (ops.bias_gelu_backward, (stream, branch, bias)),
+        (ops.bias_gelu_backward, (stream, branch, None)),
         (ops.linear_backward, (stream, branch[..., :20], with_seed)),
         (ops.float32_product, (stream.bfloat16(), branch[0].bfloat16())),
     ):
@@ -326,6 +336,15 @@ def test_a_bias_is_summed_by_no_other_kernel(fused):
     assert ran.ops.count("longstride_model.add_backward") == 1
     assert ran.ops.count("longstride_model.bias_gelu_backward") == 1
     assert ran.ops.count("longstride_model.linear_backward") == 4
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_gelu_is_one_operator_each_way(norm, fused):
+    with Ran() as ran:
+        model(layers=1, norm=norm).loss(some_bytes()).backward()
+    names = ["longstride_model.bias_gelu", "longstride_model.bias_gelu_backward"]
+    assert [ran.ops.count(name) for name in names] == [1, 1]
+    assert not {"aten.sigmoid", "aten.silu_backward"} & set(ran.ops)
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])

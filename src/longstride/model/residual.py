@@ -127,7 +127,8 @@ def add(h: Tensor, branch: Product, dropout: Dropout | None = None) -> Tensor:
 
 def gelu(x: Product) -> Tensor:
     """The paper's approximation of GELU."""
-    return layers.gelu(x.value) if x.bias is None else _BiasGelu.apply(*x)
+    is_plain = x.bias is None and (torch.compiler.is_compiling() or not is_fused(x.value))
+    return layers.gelu(x.value) if is_plain else _BiasGelu.apply(*x)
 
 
 class _Linear(torch.autograd.Function):

@@ -140,8 +140,8 @@ def gelu(x: Tensor, bias: Tensor | None, result: Tensor) -> None:
     run_plan(("gelu", setting, rows, width), [x, bias, result], launches)
 
 
-def gelu_gradient(d_result: Tensor, x: Tensor, bias: Tensor | None, dx: Tensor, d_bias: Tensor) -> None:
-    """Fills dx, and d_bias, its sum over the rows."""
+def gelu_gradient(d_result: Tensor, x: Tensor, bias: Tensor | None, dx: Tensor, d_bias: Tensor | None) -> None:
+    """Fills dx, and d_bias, its sum over the rows, if there is a bias."""
     rows, width, setting = x.numel() // x.shape[-1], x.shape[-1], SETTINGS["gelu_backward"]
     together, columns, warps = _gelu_tile(width, setting)
     parts = triton.cdiv(width, columns)
@@ -149,11 +149,10 @@ def gelu_gradient(d_result: Tensor, x: Tensor, bias: Tensor | None, dx: Tensor, 
 
     def launches(tensors, workspace):
         *tensors, d_bias = tensors
-        partial = workspace.new(groups, width)
+        partial = None if d_bias is None else workspace.new(groups, width)
         arguments = *tensors, partial, rows, groups, width, together, columns
-        return [
-            Launch(gelu_backward, parts * groups, arguments, {"num_warps": warps}), launch_sum_rows(partial, d_bias, groups),
-        ]  # fmt: skip
+        launch = Launch(gelu_backward, parts * groups, arguments, {"num_warps": warps})
+        return [launch] if d_bias is None else [launch, launch_sum_rows(partial, d_bias, groups)]
 
     run_plan(("gelu_backward", setting, rows, width), [d_result, x, bias, dx, d_bias], launches)
 
@@ -348,9 +347,11 @@ def gelu_backward(
         gate = tl.sigmoid(1.702 * shifted)
         slope = slope.to(tl.float32) * (gate + 1.702 * shifted * gate * (1 - gate))
         tl.store(dx + place, slope, inside)
-        total += slope  # 0 outside, where the result's gradient is.
+        if partial is not None:
+            total += slope  # 0 outside, where the result's gradient is.
         row, inside, place, value, slope = later, later_inside, later_place, later_value, later_slope
-    tl.store(partial + group * WIDTH + column, tl.sum(total, 0), column < WIDTH)
+    if partial is not None:
+        tl.store(partial + group * WIDTH + column, tl.sum(total, 0), column < WIDTH)
 
 
 @triton.jit

@@ -161,21 +161,22 @@ def _bias_gelu_like(x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _bias_gelu_backward(d_output: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the gradient of x, and its sum over all rows."""
+    """Returns the gradient of x, and its sum over all rows, which is empty without a bias."""
     if _run_kernels(x, whole_rows=False):
         from longstride.model import residual_kernels
 
-        results = _bias_gelu_backward_like(d_output, x, bias)
-        residual_kernels.gelu_gradient(d_output.contiguous(), x.contiguous(), bias, *results)
-        return results
+        dx, d_bias = _bias_gelu_backward_like(d_output, x, bias)
+        sums = None if bias is None else d_bias
+        residual_kernels.gelu_gradient(d_output.contiguous(), x.contiguous(), bias, dx, sums)
+        return dx, d_bias
     shifted = wide(x) if bias is None else wide(x) + bias
     dx = layers.gelu_gradient(wide(d_output), shifted)
-    return dx.to(x.dtype), _rows(dx).sum(0)
+    return dx.to(x.dtype), dx.new_empty(0) if bias is None else _rows(dx).sum(0)
 
 
 def _bias_gelu_backward_like(d_output: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     compute_dtype = torch.promote_types(x.dtype, torch.float32)
-    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=compute_dtype)
+    return x.new_empty(x.shape), x.new_empty(0 if bias is None else x.shape[-1], dtype=compute_dtype)
 
 
 def _float32_product(x: Tensor, weight: Tensor) -> Tensor:
