@@ -43,6 +43,10 @@ def case(shape, kind, dtype=torch.float32):
     return packed, angles, scale, d_qk, heads
 
 
+def ours(packed, angles, scale, d_qk, heads):
+    return query_key.normalize_and_rotate_packed(packed, angles, scale, heads, heads * d_qk)
+
+
 def definition(packed, angles, scale, d_qk, heads):
     width = heads * d_qk
     q, k = (x.unflatten(-1, (heads, d_qk)).transpose(1, 2) for x in packed[..., : 2 * width].split(width, -1))
@@ -51,23 +55,23 @@ def definition(packed, angles, scale, d_qk, heads):
     return torch.cat((*parts, packed[..., 2 * width :]), -1)
 
 
-def results(function, packed, angles, scale, d_qk, heads):
-    """The packed result, and the gradients of the packed tensor and of the scale."""
+def results(function, packed, angles, scale, d_qk, heads, rounded=torch.float32):
+    """The packed result, and the gradients of the packed tensor and of the scale, from rounded slopes."""
     leaves = [packed.detach().requires_grad_()] + ([] if scale is None else [scale.detach().requires_grad_()])
     made = function(leaves[0], angles, leaves[1] if scale is not None else None, d_qk, heads)
     slopes = torch.randn(made.shape, generator=torch.Generator().manual_seed(3)).to(packed.device, torch.float32)
-    return [made.detach(), *torch.autograd.grad(made, leaves, slopes.to(packed.dtype).to(made.dtype))]
+    return [made.detach(), *torch.autograd.grad(made, leaves, slopes.to(rounded).to(made.dtype))]
 
 
 def assert_as_near_as_the_definition(given):
     packed, angles, scale, d_qk, heads = given
-    ours = results(query_key.normalize_and_rotate_packed, *given)
-    plain = results(definition, *given)
+    found = results(ours, *given, packed.dtype)
+    plain = results(definition, *given, packed.dtype)
     wide = packed.double(), None if angles is None else angles.double(), None if scale is None else scale.double()
-    exact = results(definition, *wide, d_qk, heads)
-    for our, same, true in zip(ours, plain, exact):
+    exact = results(definition, *wide, d_qk, heads, packed.dtype)
+    for our, same, true in zip(found, plain, exact):
         assert (our.dtype, our.shape) == (same.dtype, same.shape)
-        distance, allowed = ((found.double() - true).abs().max().item() for found in (our, same))
+        distance, allowed = ((near.double() - true).abs().max().item() for near in (our, same))
         assert distance <= 2 * allowed + 32 * torch.finfo(torch.float32).eps * true.abs().max().item()
 
 
@@ -92,10 +96,10 @@ def test_a_slice_of_a_wider_tensor_and_zeros(kernels):
     wider[0, 3, :d_qk] = 0
     scale[1] = 0
     view = wider[..., : packed.shape[-1]]
-    found = results(query_key.normalize_and_rotate_packed, view, angles, scale, d_qk, heads)
-    for ours, wanted in zip(found, results(definition, view, angles, scale, d_qk, heads)):
-        assert ours.isfinite().all()
-        torch.testing.assert_close(ours, wanted)
+    found = results(ours, view, angles, scale, d_qk, heads)
+    for one, wanted in zip(found, results(definition, view, angles, scale, d_qk, heads)):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, wanted)
 
 
 @pytest.mark.parametrize("changes", [ALL, {"embedding": "rotary"}, {"qk_norm": True}], ids=str)
@@ -110,13 +114,13 @@ def test_a_network_has_the_results_and_gradients_of_the_definition(changes, fuse
             loss.backward()
         return [loss.detach(), *(x.grad.clone() for x in made.parameters())], ran.ops
 
-    ours, ops = run()
+    fused_results, ops = run()
     names = {"longstride_model.normalize_and_rotate", "longstride_model.normalize_and_rotate_backward"}
     assert names <= set(ops)
     monkeypatch.setattr(query_key, "is_fused", lambda *_: False)
     plain, ops = run()
     assert not names & set(ops)
-    for x, y in zip(ours, plain):
+    for x, y in zip(fused_results, plain):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 

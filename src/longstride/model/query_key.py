@@ -44,10 +44,10 @@ def is_fused(packed: Tensor, d_qk: int) -> bool:
 
 
 def normalize_and_rotate_packed(
-    packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None, d_qk: int, heads: int
+    packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None, heads: int, qk_width: int
 ) -> Tensor:
-    """Returns the packed tensor with its queries and keys normalised and rotated. Where `is_fused`."""
-    return _NormalizeAndRotate.apply(packed, rotation, query_scale, d_qk, heads)
+    """The definition for a packed tensor. Where `is_fused`. qk_width: of the queries of all heads."""
+    return _NormalizeAndRotate.apply(packed, rotation, query_scale, qk_width // heads, heads)
 
 
 class _NormalizeAndRotate(torch.autograd.Function):

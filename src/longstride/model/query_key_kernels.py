@@ -17,7 +17,7 @@ from longstride.model.residual_kernels import launch_sum_rows, run_plan
 
 ELEMENTS = 1024
 """Of one half of a head, in a program at a time."""
-TOGETHER = 4
+TOGETHER = 2
 """Heads of a program."""
 WARPS = 4
 FACTOR: tl.constexpr = tl.constexpr(QK_FACTOR)
