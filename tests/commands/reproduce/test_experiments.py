@@ -21,11 +21,9 @@ IDS = [f"{one.name}-{row.name}" for one, row in ROWS]
 def test_rows_are_networks(experiment, row):
     for scale in ("reduced", "full"):
         config = config_of(row, scale, on_gpu=True, seed=3)
-        assert config.compile
-        assert (config.capture, config.model.recompute, config.seed) == ("auto", "auto", 3)
+        assert (config.compile, config.capture, config.model.recompute, config.seed) == (False, "auto", "auto", 3)
     tiny = config_of(row, "tiny", on_gpu=False)
     assert tiny.model.parameters < 100_000
-    assert not tiny.compile
     assert tiny.steps < 10
     assert min_contexts(experiment, row, config.model.context) == list(experiment.min_contexts)
 

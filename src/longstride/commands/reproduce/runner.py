@@ -234,11 +234,9 @@ def step_seconds(lines: Sequence[dict[str, Any]]) -> float | None:
 
 
 def release_memory(device: torch.device) -> None:
-    """Frees networks and compiled code of earlier rows. Compiled versions of a function are limited in number, and a later
-    row would not be compiled."""
+    """Frees networks of earlier rows."""
     gc.collect()
     if device.type == "cuda":
-        torch.compiler.reset()
         torch.cuda.empty_cache()
 
 

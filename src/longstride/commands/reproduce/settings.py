@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-ExperimentName = Literal["table2", "table3", "table4", "contest", "ablations"]
+ExperimentName = Literal["table2", "table3", "table4", "contest", "contest-25", "ablations"]
 ScaleName = Literal["reduced", "full", "tiny"]
 
 
@@ -28,7 +28,7 @@ class Reproduction:
     """Steps of each row, instead of those of --scale."""
     seconds: float | None = None
     """Train each row for this long instead: its number of steps follows from a timed probe. Compilation, validation and
-    checkpoints do not count. 420 in contest."""
+    checkpoints do not count. 420 in contest, 1500 in contest-25."""
     seeds: tuple[int, ...] = (0,)
     """Seeds; each row is run once for each, and tables have their mean and standard deviation."""
     split: str = "valid"
@@ -38,7 +38,7 @@ class Reproduction:
     run: Path | None = None
     """In table3: a run or a saved model to score, instead of training one."""
     device: str = "auto"
-    """Auto is the GPU if there is one. On a GPU blocks are compiled, and steps captured as CUDA graphs."""
+    """Auto is the GPU if there is one. On a GPU steps are captured as CUDA graphs."""
     read: Path | None = None
     """Show the results in this file, of an earlier call, instead of training."""
     picture: Path | None = None
