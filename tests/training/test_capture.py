@@ -2,47 +2,32 @@
 
 import signal
 from contextlib import closing
-from functools import partial
 
 import pytest
 import torch
 
 from longstride.model import SparseTransformer
-from longstride.training import capture, optimizer, train, trainer
+from longstride.training import capture, train
 from longstride.training.metrics import read_metrics
 from longstride.training.ranks import Ranks
 from longstride.training.trainer import Trainer
 from tests.training.small import config, same, step, store, weights
+from tests.training.stand_in_graph import on_device, stand_in_graphs
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 COMPUTED = ("loss", "gradient_norm", "valid_bits_per_byte", "learning_rate", "skipped", "loss_scale")
 
 
-@pytest.fixture
-def on_device(monkeypatch):
-    """Optimizers that read from the device whether to skip a step, as on a GPU."""
-    monkeypatch.setattr(trainer, "make_optimizers", partial(optimizer.make_optimizers, fused=True))
-    monkeypatch.setattr(trainer, "can_skip_on_device", lambda optimizers: True)
+@pytest.fixture(name="on_device")
+def on_device_fixture():
+    with on_device():
+        yield
 
 
 @pytest.fixture
-def graphs(on_device, monkeypatch):
-    """All graphs that are recorded, each with the steps it has replayed."""
-    made = []
-
-    def record(work, stream):
-        output, replays = torch.full((5,), float("nan")), []
-        made.append(replays)
-
-        def replay():
-            replays.append(len(replays))
-            output.copy_(work())
-
-        return capture.Graph(replay, output)
-
-    monkeypatch.setattr(capture, "record", record)
-    monkeypatch.setattr(capture, "obstacle", lambda config, device, ranks: None)
-    return made
+def graphs():
+    with stand_in_graphs() as made:
+        yield made
 
 
 def metrics(run):
@@ -231,11 +216,15 @@ def test_what_stands_in_the_way(tmp_path):
     made = config(tmp_path)
     assert capture.obstacle(made, GPU, Ranks()) is None
     assert "the device is cpu" in capture.obstacle(made, CPU, Ranks())
-    assert "2 processes" in capture.obstacle(made, GPU, Ranks(count=2))
+    assert capture.obstacle(made, GPU, Ranks(count=2)) is None
+    assert "fsdp gathers" in capture.obstacle(config(tmp_path / "fsdp", parallel="fsdp"), GPU, Ranks(count=2))
+    assert capture.obstacle(config(tmp_path / "alone", parallel="fsdp"), GPU, Ranks()) is None
     adafactor = config(tmp_path / "other", optimizer={"name": "adafactor"})
     assert "Adafactor" in capture.obstacle(adafactor, GPU, Ranks())
     for how, reason in (("auto", None), ("on", None), ("off", "--capture off")):
         assert capture.choose(config(tmp_path / how, capture=how), GPU, Ranks()) == reason
+    assert "2 processes" in capture.choose(made, GPU, Ranks(count=2))
+    assert capture.choose(config(tmp_path / "two", capture="on"), GPU, Ranks(count=2)) is None
     for how, recompute, captured in (("auto", "parts", False), ("on", "parts", True), ("auto", "host + on", True)):
         parts = config(tmp_path / f"{how} {recompute}", capture=how, model={"layers": 2, "recompute": recompute})
         assert (capture.choose(parts, GPU, Ranks()) is None) == captured

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from longstride.model import SparseTransformer
 from longstride.training import capture, train
+from longstride.training.averaging import average_gradients
 from longstride.training.metrics import read_metrics
 from longstride.training.trainer import Trainer
 from tests.training.small import config, same, step, store, weights
@@ -164,3 +166,29 @@ def test_the_host_does_not_wait_in_a_step(how, name, tmp_path):
                 made.take_step(tokens)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_nccl_averages_gradients_inside_a_graph():
+    """In a group of one process, whose mean is what each gradient is, rounded to bfloat16."""
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    weights = [torch.nn.Parameter(torch.empty(shape, device="cuda")) for shape in ((300, 70), (7,), ())]
+    for x in weights:
+        x.grad = torch.empty_like(x)
+
+    def average():
+        average_gradients(weights, 1, torch.bfloat16)
+        return weights[0].grad
+
+    try:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            average()  # The first collective makes the communicator, which a capture does not allow.
+        graph = capture.record(average, stream)
+        for _ in range(2):
+            given = [torch.randn_like(x) for x in weights]
+            torch._foreach_copy_([x.grad for x in weights], given)
+            graph.replay()
+            assert all(torch.equal(x.grad, y.bfloat16().float()) for x, y in zip(weights, given))
+        del graph  # Before its group.
+    finally:
+        dist.destroy_process_group()

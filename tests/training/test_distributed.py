@@ -7,14 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from longstride.training.averaging import averaging_dtype
+from longstride.training.capture import PLAIN_STEPS
 from longstride.training.config import PARALLEL
-from longstride.training.distributed import averaging_dtype
 from longstride.training.metrics import read_metrics
 from tests.training.ranks import start, torchrun
 from tests.training.small import same, store
 from tests.training.worker import (
     SHAKEN,
     SHORT,
+    captured,
     counted,
     ended,
     interrupted,
@@ -71,6 +73,29 @@ def test_two_ranks_agree_with_one(changes, work, folder):
     for how in PARALLEL:
         assert_near(figures(folder, how), figures(folder, "one"))
         assert (folder / how / "run/sample-model.txt").read_text() == (folder / "one/run/sample-model.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accumulate": 2, "ema": 0.9, "model": {"recompute": "on"}},
+        {"optimizer": {"name": "muon"}},
+        {"averaging": "float16", "model": {"precision": "float16"}},
+    ],
+    ids=str,
+)
+def test_captured_steps_average_as_ddp_does(changes, folder):
+    """With the same bits, as two numbers have one sum; and also if the run is resumed."""
+    plans = [{"name": how, "capture": how, "steps": 8, "save_every": 4, **changes} for how in ("off", "on")]
+    first, second = start(captured, folder, plans)
+    assert first.found == second.found
+    assert first.found[1:] == [[8 - PLAIN_STEPS], 8]
+    cut = [{**plans[1], "name": "cut"}]
+    start(captured, folder, cut, False, 4)
+    start(captured, folder, cut, True)
+    for name in ("on", "cut"):
+        assert figures(folder, name) == figures(folder, "off")
+        assert same(*(load_file(folder / one / "run/checkpoints/step-8/model.safetensors") for one in (name, "off")))
 
 
 def test_gradients_averaged_in_half_precision_are_near(folder):

@@ -10,7 +10,6 @@ import torch
 
 from longstride.training import first_step
 from longstride.training.first_step import compiles_first
-from longstride.training.ranks import Ranks
 from longstride.training.trainer import Trainer
 from tests.training.small import config, same, step
 
@@ -29,19 +28,19 @@ def test_a_pass_that_only_compiles_compiles_all_that_a_step_needs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "count", "recompute", "expected"),
+    ("device", "is_wrapped", "recompute", "expected"),
     [
-        ("cuda", 1, "off", True),
-        ("cuda", 1, "off + parts", True),
-        ("cuda", 1, "2*parts", False),
-        ("cuda", 1, "host + again", False),
-        ("cuda", 2, "off", False),
-        ("cpu", 1, "off", False),
+        ("cuda", False, "off", True),
+        ("cuda", False, "off + parts", True),
+        ("cuda", False, "2*parts", False),
+        ("cuda", False, "host + again", False),
+        ("cuda", True, "off", False),
+        ("cpu", False, "off", False),
     ],
 )
-def test_which_runs_compile_first(device, count, recompute, expected, tmp_path):
+def test_which_runs_compile_first(device, is_wrapped, recompute, expected, tmp_path):
     made = config(tmp_path, model={"recompute": recompute})
-    assert compiles_first(made, torch.device(device), Ranks(count=count)) == expected
+    assert compiles_first(made, torch.device(device), is_wrapped) == expected
 
 
 def test_only_the_first_step_has_a_pass_before_it(tmp_path, monkeypatch):

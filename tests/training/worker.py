@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longstride.commands.main import main
 from longstride.model import SparseTransformer
+from longstride.training import averaging, distributed, interrupts, muon, train
 from longstride.training import checkpoint_files as state_files
-from longstride.training import distributed, interrupts, muon, train
 from longstride.training.checkpoint_files import Writer
 from longstride.training.distributed import full_tensor
 from longstride.training.muon import BatchedMuon
@@ -27,6 +27,7 @@ from longstride.training.precision import Updates
 from longstride.training.ranks import REPORTED, join_process_group
 from longstride.training.trainer import Trainer
 from tests.training.small import config
+from tests.training.stand_in_graph import stand_in_graphs
 
 SHAKEN = 3
 """The step before which something happens."""
@@ -45,6 +46,15 @@ def trained(folder, plans, resume=False, until=None):
     """Runs one after the other, each in a group of its own; how each ended."""
     ends = [train(plan(folder, **one), resume, until) for one in plans]
     return [[end.step, end.reason, end.best_bits_per_byte, end.best_step] for end in ends]
+
+
+def captured(folder, plans, resume=False, until=None):
+    """As `trained`, with graphs that stand in for CUDA's, and gradients in buckets of 4 KiB. Also the replays of each graph,
+    and how often gradients were averaged after a backward pass."""
+    counting = patch.object(distributed, "average_gradients", wraps=averaging.average_gradients)
+    with patch.object(averaging, "BUCKET_BYTES", 4096), stand_in_graphs() as graphs, counting as averaged:
+        ends = trained(folder, plans, resume, until)
+    return ends, [len(replays) for replays in graphs], averaged.call_count
 
 
 def trained_in_float32(folder, plans):

@@ -26,8 +26,8 @@ def obstacle(config: TrainConfig, device: torch.device, ranks: Ranks) -> str | N
     """Returns why the steps of a run cannot be captured; None if they can."""
     if device.type != "cuda":
         return f"CUDA graphs need a GPU, and the device is {device}"
-    if ranks.count > 1:
-        return f"{ranks.count} processes average their gradients, which is not captured"
+    if ranks.count > 1 and config.parallel == "fsdp":
+        return "fsdp gathers and frees the weights of a block during a step, which is not captured"
     if config.optimizer.name == "adafactor":
         return "PyTorch's Adafactor waits for the GPU in every step; adamw and muon do not"
     return None
@@ -40,8 +40,13 @@ def choose(config: TrainConfig, device: torch.device, ranks: Ranks) -> str | Non
     reason = obstacle(config, device, ranks)
     if reason is not None and config.capture == "on":
         raise ValueError(f"train: --capture on is not possible: {reason}; use --capture auto or off")
-    if reason is None and config.capture == "auto" and set(config.model.recomputed) <= set(IN_PARTS):
-        return "all blocks are computed in parts, which takes the GPU longer than the host, and a graph would take memory"
+    if reason is None and config.capture == "auto":
+        if ranks.count > 1:
+            return f"of {ranks.count} processes steps are captured with --capture on only"
+        if set(config.model.recomputed) <= set(IN_PARTS):
+            return (
+                "all blocks are computed in parts, which takes the GPU longer than the host, and a graph would take memory"
+            )
     return reason
 
 

@@ -128,7 +128,7 @@ class TrainConfig:
     """Whether to compile the blocks with torch.compile."""
     capture: Literal["auto", "on", "off"] = "auto"
     """Whether steps are captured as one CUDA graph, which is faster. Auto: on a single GPU, with adamw or muon, unless all
-    blocks are recomputed in parts."""
+    blocks are recomputed in parts. With several processes: on, and --parallel ddp."""
     tensorboard: bool = False
     """Whether to write metrics for TensorBoard, too."""
     device: str = "auto"

@@ -4,37 +4,35 @@ every weight, gradient and optimizer state, and the weights of a block are gathe
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from longstride.model import SparseTransformer
+from longstride.training.averaging import HOOKS, average_gradients
 from longstride.training.ranks import Ranks
 
 FORWARD = "hidden"
 """The method before which FSDP gathers the weights outside the blocks. They stay gathered for the logits, until a backward
 pass. Only one method is registered: nested ones would each gather them again."""
-HOOKS: dict[torch.dtype, Any] = {
-    torch.float16: default_hooks.fp16_compress_hook,
-    torch.bfloat16: default_hooks.bf16_compress_hook,
-}
 
 
 class ParallelModel:
     """A model under DDP, under FSDP or in one process: its loss, and control of gradient averaging."""
 
     def __init__(
-        self, model: SparseTransformer, device: torch.device, ranks: Ranks, how: str, averaging: torch.dtype, rows: int = 1
+        self, model: SparseTransformer, device: torch.device, ranks: Ranks, how: str, averaging: torch.dtype, rows: int = 1,
+        captured: bool = False,
     ) -> None:  # fmt: skip
-        """Moves the model, or this process's shard, to the device. `rows`: sequences per forward pass."""
-        self.model = model
+        """Moves the model, or this process's shard, to the device. `rows`: sequences per forward pass. `captured`: steps are
+        captured, so gradients are averaged by `average` and not in hooks."""
+        self.model, self.ranks, self.averaging = model, ranks, averaging
         self.ddp: DistributedDataParallel | None = None
+        self.averages_afterwards = captured and ranks.count > 1
         self.fsdp = how == "fsdp" and ranks.count > 1
         if self.fsdp:
             # The model is on the CPU. For each block in turn, then for the rest, fully_shard moves the weights to the device
@@ -47,7 +45,7 @@ class ParallelModel:
             register_fsdp_forward_method(model, FORWARD)
             return
         model.to(device)
-        if ranks.count > 1:
+        if ranks.count > 1 and not self.averages_afterwards:
             ids = None if device.type == "cpu" else [device]
             self.ddp = DistributedDataParallel(_Loss(model), device_ids=ids, gradient_as_bucket_view=True)
             if averaging in HOOKS:
@@ -78,6 +76,11 @@ class ParallelModel:
         with nullcontext() if enabled or self.ddp is None else self.ddp.no_sync():
             yield
 
+    def average(self) -> None:
+        """Averages gradients after the last backward pass of a step, if that has not done it."""
+        if self.averages_afterwards:
+            average_gradients(self.model.parameters(), self.ranks.count, self.averaging)
+
 
 class _Loss(nn.Module):
     """The loss as a module, as DistributedDataParallel needs."""
@@ -88,21 +91,6 @@ class _Loss(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.model.loss(tokens)
-
-
-def averaging_dtype(name: str, precision: str, device: torch.device) -> torch.dtype:
-    """Returns the dtype of gradient averaging. "auto": on GPUs the half precision of activations, otherwise float32."""
-    if name == "auto":
-        name = precision if device.type == "cuda" and precision in ("float16", "bfloat16") else "float32"
-    if name == "bfloat16" and device.type == "cpu":
-        raise ValueError("train: averaging = 'bfloat16' needs GPUs: CPUs cannot average in it; use float32")
-    if name == "float16" and precision != "float16":
-        other = "float32" if device.type == "cpu" else "float32 or bfloat16"
-        raise ValueError(
-            "train: averaging = 'float16' needs --model.precision float16, which scales the loss: else small gradients are "
-            f"0; use {other}"
-        )
-    return getattr(torch, name)  # type: ignore[no-any-return]
 
 
 def full_tensor(x: Tensor) -> Tensor:

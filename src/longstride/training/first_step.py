@@ -8,15 +8,14 @@ from torch import nn
 from longstride.attention.kernels.compilation import compile_only
 from longstride.model.recompute import IN_PARTS
 from longstride.training.config import TrainConfig
-from longstride.training.ranks import Ranks
 
 
-def compiles_first(config: TrainConfig, device: torch.device, ranks: Ranks) -> bool:
+def compiles_first(config: TrainConfig, device: torch.device, is_wrapped: bool) -> bool:
     """Whether a pass that only compiles kernels comes before the first step.
 
-    Not if all blocks are computed in parts: the pass runs PyTorch's part of a step, which takes long then. Several processes
-    have a pass of their own (`ParallelModel`)."""
-    return device.type == "cuda" and ranks.count == 1 and not set(config.model.recomputed) <= set(IN_PARTS)
+    Not if all blocks are computed in parts: the pass runs PyTorch's part of a step, which takes long then. `is_wrapped`: in
+    DDP, which has had a pass of its own (`ParallelModel`), or in FSDP."""
+    return device.type == "cuda" and not is_wrapped and not set(config.model.recomputed) <= set(IN_PARTS)
 
 
 def compile_kernels(model: nn.Module, forward_and_backward: Callable[[], None]) -> None:

@@ -12,8 +12,8 @@ import torch
 
 from longstride.model.config import ModelConfig
 from longstride.model.presets import PRESETS
+from longstride.training.averaging import averaging_dtype
 from longstride.training.config import TrainConfig
-from longstride.training.distributed import averaging_dtype
 from longstride.training.presets import train_preset
 
 GPU = torch.device("cuda")

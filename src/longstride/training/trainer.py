@@ -19,11 +19,12 @@ from longstride.model import SparseTransformer
 from longstride.model.cost import check_memory
 from longstride.model.recompute import IN_PARTS
 from longstride.training import capture, first_step
+from longstride.training.averaging import averaging_dtype
 from longstride.training.budget import validation_batch
 from longstride.training.checkpoint import Checkpoints
 from longstride.training.config import Resume, TrainConfig
 from longstride.training.curve import plot_curve
-from longstride.training.distributed import ParallelModel, averaging_dtype, full_weights, local_tensor
+from longstride.training.distributed import ParallelModel, full_weights, local_tensor
 from longstride.training.initial_weights import InitialWeights
 from longstride.training.optimizer import can_skip_on_device, describe_extension, learning_rate, make_optimizers
 from longstride.training.precision import Updates
@@ -76,7 +77,10 @@ class Trainer:
         self.rows = config.batch // ranks.count // config.accumulate
         """Sequences per forward pass of a process."""
         self.validation_rows = -ranks.maximum(-validation_batch(config, self.device, ranks.count))
-        self.parallel = ParallelModel(self.model, self.device, ranks, config.parallel, self.averaging, self.rows)
+        captured = self.plain_because is None
+        self.parallel = ParallelModel(
+            self.model, self.device, ranks, config.parallel, self.averaging, self.rows, captured
+        )  # fmt: skip
         same_weights = SINGLE_RANK if self.parallel.fsdp else ranks
         self.optimizers = make_optimizers(self.model, config.optimizer, ranks=same_weights)
         waits = not can_skip_on_device(self.optimizers)
@@ -86,10 +90,10 @@ class Trainer:
         self.average_weight = torch.zeros((), device=self.device)
         """Weight of a step's weights in the average."""
         self.compute: Callable[[Tensor], Tensor] = self._compute
-        if self.plain_because is None:
+        if captured:
             report = say if config.capture == "auto" else None
             self.compute = capture.CapturedStep(self._compute, self.optimizers, self.device, report)
-        self.compiles_first = first_step.compiles_first(config, self.device, ranks)
+        self.compiles_first = first_step.compiles_first(config, self.device, ranks.count > 1 and not captured)
         """Whether the next step is the first, and its kernels are compiled before it."""
         if self.device.type == "cuda":
             why = "" if self.plain_because is None else f": {self.plain_because}"
@@ -194,6 +198,7 @@ class Trainer:
             with suppress(OSError):
                 self.checkpoints.wait()
             self.checkpoints.close()
+        self.compute = self._compute  # A graph with collectives is freed before the process group.
         self.parallel.close()
         self.run.unlock()
 
@@ -235,6 +240,7 @@ class Trainer:
                 nats = self.parallel.loss(part)
                 self.updates.backward(nats / accumulate)
             total += nats.detach() / accumulate
+        self.parallel.average()
         loss = self.ranks.mean(total)
         norm, skipped = self.updates.update(loss)
         weight = self.average_weight * ~skipped
