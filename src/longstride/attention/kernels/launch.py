@@ -7,7 +7,8 @@ would inspect every argument again, which takes several times as long as the lau
 """
 
 import sys
-from collections.abc import Callable, Hashable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -21,6 +22,8 @@ from longstride.attention.kernels.driver import DriverLaunch, UnsupportedError, 
 
 MOST_PLANS = 4096
 """Plans in the cache. Beyond this the oldest is dropped, and made again when it is needed."""
+MOST_TABLE_BYTES = 2**28
+"""Of all their tables, which lie on the device: documents of other lengths have tables of their own, about a megabyte."""
 
 
 class Descriptor(NamedTuple):
@@ -82,6 +85,15 @@ def _fill(argument: Any, tensors: Sequence[Tensor]) -> Any:
     return type(argument)(*(_fill(part, tensors) for part in argument)) if isinstance(argument, tuple) else argument
 
 
+def _tables(argument: Any) -> Iterator[Tensor]:
+    """Yields the tensors of a bound launch's arguments."""
+    if isinstance(argument, Tensor):
+        yield argument
+    elif isinstance(argument, tuple):
+        for part in argument:
+            yield from _tables(part)
+
+
 def _tensor_descriptor(view: Descriptor, tensor: Tensor) -> Any:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -121,6 +133,7 @@ class Plan:
     """Launches for tensors of given shapes, strides, dtype and device, and the temporary tensors that they share.
 
     aligned: all tensors begin at multiples of 16 bytes. Triton compiles for this, so it must hold in every run of the plan.
+    If not all do, or the driver cannot launch the kernels, Triton launches them every time.
     """
 
     def __init__(self, launches: Sequence[Launch], tensors: Sequence[Tensor], workspace: Workspace, aligned: bool) -> None:
@@ -128,6 +141,8 @@ class Plan:
         self.workspace = workspace if workspace.tensors else None
         workspace.tensors, workspace.named = [], {}  # Keeps their shapes, but not their memory.
         self.aligned = aligned
+        tables = {id(x): x.nbytes for launch in self.launches for x in _tables(launch.arguments)}
+        self.table_bytes = sum(tables.values())
         device = tensors[0].device
         self.on_gpu = device.type == "cuda"
         self.index = device.index if self.on_gpu else -1
@@ -172,7 +187,7 @@ class Plan:
                         for kernel, launch in zip(compiled, self.launches)
                     ]
                 except UnsupportedError:
-                    self.aligned = False  # Triton launches every time.
+                    self.aligned = False
 
 
 def capture_safe(on_gpu: bool) -> AbstractContextManager[None]:
@@ -205,6 +220,8 @@ def _call_disabled() -> Callable[..., Any]:
 
 
 _plans: dict[Hashable, Plan] = {}
+_changing = threading.Lock()
+"""Held while plans are added or dropped."""
 _captured: set[Plan] = set()
 """Plans that were run inside a capture, kept for ever: a CUDA graph reads their tables each time it is replayed."""
 
@@ -212,14 +229,20 @@ _captured: set[Plan] = set()
 def plan_for(key: Hashable, make: Callable[[], Plan]) -> Plan:
     """Returns the plan of this key; makes it at the first call."""
     plan = _plans.get(key)
-    if plan is None:
-        plan = _call_untraced(make)
-        if len(_plans) >= MOST_PLANS:
-            _plans.pop(next(iter(_plans)), None)
+    return _call_untraced(_add, key, make) if plan is None else plan
+
+
+def _add(key: Hashable, make: Callable[[], Plan]) -> Plan:
+    plan = make()
+    with _changing:
         _plans[key] = plan
+        table_bytes = sum(one.table_bytes for one in _plans.values())
+        while len(_plans) > 1 and (len(_plans) > MOST_PLANS or table_bytes > MOST_TABLE_BYTES):
+            table_bytes -= _plans.pop(next(iter(_plans))).table_bytes
     return plan
 
 
 def forget_plans() -> None:
     """Drops all plans. Call it when the kernel settings have changed."""
-    _plans.clear()
+    with _changing:
+        _plans.clear()
