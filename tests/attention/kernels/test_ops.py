@@ -1,8 +1,11 @@
 """Every kernel against the oracle: in Triton's interpreter without a GPU, and on one where there is one."""
 
 import gc
+import threading
 import weakref
+from contextlib import nullcontext
 from math import prod
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -252,6 +255,56 @@ def test_plans_are_dropped_when_there_are_many(monkeypatch):
             attend(q, k, v, Local(reach), impl="triton"), attend(q, k, v, Local(reach), impl="reference")
         )
         assert len(_plans) <= 2
+
+
+def test_plans_are_dropped_when_their_tables_are_large(monkeypatch):
+    """Documents of other lengths have another plan, with tables of its own."""
+    q, k, v, _ = on_device(1, 2, 70, 16, 16)
+    forget_plans()
+    for first in range(1, 9):
+        documents = [first, 10, 60 - first]
+        found = attend(q, k, v, Local(3), impl="triton", documents=documents)
+        torch.testing.assert_close(found, attend(q, k, v, Local(3), impl="reference", documents=documents))
+        if first == 2:
+            size = sum(plan.table_bytes for plan in _plans.values())
+            assert size >= 4 * sum(2 * [len(documents)])
+            monkeypatch.setattr(launch, "MOST_TABLE_BYTES", size)
+        assert len(_plans) == min(first, 2)
+
+
+def test_a_plan_may_be_made_while_another_thread_drops_one(monkeypatch):
+    made = SimpleNamespace(table_bytes=0)
+
+    class Plans(dict):
+        def __iter__(self):
+            """Stops between the choice of the oldest plan and its removal."""
+            oldest = super().__iter__()
+            if threading.current_thread() is threading.main_thread():
+                other.start()
+                other.join(0.1)  # It waits for this thread.
+            return oldest
+
+    other = threading.Thread(target=launch.plan_for, args=("other", lambda: made))
+    monkeypatch.setattr(launch, "_plans", Plans(first=made))
+    monkeypatch.setattr(launch, "MOST_PLANS", 1)
+    assert launch.plan_for("second", lambda: made) is made
+    other.join()
+    assert set(launch._plans.keys()) == {"other"}
+
+
+def test_saved_tensors_may_come_back_with_other_strides():
+    """As from a hook that keeps them elsewhere."""
+    q, k, v, slopes = on_device(2, 2, 40, 8, 8)
+    found = []
+    for hooks in (False, True):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        other_order = torch.autograd.graph.saved_tensors_hooks(
+            lambda x: x.transpose(-1, -2).contiguous(), lambda x: x.transpose(-1, -2)
+        )
+        with other_order if hooks else nullcontext():
+            output = attend(*inputs, Local(4), impl="triton")
+        found.append(torch.autograd.grad(output, inputs, slopes))
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_operators_keep_their_promises():

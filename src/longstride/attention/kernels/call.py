@@ -1,7 +1,7 @@
 """A call of the operator, forward or backward, and its plan: backends are asked in turn for the launches of each pass.
 
-A backend is a module with two functions, which return the launches for a pass, or None if they cannot compute it. It may
-have a third, which reorders the passes:
+A backend is a module with two functions, which return the launches for a pass, or None if they cannot compute it. The first
+backend of a device may have a third, which reorders the passes:
 
     forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None
     backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | None
@@ -131,6 +131,7 @@ def make_plan(
             d_lse = None if layout.d_lse is None else distinct[count]
             layout = layout._replace(d_lse=d_lse, documents=documents)
             n = n if documents is None else max(row.n for row in documents.rows)
+        assert distinct[4 if kind is Forward else 5].is_contiguous(), "the lse"
         call: Any = kind._make((*distinct[:count], *settings, workspace, layout))
         launches = []
         needed = [pass_ for index, pass_ in enumerate(passes(patterns, n)) if not index or not pass_.empty]

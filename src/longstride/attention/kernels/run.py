@@ -46,8 +46,9 @@ def run_backward(
     sign = 1
     if scale <= 0:
         q, scale, sign = with_positive_scale(q, scale)
-    matrices = readable(q), readable(k), readable(v), readable(d_output), output
-    tensors: tuple[Tensor, ...] = *matrices, lse, dq, dk, dv
+    matrices = tuple(map(readable, (q, k, v, d_output, output)))
+    # A hook of saved tensors may have changed the strides of output and lse.
+    tensors: tuple[Tensor, ...] = *matrices, lse.contiguous(), dq, dk, dv
     if layout is not None and layout.d_lse is not None:
         tensors = *tensors, layout.d_lse
     aligned = alignment(*tensors)

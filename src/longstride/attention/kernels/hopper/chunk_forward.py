@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from longstride.attention.kernels.call import Forward
 from longstride.attention.kernels.hopper import lane_tiles
-from longstride.attention.kernels.hopper.lane_descriptors import LaneWork, heads_side_by_side, lane_descriptor
+from longstride.attention.kernels.hopper.lane_descriptors import LaneLaunch, heads_side_by_side, lane_descriptor
 from longstride.attention.kernels.hopper.lane_settings import chunk_settings
 from longstride.attention.kernels.hopper.ring import item_of_round, make_barriers, make_tiles, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, operand_layout
@@ -176,9 +176,8 @@ def launch_chunk_forward(call: Forward, lanes: Lanes) -> Launch:
     """For the positions of these lanes."""
     *matrices, lse = call.tensors
     batch, heads, n, d = call.q.shape
-    assert lse.is_contiguous()
     setting = chunk_settings(d)
-    work = LaneWork(*lanes, batch * heads * lanes.lanes * -(-lanes.length // ROWS.value), heads, n)
+    work = LaneLaunch(*lanes, batch * heads * lanes.lanes * -(-lanes.length // ROWS.value), heads, n)
     descriptors = [lane_descriptor(x, lanes, (1, ROWS.value, d)) for x in matrices]
     constants = {
         "STAGES": setting.stages, "HEADS_FIRST": heads_side_by_side(call.q), "num_warps": 4, "maxnreg": setting.registers,

@@ -248,7 +248,6 @@ def launch_lane_backward(
     """For the positions of these lanes. row_stats [batch * heads, 2, at least n]: filled for other kernels."""
     *matrices, lse, dq, dk, dv = call.tensors
     assert lanes.length * call.q.shape[3] <= LARGEST_LANE
-    assert lse.is_contiguous()
     stats = RowStats(lse, 0) if row_stats is None else RowStats(row_stats, row_stats.shape[2])
     return lane_launch(
         lane_backward, lane_backward_settings, matrices, [dq, dk, dv], lanes, near, [lse, stats], call.scales, accumulate,
