@@ -30,8 +30,7 @@ def shared_memory(arch, kernel, summary, width, dtype, rows, columns, warps, sta
         Tiling, rows=rows, columns=columns, summary=summary, even=True, by_block=False, short=not summary, exclude=0,
         varied=varied, **({"shared": True, "same": True, "stages": stages} if kernel in LANES else {}),
     )  # fmt: skip
-    precision = "ieee" if dtype == "float32" else "tf32"
-    dims = Dims(tl.constexpr(row), tl.constexpr(row), tl.constexpr(precision))
+    dims = Dims(tl.constexpr(row), tl.constexpr(row))
     constants = {"DIMS": dims, "TILES": tiling, "CELLS": summary, "ACCUMULATE": kernel in LANES}
     types = {
         "lse": "*fp32", "delta": "*fp32", "tables": Tables("*i32", "*i32", *["*i32" if varied else "constexpr"] * 2),

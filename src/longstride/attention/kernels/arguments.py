@@ -61,8 +61,6 @@ class Dims(NamedTuple):
 
     qk: Any
     v: Any
-    precision: Any
-    """Of products of float32."""
 
 
 class Tiling(NamedTuple):
@@ -108,11 +106,11 @@ def row_shape(x: Tensor, wide: bool) -> RowShape:
     return compiled(RowShape, d=x.shape[3], width=padded(x.shape[3]), wide=wide)
 
 
-def dims(q: Tensor, v: Tensor, wide: bool, precision: str) -> Dims:
+def dims(q: Tensor, v: Tensor, wide: bool) -> Dims:
     shapes = row_shape(q, wide), row_shape(v, wide)
     if not triton.knobs.runtime.interpret:  # The interpreter has no attributes of constexprs.
         shapes = tl.constexpr(shapes[0]), tl.constexpr(shapes[1])
-    return Dims(*shapes, tl.constexpr(precision))
+    return Dims(*shapes)
 
 
 def row_sizes(x: Tensor, rows: int) -> Sizes:

@@ -24,6 +24,7 @@ import triton.language as tl
 from longstride.attention.kernels.arguments import Matrix
 from longstride.attention.kernels.key_loop import every_key, over_keys, place_keys, sees
 from longstride.attention.kernels.primitives import (
+    PRECISION,
     Rows,
     Tile,
     cell_position,
@@ -122,13 +123,13 @@ def add_dq(
         values = load(every.v, rows, DIMS.v, MASKED)
         if MASKED:
             seen = sees(every, key, rows, TILES, CELLS)
-        scores = tl.dot(queries.q, tl.trans(keys), input_precision=DIMS.precision)
+        scores = tl.dot(queries.q, tl.trans(keys), input_precision=PRECISION)
         weights = tl.exp2(scores * scale - queries.lse[:, None])
         if MASKED:
             weights = tl.where(seen, weights, 0.0)
-        d_weights = tl.dot(queries.d_output, tl.trans(values), input_precision=DIMS.precision)
+        d_weights = tl.dot(queries.d_output, tl.trans(values), input_precision=PRECISION)
         d_scores = weights * (d_weights - queries.delta[:, None])
-        dq = tl.dot(d_scores.to(keys.dtype), keys, dq, input_precision=DIMS.precision, out_dtype=tl.float32)
+        dq = tl.dot(d_scores.to(keys.dtype), keys, dq, input_precision=PRECISION, out_dtype=tl.float32)
     return dq
 
 
@@ -189,7 +190,7 @@ def add_dkv(
         query = load(every.q, rows, DIMS.qk)
         # A row that is not there has weight 0: 2 ** (0 - inf).
         lse = without_keys(tl.load(every.lse + position, mask=valid, other=float("inf")))
-        scores = tl.dot(own.k, tl.trans(query), input_precision=DIMS.precision)
+        scores = tl.dot(own.k, tl.trans(query), input_precision=PRECISION)
         weights = tl.exp2(scores * scale - lse[None, :])
         if MASKED:
             if CELLS:
@@ -201,11 +202,11 @@ def add_dkv(
                 seen &= ~excluded(position[None, :], own.position[:, None], own.exclusions, tile.index, TILES.exclude)
             weights = tl.where(seen, weights, 0.0)
         d_output = load(every.d_output, rows, DIMS.v)
-        dv = tl.dot(weights.to(d_output.dtype), d_output, dv, input_precision=DIMS.precision, out_dtype=tl.float32)
-        d_weights = tl.dot(own.v, tl.trans(d_output), input_precision=DIMS.precision)
+        dv = tl.dot(weights.to(d_output.dtype), d_output, dv, input_precision=PRECISION, out_dtype=tl.float32)
+        d_weights = tl.dot(own.v, tl.trans(d_output), input_precision=PRECISION)
         delta = tl.load(every.delta + position, mask=valid, other=0.0)
         d_scores = weights * (d_weights - delta[None, :])
-        dk = tl.dot(d_scores.to(query.dtype), query, dk, input_precision=DIMS.precision, out_dtype=tl.float32)
+        dk = tl.dot(d_scores.to(query.dtype), query, dk, input_precision=PRECISION, out_dtype=tl.float32)
     return dk, dv
 
 

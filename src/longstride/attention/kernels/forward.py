@@ -12,7 +12,16 @@ import triton
 import triton.language as tl
 
 from longstride.attention.kernels.key_loop import every_key, over_keys, place_keys, sees
-from longstride.attention.kernels.primitives import LOWEST, document_of, load, query_rows, read_tile, row_of_query, store
+from longstride.attention.kernels.primitives import (
+    LOWEST,
+    PRECISION,
+    document_of,
+    load,
+    query_rows,
+    read_tile,
+    row_of_query,
+    store,
+)
 
 
 @triton.jit
@@ -25,7 +34,7 @@ def add_keys(
     for start in tl.range(first, end, TILES.columns):
         key, rows = place_keys(every, start, last, TILES, CELLS)
         keys = load(every.k, rows, DIMS.qk, MASKED)
-        scores = tl.dot(query, tl.trans(keys), input_precision=DIMS.precision)
+        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             scores = tl.where(sees(every, key, rows, TILES, CELLS), scores, float("-inf"))
         values = load(every.v, rows, DIMS.v, MASKED)
@@ -34,7 +43,7 @@ def add_keys(
         shrink = tl.exp2(running_max - new_max)
         weight = weight * shrink + tl.sum(weights, 1)
         accumulator = tl.dot(
-            weights.to(values.dtype), values, accumulator * shrink[:, None], input_precision=DIMS.precision,
+            weights.to(values.dtype), values, accumulator * shrink[:, None], input_precision=PRECISION,
             out_dtype=tl.float32,
         )  # fmt: skip
         running_max = new_max

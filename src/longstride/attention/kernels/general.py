@@ -112,9 +112,7 @@ def _launch(
         varied=documents is not None,
         **of_lanes,
     )
-    # Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen.
-    precision = "ieee" if call.q.dtype == torch.float32 else "tf32"
-    constants = {"DIMS": dims(call.q, call.v, _wide(*matrices), precision), "TILES": tiling, **flags}
+    constants = {"DIMS": dims(call.q, call.v, _wide(*matrices)), "TILES": tiling, **flags}
     arguments = *arguments, Sizes(heads, n, len(pass_.jobs), tiles, total)
     programs = min(total, processors(device) * per_processor) if per_processor else total
     return Launch(kernel, programs, arguments, {**constants, "num_warps": warps, "num_stages": stages})

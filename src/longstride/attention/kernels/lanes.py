@@ -18,6 +18,7 @@ import triton.language as tl
 from longstride.attention.kernels.arguments import Matrix
 from longstride.attention.kernels.primitives import (
     LANE_WORK_FIELDS,
+    PRECISION,
     Rows,
     document_of,
     excluded,
@@ -45,7 +46,7 @@ class LaneItem(NamedTuple):
 def read_lanes(item, shared_job, tables, sizes, TILES: tl.constexpr):
     """The job of an item, the item, and the rows of its lanes, which count from the start of a document.
 
-    With documents, the item is a row of `work.LaneWork`, and the job that of the longest document, cut to this one.
+    With documents, the item is a row of `work.LaneWork`, and the job that of the longest document: n ends the rows.
     """
     if TILES.varied:
         work = tables.work + item % sizes.tiles * LANE_WORK_FIELDS
@@ -116,7 +117,7 @@ def lane_forward(
         query = load(lanes_of(q, lanes), rows, DIMS.qk)
         keys = load(lanes_of(k, lanes), rows, DIMS.qk)
         values = load(lanes_of(v, lanes), rows, DIMS.v)
-        scores = tl.dot(query, tl.trans(keys), input_precision=DIMS.precision)
+        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
         seen = lanes_see(
             row[:, None], row[None, :], job, lanes, position[:, None], position[None, :], tables.exclusions, TILES
         )  # fmt: skip
@@ -130,7 +131,7 @@ def lane_forward(
         finite = tl.where(largest == float("-inf"), 0.0, largest)
         weights = tl.exp2(scores * scale - finite[:, None])
         weight = tl.sum(weights, 1)
-        sums = tl.dot(weights.to(values.dtype), values, input_precision=DIMS.precision)
+        sums = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
         if ACCUMULATE:
             kept = tl.exp2(before - finite)
             weight += kept
@@ -165,17 +166,17 @@ def lane_backward(
         own_lse = without_keys(tl.load(lse_rows, mask=rows.valid, other=float("inf")))
         delta = tl.sum(d_outputs.to(tl.float32) * outputs.to(tl.float32), 1)
 
-        scores = tl.dot(keys, tl.trans(query), input_precision=DIMS.precision)
+        scores = tl.dot(keys, tl.trans(query), input_precision=PRECISION)
         seen = lanes_see(
             row[None, :], row[:, None], job, lanes, position[None, :], position[:, None], tables.exclusions, TILES
         )  # fmt: skip
         weights = tl.where(seen, tl.exp2(scores * scale - own_lse[None, :]), 0.0)
-        dv_sum = tl.dot(weights.to(d_outputs.dtype), d_outputs, input_precision=DIMS.precision)
+        dv_sum = tl.dot(weights.to(d_outputs.dtype), d_outputs, input_precision=PRECISION)
         store(dv_sum, lanes_of(dv, lanes), rows, DIMS.v, ACCUMULATE)
 
-        d_weights = tl.dot(values, tl.trans(d_outputs), input_precision=DIMS.precision)
+        d_weights = tl.dot(values, tl.trans(d_outputs), input_precision=PRECISION)
         d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
-        dk_sum = tl.dot(d_scores, query, input_precision=DIMS.precision) * softmax_scale
+        dk_sum = tl.dot(d_scores, query, input_precision=PRECISION) * softmax_scale
         store(dk_sum, lanes_of(dk, lanes), rows, DIMS.qk, ACCUMULATE)
-        dq_sum = tl.dot(tl.trans(d_scores), keys, input_precision=DIMS.precision) * softmax_scale
+        dq_sum = tl.dot(tl.trans(d_scores), keys, input_precision=PRECISION) * softmax_scale
         store(dq_sum, lanes_of(dq, lanes), rows, DIMS.qk, ACCUMULATE)

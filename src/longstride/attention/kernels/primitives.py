@@ -23,6 +23,8 @@ TILE_WORK_FIELDS = tl.constexpr(len(TileWork._fields))
 LANE_WORK_FIELDS = tl.constexpr(len(LaneWork._fields))
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """Below every finite score: where a running maximum begins, so that it is finite, and a score of -inf has weight 0."""
+PRECISION = tl.constexpr("ieee")
+"""Of products of float32. Not tf32x3: with it backward_dkv is wrong on a GPU (Triton 3.6); docs/log.md has what was seen."""
 
 
 class Tile(NamedTuple):

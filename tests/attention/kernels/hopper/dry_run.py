@@ -55,8 +55,9 @@ class Caught:
                 found.append({"kernel": self.name})
                 return
             signature = {name: describe(x) for name, x in zip(names, arguments)} | dict.fromkeys(constants, "constexpr")
-            constants |= {name: None for name, x in zip(names, arguments) if x is None}
-            values = {(names.index(name),): x for name, x in constants.items()}
+            missing = [(names[path[0]], path) for path in places_of_none(arguments)]
+            constants |= {name: None for name, path in missing if len(path) == 1}
+            values = {(names.index(name),): x for name, x in constants.items()} | {path: None for _, path in missing}
             options = {"num_warps": num_warps} | ({"maxnreg": maxnreg} if maxnreg else {})
             key = self.name, str(signature), str(values), str(options)
             if key not in compiled:
@@ -65,6 +66,15 @@ class Caught:
             found.append({"kernel": self.name, "constants": str(constants), "together": together, **compiled[key]})
 
         return call
+
+
+def places_of_none(arguments):
+    """Indices of what is None, also in tuples."""
+    for index, x in enumerate(arguments):
+        if x is None:
+            yield (index,)
+        elif isinstance(x, tuple):
+            yield from ((index, *path) for path in places_of_none(x))
 
 
 def describe(x):

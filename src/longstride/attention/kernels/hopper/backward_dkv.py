@@ -148,12 +148,12 @@ def store_keys(
     """Writes a gradient of the ROWS keys at a place. SPLIT: the item's part, beside the other parts."""
     batch, head, first_key, lane, length = place
     key = first_key + gl.arange(0, ROWS, gl.SliceLayout(1, tiles.row_layout(total.shape[1])))
-    if SPLIT:
+    if KEYS.cells > 0:
         valid = key < (job.lanes - 1) * KEYS.cells
-        position = key * work.splits + item // work.all_heads % work.splits
-    elif KEYS.cells > 0:
-        valid = key < (job.lanes - 1) * KEYS.cells
-        position = cell_position(key, KEYS.cells, job.block, first_cell)
+        if SPLIT:
+            position = key * work.splits + item // work.all_heads % work.splits
+        else:
+            position = cell_position(key, KEYS.cells, job.block, first_cell)
     else:
         valid = key < length
         position = lane * job.lane_stride + key * job.index_stride

@@ -23,7 +23,7 @@ APART = 16
 """Stride of a dimension with one entry, in elements. TMA wants a multiple of 16 bytes there, too."""
 
 
-class LaneWork(NamedTuple):
+class LaneLaunch(NamedTuple):
     """`geometry.Lanes`, then what a launch computes: items, which are lanes of one head."""
 
     first: Any
@@ -36,23 +36,14 @@ class LaneWork(NamedTuple):
     n: Any
 
 
-class WalkWork(NamedTuple):
-    """The positions of a walk: the tiles of one head after the other, with some tiles between heads."""
+class WalkLaunch(NamedTuple):
+    """The positions of a walk: the tiles of one head after the other, with some tiles between heads, or documents."""
 
     positions: Any
     heads: Any
     n: Any
-    tiles: Any  # of a head
-
-
-class DocumentWalk(NamedTuple):
-    """The same with documents: `tiles` are those of all documents of a head, and backward those between documents."""
-
-    positions: Any
-    heads: Any
-    n: Any
-    tiles: Any
-    table: Any  # for each tile a `work.WalkTile`, int32 [tiles, fields]
+    tiles: Any  # of a head; with documents, of all of them, and backward those between
+    table: Any = None  # with documents, for each tile a `work.WalkTile`, int32 [tiles, fields]
 
 
 class WalkTiles(NamedTuple):
@@ -63,7 +54,7 @@ class WalkTiles(NamedTuple):
     ahead: Any  # tiles that are copied before they are needed
     part: Any  # queries that backward computes at a time
     panels: Any  # of a value
-    documents: Any  # whether the work is a `DocumentWalk`
+    documents: Any  # whether there are documents
 
 
 class LaneTiles(NamedTuple):
@@ -113,17 +104,15 @@ def walk_launch(
     batch, heads, n, d = call.q.shape
     documents, lse = call.layout.documents if call.layout else None, call.lse
     assert reach <= 2 * choice.ROWS
-    assert lse.is_contiguous()
     whole = Lanes(0, 1, n, n, 1)
     back = 1 if reach <= choice.ROWS else 2
-    work: WalkWork | DocumentWalk
     if documents is None:
         sequences, tiles = batch * heads, -(-n // choice.ROWS)
-        work = WalkWork(sequences * (tiles + back), heads, n, tiles)
+        work = WalkLaunch(sequences * (tiles + back), heads, n, tiles)
     else:
         table = walk_tiles(documents, choice.ROWS, back if between else 0)
         sequences = documents.repeats * heads
-        work = DocumentWalk(sequences * len(table), heads, n, len(table), constant(table, lse.device))
+        work = WalkLaunch(sequences * len(table), heads, n, len(table), constant(table, lse.device))
     described = [lane_descriptor(x, whole, (1, choice.ROWS, d)) if isinstance(x, Tensor) else x for x in matrices]
     arguments = *described, None if documents is None else results, lse, work, *scales
     walk = compiled(
@@ -146,7 +135,7 @@ def lane_launch(
     rows = max(choice.ROWS, 1 << (lanes.length - 1).bit_length())
     panels = value_panels(matrices)
     setting = settings(d, panels, rows, accumulate)
-    work = LaneWork(*lanes, batch * heads * lanes.lanes, heads, n)
+    work = LaneLaunch(*lanes, batch * heads * lanes.lanes, heads, n)
     boxes = [(x, rows) for x in matrices] + [(x, choice.ROWS) for x in results]
     descriptors = [lane_descriptor(x, lanes, (1, height, d)) for x, height in boxes]
     tiles = compiled(

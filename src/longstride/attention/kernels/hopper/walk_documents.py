@@ -14,9 +14,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from longstride.attention.kernels.hopper.tiles import ROWS, head_pointer, row_layout, row_pointers
+from longstride.attention.kernels.work import WalkTile
 
-FIELDS = gl.constexpr(4)
-"""Of `work.WalkTile`."""
+FIELDS = gl.constexpr(len(WalkTile._fields))
 
 
 @gluon.jit
