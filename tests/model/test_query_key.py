@@ -6,7 +6,6 @@ import torch
 from longstride.model import query_key, residual
 from longstride.model.rotary import rotation
 from tests.attention.error_rule import Ran
-from tests.model.small import config
 from tests.model.test_modern import ALL, filled, some_bytes
 
 GPU = torch.cuda.is_available()
@@ -43,10 +42,6 @@ def case(shape, kind, dtype=torch.float32):
     return packed, angles, scale, d_qk, heads
 
 
-def ours(packed, angles, scale, d_qk, heads):
-    return query_key.normalize_and_rotate_packed(packed, angles, scale, heads, heads * d_qk)
-
-
 def definition(packed, angles, scale, d_qk, heads):
     width = heads * d_qk
     q, k = (x.unflatten(-1, (heads, d_qk)).transpose(1, 2) for x in packed[..., : 2 * width].split(width, -1))
@@ -65,7 +60,7 @@ def results(function, packed, angles, scale, d_qk, heads, rounded=torch.float32)
 
 def assert_as_near_as_the_definition(given):
     packed, angles, scale, d_qk, heads = given
-    found = results(ours, *given, packed.dtype)
+    found = results(query_key.normalize_and_rotate_packed, *given, packed.dtype)
     plain = results(definition, *given, packed.dtype)
     wide = packed.double(), None if angles is None else angles.double(), None if scale is None else scale.double()
     exact = results(definition, *wide, d_qk, heads, packed.dtype)
@@ -96,10 +91,20 @@ def test_a_slice_of_a_wider_tensor_and_zeros(kernels):
     wider[0, 3, :d_qk] = 0
     scale[1] = 0
     view = wider[..., : packed.shape[-1]]
-    found = results(ours, view, angles, scale, d_qk, heads)
+    found = results(query_key.normalize_and_rotate_packed, view, angles, scale, d_qk, heads)
     for one, wanted in zip(found, results(definition, view, angles, scale, d_qk, heads)):
         assert one.isfinite().all()
         torch.testing.assert_close(one, wanted)
+
+
+def test_angles_and_scales_of_any_strides(kernels):
+    """As of a parametrized scale, one for all heads, and of a slice of longer angles."""
+    packed, angles, scale, d_qk, heads = case(SHAPES["plain"], (True, True))
+    longer = torch.cat((angles, angles), 1)[:, : packed.shape[1]]
+    assert not longer.is_contiguous()
+    found = query_key.normalize_and_rotate_packed(packed, longer, scale[:1].expand(heads), d_qk, heads)
+    wanted = query_key.normalize_and_rotate_packed(packed, angles, scale[:1].repeat(heads), d_qk, heads)
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("changes", [ALL, {"embedding": "rotary"}, {"qk_norm": True}], ids=str)
@@ -130,7 +135,27 @@ def test_the_definition_is_kept_where_kernels_do_not_fit(fused):
     assert not query_key.is_fused(packed, 6)  # Values of 40 - 24 columns are no heads of 6.
     assert not query_key.is_fused(packed, 5)  # No pairs.
     assert not query_key.is_fused(packed[:0], 8)
-    assert config(**ALL).is_rotary
+    widest = query_key.MOST_COLUMNS
+    assert query_key.is_fused(torch.randn(1, 1, 3 * widest), widest)
+    assert not query_key.is_fused(torch.randn(1, 1, 3 * (widest + 2)), widest + 2)
+    with torch.autocast("cpu"):
+        assert not query_key.is_fused(packed, 8)
+
+
+def test_the_definition_is_left_to_the_compiler(fused):
+    torch._dynamo.reset()
+    code = []
+
+    def backend(graph, _):
+        code.extend(module.code for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
+        return graph.forward
+
+    made = filled(**ALL)
+    for block in made.blocks:
+        block.compile(fullgraph=True, backend=backend)
+    made.hidden(some_bytes())
+    assert code
+    assert "normalize_and_rotate" not in "".join(code)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -253,6 +253,37 @@ def test_operators_keep_the_rules_of_pytorch(with_seed):
         assert set(checked.values()) == {"SUCCESS"}, op
 
 
+def transposed(x):
+    """The same numbers, in another order in memory."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+@pytest.mark.parametrize("width", [6, 24])
+def test_results_of_transposed_inputs_lie_as_promised(width):
+    """Also where there are no kernels."""
+    stream, branch, branch_bias, weight, bias, _ = inputs((3, 5, width))
+    stream, branch = transposed(stream), transposed(branch)
+    mean, scale = torch.randn(2, 15, device=DEVICE)
+    for op, arguments in (
+        (ops.add_norm, (stream, branch, branch_bias, weight, bias, None, 1.0, 1e-5)),
+        (ops.add_norm_backward, (stream, branch, stream, weight, mean, scale, None, 1.0, True)),
+        (ops.add, (stream, branch, branch_bias, None, 1.0)),
+        (ops.bias_gelu, (stream, bias)),
+        (ops.bias_gelu_backward, (stream, branch, bias)),
+    ):
+        assert set(torch.library.opcheck(op.default, arguments, test_utils=("test_faketensor",)).values()) == {"SUCCESS"}
+
+
+def test_vectors_of_any_strides(kernels):
+    """As of a weight that is a column of another tensor."""
+    stream, branch, branch_bias, weight, bias, _ = inputs((3, 5, 24))
+    vectors = [torch.stack((x, x), 1)[:, 0] for x in (branch_bias, weight, bias)]
+    assert not any(x.is_contiguous() for x in vectors)
+    found = ops.add_norm(stream, branch, *vectors, None, 1.0, 1e-5)
+    for one, wanted in zip(found, ops.add_norm(stream, branch, branch_bias, weight, bias, None, 1.0, 1e-5)):
+        assert torch.equal(one, wanted)
+
+
 CHANGES = [{}, {"dropout": 0.4}, {"norm": "rms"}, {"dropout": 0.4, "norm": "rms"}, {"recompute": "on", "dropout": 0.4}]
 MODERN = {"norm": "rms", "qk_norm": True, "embedding": "rotary", "last_bytes": 3}
 

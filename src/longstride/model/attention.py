@@ -32,11 +32,12 @@ class Attention(nn.Module):
         gets queries and keys as they are multiplied, normalised and rotated. `rotation`: from `rotary.rotation`, if the
         network has rotary positions."""
         packed = linear(x, self.query_key_value)
-        unchanged = rotation is None and self.query_scale is None
-        if attend is None and not unchanged and query_key.is_fused(packed, self.sizes[0] // self.heads):
-            packed = query_key.normalize_and_rotate_packed(packed, rotation, self.query_scale, self.heads, self.sizes[0])
-            unchanged = True
-        if attend is None and unchanged:
+        d_qk = self.sizes[0] // self.heads
+        is_ready = rotation is None and self.query_scale is None
+        if attend is None and not is_ready and query_key.is_fused(packed, d_qk):
+            packed = query_key.normalize_and_rotate_packed(packed, rotation, self.query_scale, d_qk, self.heads)
+            is_ready = True
+        if attend is None and is_ready:
             attended = attend_packed(packed, self.sizes, self.patterns)
         else:
             attended = (attend or self.attend)(*self.split(packed, rotation))

@@ -157,9 +157,8 @@ def _saved_bytes(config: ModelConfig) -> int:
     size = _size(config)
     width, wide = config.width, 2 * config.qk_width + config.width
     mask = 2 * width if config.dropout else 0
-    changed = 2 if config.is_rotary or config.qk_norm else 0  # Queries and keys once more, rotated or normalised,
-    changed += config.qk_norm  # and normalised queries for the gradient of their scale.
-    attention = size * (width + wide + width + changed * config.qk_width) + 4 * config.heads
+    changed = wide if config.qk_norm else 0  # Once more, before the norms: `query_key.py`.
+    attention = size * (width + wide + width + changed) + 4 * config.heads
     ff = size * (width + width)
     statistics = 2 * 4 * (2 if config.norm == "layer" else 1)  # Scale, and of layer norms the mean, of two norms.
     return mask + size * width + attention + ff + statistics

@@ -44,10 +44,10 @@ def is_fused(packed: Tensor, d_qk: int) -> bool:
 
 
 def normalize_and_rotate_packed(
-    packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None, heads: int, qk_width: int
+    packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None, d_qk: int, heads: int
 ) -> Tensor:
-    """The definition for a packed tensor. Where `is_fused`. qk_width: of the queries of all heads."""
-    return _NormalizeAndRotate.apply(packed, rotation, query_scale, qk_width // heads, heads)
+    """Returns `packed` with queries and keys normalised and rotated. Only where `is_fused`."""
+    return _NormalizeAndRotate.apply(packed, rotation, query_scale, d_qk, heads)
 
 
 class _NormalizeAndRotate(torch.autograd.Function):
@@ -58,12 +58,14 @@ class _NormalizeAndRotate(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         packed, rotation, query_scale, ctx.d_qk, ctx.heads = inputs
-        ctx.save_for_backward(packed, rotation, query_scale)
+        # The gradient of a rotation alone needs no values.
+        ctx.save_for_backward(None if query_scale is None else packed, rotation, query_scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
         packed, rotation, query_scale = ctx.saved_tensors
+        packed = d_output if packed is None else packed  # For its shape.
         d_packed, d_scale = ops.normalize_and_rotate_backward(
             d_output, packed, rotation, query_scale, ctx.d_qk, ctx.heads
         )  # fmt: skip
@@ -74,12 +76,12 @@ def _run_kernels(packed: Tensor) -> bool:
     return packed.is_cuda and HAS_TRITON and packed.dtype in residual.DTYPES
 
 
-def _packed(packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None, d_qk: int, heads: int) -> Tensor:
+def _forward(packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None, d_qk: int, heads: int) -> Tensor:
     if _run_kernels(packed):
         from longstride.model import query_key_kernels
 
         result = torch.empty_like(packed, memory_format=torch.contiguous_format)
-        query_key_kernels.forward(packed.contiguous(), rotation, query_scale, result, d_qk, heads)
+        query_key_kernels.forward(packed, rotation, query_scale, result, d_qk, heads)
         return result
     width = heads * d_qk
     q, k = (x.unflatten(-1, (heads, d_qk)).transpose(1, 2) for x in packed[..., : 2 * width].split(width, -1))
@@ -87,11 +89,11 @@ def _packed(packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None,
     return torch.cat((q.to(packed.dtype), k.to(packed.dtype), packed[..., 2 * width :]), -1)
 
 
-def _packed_like(packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None, d_qk: int, heads: int) -> Tensor:
+def _forward_like(packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None, d_qk: int, heads: int) -> Tensor:
     return packed.new_empty(packed.shape)
 
 
-def _packed_backward(
+def _backward(
     d_output: Tensor, packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None, d_qk: int, heads: int
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of the packed tensor and of the scale, which is empty if there is none.
@@ -100,8 +102,8 @@ def _packed_backward(
     if _run_kernels(packed):
         from longstride.model import query_key_kernels
 
-        results = _packed_backward_like(d_output, packed, rotation, query_scale, d_qk, heads)
-        inputs = d_output.contiguous(), packed.contiguous(), rotation, query_scale
+        results = _backward_like(d_output, packed, rotation, query_scale, d_qk, heads)
+        inputs = d_output, packed, rotation, query_scale
         query_key_kernels.backward(*inputs, results[0], None if query_scale is None else results[1], d_qk, heads)
         return results
     width = 2 * heads * d_qk
@@ -120,7 +122,7 @@ def _packed_backward(
     return torch.cat((d.flatten(2).to(packed.dtype), d_output[..., width:]), -1), d_scale
 
 
-def _packed_backward_like(
+def _backward_like(
     d_output: Tensor, packed: Tensor, rotation: Tensor | None, query_scale: Tensor | None, d_qk: int, heads: int
 ) -> tuple[Tensor, Tensor]:
     compute_dtype = torch.promote_types(packed.dtype, torch.float32)
@@ -130,10 +132,10 @@ def _packed_backward_like(
 
 operators.define(
     "normalize_and_rotate(Tensor packed, Tensor? rotation, Tensor? query_scale, int d_qk, int heads) -> Tensor",
-    _packed, _packed_like,
+    _forward, _forward_like,
 )  # fmt: skip
 operators.define(
     "normalize_and_rotate_backward(Tensor d_output, Tensor packed, Tensor? rotation, Tensor? query_scale, int d_qk, "
     "int heads) -> (Tensor, Tensor)",
-    _packed_backward, _packed_backward_like,
+    _backward, _backward_like,
 )  # fmt: skip

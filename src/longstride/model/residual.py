@@ -12,8 +12,9 @@ gradient of the stream, the sums over all rows that are the gradients of biases 
 from its seed, come from one pass. A matrix product leaves its bias to the function that follows (`Product`), whose backward
 sums the bias's gradient. `residual_ops.py` has the operators.
 
-Elsewhere, and without gradients, the functions above are written out with the modules of `layers.py`. So are RMS norms
-under torch.compile, which joins them with the operations around them, and additions without bias, dropout and norm.
+Elsewhere, and without gradients, the functions above are written out with the modules of `layers.py`. So are RMS norms and
+gelu without bias under torch.compile, which joins them with the operations around them, and additions that have neither
+bias nor dropout nor norm.
 """
 
 from typing import Any, NamedTuple
@@ -127,8 +128,9 @@ def add(h: Tensor, branch: Product, dropout: Dropout | None = None) -> Tensor:
 
 def gelu(x: Product) -> Tensor:
     """The paper's approximation of GELU."""
-    is_plain = x.bias is None and (torch.compiler.is_compiling() or not is_fused(x.value))
-    return layers.gelu(x.value) if is_plain else _BiasGelu.apply(*x)
+    if x.bias is None and (torch.compiler.is_compiling() or not is_fused(x.value)):
+        return layers.gelu(x.value)
+    return _BiasGelu.apply(*x)
 
 
 class _Linear(torch.autograd.Function):

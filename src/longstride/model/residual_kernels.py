@@ -180,7 +180,9 @@ def _processors(device: torch.device) -> int:
 
 
 def run_plan(key: tuple, tensors: list[Tensor | None], launches: Callable) -> None:
-    """Runs the plan of these tensors, which are contiguous; `key` and the tensors' dtypes determine its launches."""
+    """Runs the plan of these tensors; `key` and the tensors' dtypes determine its launches. Results are contiguous; of what
+    is not, such as a parametrized weight, the kernels get a copy."""
+    tensors = [None if x is None else x.contiguous() for x in tensors]
     there = [x for x in tensors if x is not None]
     # The kernels assume nothing of a seed's address.
     aligned = not any(x.data_ptr() & ALIGNMENT for x in there if x.dtype != torch.int64)

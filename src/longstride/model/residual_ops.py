@@ -43,13 +43,14 @@ def _add_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns stream + dropout(branch + branch_bias), its norm, and mean and scale of each row. The first is empty without a
     branch: then the norm is that of the stream. Without weight and bias it is an RMS norm, and the mean is empty."""
+    stream, branch = stream.contiguous(), None if branch is None else branch.contiguous()
     if _run_kernels(stream):
         from longstride.model import residual_kernels
 
         results = _add_norm_like(stream, branch, branch_bias, weight, bias, seed, keep, epsilon)
-        inputs = stream.contiguous(), None if branch is None else branch.contiguous(), branch_bias, weight, bias
         new_stream, mean = None if branch is None else results[0], None if weight is None else results[2]
-        residual_kernels.add_norm(*inputs, seed, keep, epsilon, (new_stream, results[1], mean, results[3]))
+        outputs = new_stream, results[1], mean, results[3]
+        residual_kernels.add_norm(stream, branch, branch_bias, weight, bias, seed, keep, epsilon, outputs)
         return results
     new_stream = stream if branch is None else _add(stream, branch, branch_bias, seed, keep)
     added, x = _nothing(stream) if branch is None else new_stream, wide(new_stream)
@@ -79,14 +80,14 @@ def _add_norm_backward(
     """Returns the gradients of the stream and of the branch, and the sums over all rows [0 to 3, width] that are those of a
     layer norm's weight and bias, and of the branch's bias if it is wanted. Without a seed the branch's gradient is empty: it
     is the stream's. `stream`: what was normalized."""
+    d_stream, d_normalized, stream = (x.contiguous() for x in (d_stream, d_normalized, stream))
     results = _add_norm_backward_like(d_stream, d_normalized, stream, weight, mean, scale, seed, keep, sum_branch)
     if _run_kernels(stream):
         from longstride.model import residual_kernels
 
-        inputs = d_stream.contiguous(), d_normalized.contiguous(), stream.contiguous(), weight
-        stats = (None if weight is None else mean), scale
+        inputs = d_stream, d_normalized, stream, weight, None if weight is None else mean, scale
         d_branch = None if seed is None else results[1]
-        residual_kernels.add_norm_backward(*inputs, *stats, seed, keep, results[0], d_branch, results[2])
+        residual_kernels.add_norm_backward(*inputs, seed, keep, results[0], d_branch, results[2])
         return results
     x, d_rows = wide(_rows(stream)), wide(_rows(d_normalized))
     normal = (x if weight is None else x - mean[:, None]) * scale[:, None]
@@ -111,11 +112,12 @@ def _add_norm_backward_like(
 
 
 def _add(stream: Tensor, branch: Tensor, branch_bias: Tensor | None, seed: Tensor | None, keep: float) -> Tensor:
+    stream, branch = stream.contiguous(), branch.contiguous()
     if _run_kernels(stream):
         from longstride.model import residual_kernels
 
         result = _add_like(stream, branch, branch_bias, seed, keep)
-        residual_kernels.add(stream.contiguous(), branch.contiguous(), branch_bias, seed, keep, result)
+        residual_kernels.add(stream, branch, branch_bias, seed, keep, result)
         return result
     added = wide(branch) if branch_bias is None else wide(branch) + branch_bias
     return (wide(stream) + _drop(added, seed, keep)).to(stream.dtype)
@@ -127,12 +129,13 @@ def _add_like(stream: Tensor, branch: Tensor, branch_bias: Tensor | None, seed: 
 
 def _add_backward(d_stream: Tensor, seed: Tensor | None, keep: float) -> tuple[Tensor, Tensor]:
     """Returns the gradient of the branch, empty without a seed, and its sum over all rows [1, width]."""
+    d_stream = d_stream.contiguous()
     if _run_kernels(d_stream):
         from longstride.model import residual_kernels
 
         results = _add_backward_like(d_stream, seed, keep)
         d_branch = None if seed is None else results[0]
-        residual_kernels.add_backward(d_stream.contiguous(), seed, keep, d_branch, results[1])
+        residual_kernels.add_backward(d_stream, seed, keep, d_branch, results[1])
         return results
     dropped = _drop(wide(d_stream), seed, keep)
     d_branch = _nothing(d_stream) if seed is None else dropped.to(d_stream.dtype)
@@ -146,11 +149,12 @@ def _add_backward_like(d_stream: Tensor, seed: Tensor | None, keep: float) -> tu
 
 
 def _bias_gelu(x: Tensor, bias: Tensor | None) -> Tensor:
+    x = x.contiguous()
     if _run_kernels(x, whole_rows=False):
         from longstride.model import residual_kernels
 
         result = _bias_gelu_like(x, bias)
-        residual_kernels.gelu(x.contiguous(), bias, result)
+        residual_kernels.gelu(x, bias, result)
         return result
     shifted = wide(x) if bias is None else wide(x) + bias
     return (shifted * torch.sigmoid(layers.SLOPE * shifted)).to(x.dtype)
@@ -162,12 +166,13 @@ def _bias_gelu_like(x: Tensor, bias: Tensor | None) -> Tensor:
 
 def _bias_gelu_backward(d_output: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Returns the gradient of x, and its sum over all rows, which is empty without a bias."""
+    d_output, x = d_output.contiguous(), x.contiguous()
     if _run_kernels(x, whole_rows=False):
         from longstride.model import residual_kernels
 
         dx, d_bias = _bias_gelu_backward_like(d_output, x, bias)
         sums = None if bias is None else d_bias
-        residual_kernels.gelu_gradient(d_output.contiguous(), x.contiguous(), bias, dx, sums)
+        residual_kernels.gelu_gradient(d_output, x, bias, dx, sums)
         return dx, d_bias
     shifted = wide(x) if bias is None else wide(x) + bias
     dx = layers.gelu_gradient(wide(d_output), shifted)
