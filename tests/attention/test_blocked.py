@@ -51,9 +51,9 @@ def test_results_do_not_depend_on_tile_sizes(case, sizes, positions, scores):
         for name, size in sizes.items():
             patch.setattr(tiles, name, size)
         patch.setattr(chunks, "CPU_BUDGET", chunks.Budget(positions, scores))
-        tiles.plan.cache_clear()
+        tiles.arrange.cache_clear()
         assert_within_the_rule("blocked", *tensors(*shape), pattern)
-    tiles.plan.cache_clear()
+    tiles.arrange.cache_clear()
 
 
 @pytest.mark.slow

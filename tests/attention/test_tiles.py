@@ -14,11 +14,11 @@ from longstride.patterns import Block, Column, Dense, Local, Pattern, Summary, f
 def test_tiles_hold_every_pair_once(pattern: Pattern, wide, monkeypatch):
     monkeypatch.setattr(tiles, "WIDE_REACH", wide)
     monkeypatch.setattr(tiles, "MAX_SIDE", 16)
-    tiles.plan.cache_clear()
+    tiles.arrange.cache_clear()
     for n in (1, 5, 24, 61):
         times = torch.zeros(n, n, dtype=torch.int)
         met = torch.zeros(n, dtype=torch.bool)
-        for arrangement in tiles.plan(pattern, n):
+        for arrangement in tiles.arrange(pattern, n):
             lanes = arrangement.lanes
             for group in arrangement.tiles:
                 rows = torch.arange(group.rows) + group.query_shift * torch.arange(group.count)[:, None] + group.query
@@ -39,7 +39,7 @@ def test_tiles_hold_every_pair_once(pattern: Pattern, wide, monkeypatch):
                             j = arrangement.key_position(at, group.key + t * group.key_shift + column)
                             times[i, j] += 1
         assert torch.equal(times, pattern.mask(n).int())
-    tiles.plan.cache_clear()
+    tiles.arrange.cache_clear()
 
 
 @pytest.mark.parametrize("pattern", [union(*strided(64)), union(*fixed(64, 8)), Local(40), Column(50)], ids=repr)
@@ -47,7 +47,7 @@ def test_tiles_waste_little(pattern):
     n = 8192
     area = sum(
         arrangement.lanes.lanes * group.rows * group.columns * group.count
-        for arrangement in tiles.plan(pattern, n)
+        for arrangement in tiles.arrange(pattern, n)
         for group in arrangement.tiles
     )
     assert area < 2.5 * pattern.pairs(n)

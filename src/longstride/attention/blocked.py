@@ -1,6 +1,6 @@
 """Tiled attention in plain PyTorch, in time proportional to pairs(n): for CPUs, and wherever there is no Triton.
 
-Forward passes over the tiles of `tiles.plan` with an online softmax: for every query it keeps the running maximum of the
+Forward passes over the tiles of `tiles.arrange` with an online softmax: for every query it keeps the running maximum of the
 scores, the running sum of the weights and the accumulator, the weighted sum of the values. Backward recomputes a tile's
 weights from the first two. Both work head by head and a few tiles at a time, so temporary memory does not grow with
 pairs(n), and on a CPU most of it stays in the cache.

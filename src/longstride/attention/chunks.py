@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longstride.attention.tiles import Arrangement, Tiles, plan
+from longstride.attention.tiles import Arrangement, Tiles, arrange
 from longstride.patterns import Pattern
 
 
@@ -37,7 +37,7 @@ def budget(device: torch.device) -> Budget:
 
 def lane_groups(pattern: Pattern, q: Tensor, offset: int) -> Iterator[Arrangement]:
     """Yields the arrangements of a pattern, their lanes in groups that fit the budget. q: a head's, [batch, n, d]."""
-    for arrangement in plan(pattern, q.shape[1], offset):
+    for arrangement in arrange(pattern, q.shape[1], offset):
         lanes = arrangement.lanes
         at_once = max(1, budget(q.device).positions // (len(q) * lanes.length))
         for first in range(0, lanes.lanes, at_once):

@@ -3,7 +3,7 @@
 A pattern is computed one leaf after the other, in the lanes of `patterns.geometry`; Summary in one lane of all positions,
 with only the summary cells as keys: a staircase of whole blocks.
 
-`plan` covers the lanes with tiles: rectangles of queries and keys, many of one shape, so that a batched matrix product
+`arrange` covers the lanes with tiles: rectangles of queries and keys, many of one shape, so that a batched matrix product
 computes them together. A pair of several leaves of a union belongs to the first of them and is masked in the others.
 """
 
@@ -128,7 +128,7 @@ class Arrangement:
 
 
 @lru_cache(maxsize=256)
-def plan(pattern: Pattern, n: int, offset: int = 0) -> tuple[Arrangement, ...]:
+def arrange(pattern: Pattern, n: int, offset: int = 0) -> tuple[Arrangement, ...]:
     """Returns arrangements whose tiles contain every pair of the pattern, for queries from `offset` on, exactly once."""
     arrangements = []
     for record in geometry(pattern, n, by_leaf=True):
