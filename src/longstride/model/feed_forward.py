@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from longstride.model import product_ops
+from longstride.model.casts import cast
 from longstride.model.layers import Linear, drop, gelu, gelu_gradient
 from longstride.model.residual import Product
 
@@ -35,7 +36,7 @@ class _FeedForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_1: Tensor, bias_1: Tensor | None, weight_2: Tensor) -> Tensor:
-        w_1, w_2 = weight_1.to(x.dtype), weight_2.to(x.dtype)
+        w_1, w_2 = cast(weight_1, x.dtype), cast(weight_2, x.dtype)
         activation, slope = ops.product_gelu(x, w_1, bias_1, True)
         ctx.has_bias, ctx.weight_dtype = bias_1 is not None, weight_1.dtype
         ctx.save_for_backward(x, w_1, w_2, activation, slope)

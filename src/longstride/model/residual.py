@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from longstride.attention.api import HAS_TRITON
 from longstride.model import layers, residual_ops
+from longstride.model.casts import cast
 from longstride.model.dropout import draw_mask
 from longstride.model.layers import has_hooks, is_plain
 
@@ -138,10 +139,10 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        cast = weight.to(x.dtype)
-        ctx.save_for_backward(x, cast)
+        converted = cast(weight, x.dtype)
+        ctx.save_for_backward(x, converted)
         ctx.weight_dtype, ctx.has_bias = weight.dtype, bias is not None
-        return nn.functional.linear(x, cast, None if bias is None else bias.to(x.dtype))
+        return nn.functional.linear(x, converted, None if bias is None else cast(bias, x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -156,10 +157,10 @@ class _Float32Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        cast = weight.to(x.dtype)
-        ctx.save_for_backward(x, cast)
+        converted = weight.to(x.dtype)
+        ctx.save_for_backward(x, converted)
         ctx.weight_dtype = weight.dtype
-        return ops.float32_product(x, cast)
+        return ops.float32_product(x, converted)
 
     @staticmethod
     @once_differentiable

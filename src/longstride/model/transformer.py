@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from longstride.model import feed_forward, pretrained, residual
 from longstride.model.attention import Attend, Attention
 from longstride.model.block_in_parts import blocks_in_parts
+from longstride.model.casts import cast_together
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.cost import check_memory
 from longstride.model.dropout import draw_mask, draw_seeds
@@ -142,18 +143,19 @@ class SparseTransformer(nn.Module):
         dropout = self.training and self.config.dropout > 0
         seeds = draw_seeds(len(self.blocks), h.device) if dropout else [None] * len(self.blocks)
         branch: Branch | None = None
-        for segment in segment_slices(recomputed):
-            choice, own_seeds = recomputed[segment.start], seeds[segment]
-            if host is not None and choice != "host":
-                host.leave_device()
-            if choice in IN_PARTS:
-                own_host = host if choice == "host" else None
-                h = blocks_in_parts(list(self.blocks[segment]), h, list(own_seeds), rotation, own_host)
-            elif self._carries(h, segment.start, recomputed):
-                h, branch = self.blocks[segment.start](h, None, own_seeds[0], rotation, branch, carry=True)
-            else:
-                h = _checkpointed(self.blocks[segment.start], choice)(h, None, own_seeds[0], rotation, branch)
-                branch = None
+        with cast_together(self.blocks, recomputed, h.dtype, residual.is_fused(h)):
+            for segment in segment_slices(recomputed):
+                choice, own_seeds = recomputed[segment.start], seeds[segment]
+                if host is not None and choice != "host":
+                    host.leave_device()
+                if choice in IN_PARTS:
+                    own_host = host if choice == "host" else None
+                    h = blocks_in_parts(list(self.blocks[segment]), h, list(own_seeds), rotation, own_host)
+                elif self._carries(h, segment.start, recomputed):
+                    h, branch = self.blocks[segment.start](h, None, own_seeds[0], rotation, branch, carry=True)
+                else:
+                    h = _checkpointed(self.blocks[segment.start], choice)(h, None, own_seeds[0], rotation, branch)
+                    branch = None
         return h
 
     def _carries(self, h: Tensor, block: int, recomputed: Sequence[str]) -> bool:
