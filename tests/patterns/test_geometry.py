@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longstride import attend
-from longstride.attention.tiles import plan
+from longstride.attention.tiles import arrange
 from longstride.model.slots import Slots, slots
 from longstride.patterns import Block, Column, Dense, Leaf, Local, Pattern, Summary, connects, notation
 from longstride.patterns.geometry import geometry, lane_sets
@@ -108,7 +108,7 @@ class TestUnknownLeaf:
         with pytest.raises(TypeError, match=r"no rule for Antidiagonal\(\)"):
             attend(q, k, v, pattern, impl=impl)
 
-    @pytest.mark.parametrize("make", [plan, Slots, geometry, lambda pattern, n: connects([pattern], n)])
+    @pytest.mark.parametrize("make", [arrange, Slots, geometry, lambda pattern, n: connects([pattern], n)])
     def test_whatever_has_no_rule_for_it_refuses_it(self, pattern, make):
         with pytest.raises(TypeError, match=r"no rule for Antidiagonal\(\)"):
             make(pattern, 10)
@@ -187,7 +187,7 @@ class TestDisguisedLeaf:
             with pytest.raises(TypeError, match=r"no rule for .*; it takes those of longstride\.patterns"):
                 attend(q, k, v, heads, impl=impl, **options)
 
-    @pytest.mark.parametrize("make", [geometry, plan, slots])
+    @pytest.mark.parametrize("make", [geometry, arrange, slots])
     def test_what_is_cached_for_a_known_leaf_is_not_served_for_it(self, pattern, make):
         for known in (Local(3), Block(4), Summary(6, 2), Column(5) | Local(3)):
             make(known, 10)
