@@ -267,7 +267,11 @@ X = torch.randn(2, 3, 5, 4)
             {"documents": X[0, 0]},
             r"documents must be an integer tensor \[2, 5\], got torch.float32 \[5, 4\]",
         ),
-        ((X, X, X, PATTERN), {"documents": X[0, 0, :, 0].long()}, r"integer tensor \[2, 5\], got torch.int64 \[5\]"),
+        (
+            (X, X, X, PATTERN),
+            {"documents": X[0, 0, :, 0].long()},
+            r"torch.int64 \[5\]; give documents.tolist\(\) for lengths",
+        ),
         (
             (X, X, X, PATTERN),
             {"documents": X[0, 0, :, 0].numpy()},
@@ -291,6 +295,9 @@ X = torch.randn(2, 3, 5, 4)
         ((X, X, X.to("meta"), PATTERN), {}, "must be on one device, got q cpu, k cpu and v meta"),
         ((X.long(), X.long(), X.long(), PATTERN), {}, "q has dtype torch.int64; it must be float64, float32"),
         ((X.numpy(), X, X, PATTERN), {}, "q must be a tensor, got ndarray"),
+        ((X, X.to_sparse(), X, PATTERN), {}, "k is a sparse_coo tensor; give a dense one, and sequences in one row as doc"),
+        ((torch.nested.nested_tensor([X[0], X[1]]), X, X, PATTERN), {}, "q is a nested tensor; give a dense one"),
+        ((X, X, X, PATTERN), {"return_lse": "no"}, "return_lse must be True or False, got 'no'"),
         (
             (X[:, :, :0], X[:, :, :0], X[:, :, :0], PATTERN),
             {},

@@ -1,5 +1,6 @@
 """generate() with our cache, against recomputation and against sampling."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -107,6 +108,25 @@ def test_a_cache_goes_on_where_it_ended():
         greedy(model, small.sequences, 5, past_key_values=small.past_key_values)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["paper", "modern"])
+def test_copies_of_a_cache_go_on_from_one_prompt(variant, precision):
+    model, given = wrapped(precision=precision, **VARIANTS[variant]), tokens()
+    cache = model(given, use_cache=True).past_key_values
+    twin = copy.deepcopy(cache)
+    assert twin.network is model.network
+    others = tokens(2, 9, seed=4), tokens(2, 9, seed=5)
+    for _ in range(2):  # The second time both go on from what they have.
+        for own, more in zip((cache, twin), others):
+            found = model(more, past_key_values=own).logits
+            given_before = own.get_seq_length() - 9
+            whole = torch.cat([given, more] if given_before == 11 else [given, more, more], 1)
+            fresh = LongstrideCache(model.network)
+            model(whole[:, :11], past_key_values=fresh)
+            assert torch.equal(found, model(whole[:, 11:], past_key_values=fresh).logits[:, -9:])
+    assert copy.deepcopy(LongstrideCache(model.network)).get_seq_length() == 0
+
+
 def test_generation_ends_with_the_context():
     model = wrapped()
     assert greedy(model, tokens(), 29).shape == (2, 40)
@@ -121,6 +141,12 @@ def test_caches_of_others_are_refused():
     with pytest.raises(ValueError, match="cache_implementation = 'static' is not supported; leave it out"):
         greedy(model, tokens(), cache_implementation="static")
     cache = model(tokens(), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values is the cache of another model; make one with LongstrideCache"):
+        wrapped()(tokens(2, 1), past_key_values=cache)
+    with pytest.raises(ValueError, match="bytes must be 0 to 255, got 300 to 300"):
+        model(torch.full((2, 1), 300), past_key_values=cache)
+    with pytest.raises(ValueError, match=r"attention_mask must be \[2, 12\], with the tokens in the cache, got \[2, 1\]"):
+        model(tokens(2, 1), past_key_values=cache, attention_mask=torch.ones(2, 1))
     with pytest.raises(ValueError, match="input_ids has 3 rows, and the cache 2; make a new cache"):
         model(tokens(3, 1), past_key_values=cache)
     with pytest.raises(NotImplementedError, match=r"crop\(2\) is not possible"):
@@ -136,3 +162,8 @@ def test_assisted_generation_is_refused(given):
     """From the start, and not when the first guess is wrong."""
     with pytest.raises(ValueError, match="assisted generation and prompt lookup are not supported"):
         greedy(wrapped(), tokens(1), **given)
+
+
+def test_generate_batch_is_refused():
+    with pytest.raises(NotImplementedError, match="continuous batching and generate_batch are not supported"):
+        wrapped().generate_batch([[1, 2, 3]])

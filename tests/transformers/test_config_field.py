@@ -116,6 +116,16 @@ def test_bad_fields_are_refused(tmp_path, pattern, message):
         AutoConfig.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_another_number_of_layers_is_refused(tmp_path, layers):
+    model = make()
+    set_attention_pattern(model, ["local(3)", "column(3)"])
+    model.save_pretrained(tmp_path)
+    message = f"longstride_pattern must be one for all layers or a list with one for each of {layers}, got 2 entries"
+    with pytest.raises(ValueError, match=message):
+        AutoModelForCausalLM.from_pretrained(tmp_path, num_hidden_layers=layers)
+
+
 def test_models_with_an_indexer_are_refused():
     with pytest.raises(ValueError, match="'glm_moe_dsa' chooses the keys of each query itself, by index_topk = 2048, which"):
         GlmMoeDsaConfig(longstride_pattern="local(3)")

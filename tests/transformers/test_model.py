@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments, default_data_collator
 
 from longstride.data import samples
@@ -178,6 +179,41 @@ def test_the_trainer_learns_saves_and_resumes(tmp_path):
     assert whole.evaluate(rows)["eval_loss"] < losses[0]
 
 
+def test_the_trainer_smooths_shifted_labels(tmp_path):
+    model, given = wrapped(), tokens()
+    settings = {"report_to": [], "use_cpu": True, "label_smoothing_factor": 0.1}
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), **settings))
+    found = trainer.compute_loss(model, {"input_ids": given, "labels": given})
+    logits = model(given).logits[:, :-1].flatten(0, 1)
+    torch.testing.assert_close(found, F.cross_entropy(logits, given[:, 1:].flatten(), label_smoothing=0.1))
+
+
+@pytest.mark.parametrize("by_method", [True, False])
+def test_a_replaced_output_computes(by_method):
+    model, given = wrapped(), tokens()
+    calls = [{}, {"use_cache": True}, {"labels": given}]
+    before = [model(given, **call).logits for call in calls]
+    twice = copy.deepcopy(model.output)
+    twice.weight.data *= 2
+    if by_method:
+        model.set_output_embeddings(twice)
+    else:
+        model.output = twice
+    assert model.network.output is twice is model.get_output_embeddings()
+    for call, logits in zip(calls, before):
+        torch.testing.assert_close(model(given, **call).logits, 2 * logits)
+
+
+def test_replaced_embeddings_compute():
+    model, given = wrapped(), tokens()
+    before = model(given).logits
+    table = copy.deepcopy(model.get_input_embeddings())
+    table.weight.data = table.weight.data.flip(0)
+    model.set_input_embeddings(table)
+    assert model.network.embedding.token is table
+    torch.testing.assert_close(model(255 - given).logits, before)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -187,9 +223,14 @@ def test_the_trainer_learns_saves_and_resumes(tmp_path):
         ({"attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}, "padding before tokens.*pad on the right"),
         ({"attention_mask": torch.tensor([[1, 0, 1], [1, 1, 1]])}, "padding before tokens"),
         ({"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]), "use_cache": True}, "padding, and a cache keeps every"),
-        ({"attention_mask": torch.ones(2, 1, 3, 3)}, r"attention_mask must be \[batch, n\], got \[2, 1, 3, 3\]"),
+        ({"attention_mask": torch.ones(2, 1, 3, 3)}, r"attention_mask must be \[2, 3\], got \[2, 1, 3, 3\]"),
+        ({"attention_mask": torch.ones(1, 3)}, r"attention_mask must be \[2, 3\], got \[1, 3\]"),
+        ({"attention_mask": torch.ones(2, 2)}, r"attention_mask must be \[2, 3\], got \[2, 2\]"),
         ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "input_ids has no tokens; give at least one byte"),
         ({"labels": torch.zeros(2, 2, dtype=torch.long)}, r"labels must be \[2, 3\], as input_ids, got \[2, 2\]"),
+        ({"labels": torch.full((2, 3), 256)}, "labels must be bytes, 0 to 255, or -100, got 256"),
+        ({"labels": torch.full((2, 3), -1)}, "labels must be bytes, 0 to 255, or -100, got -1"),
+        ({"labels": torch.zeros(2, 3)}, "labels must be whole numbers, got torch.float32"),
         ({"labels": torch.zeros(2, 3, dtype=torch.long), "use_cache": True}, "labels and a cache do not go together"),
         ({"inputs_embeds": torch.zeros(2, 3, 16)}, "inputs_embeds = a tensor is not supported; leave it out"),
         ({"output_attentions": True}, "output_attentions = True is not supported"),

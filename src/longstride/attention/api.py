@@ -113,6 +113,8 @@ def attend(
             )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"attend: q, k and v must have one dtype, got q {q.dtype}, k {k.dtype} and v {v.dtype}")
+    if return_lse is not True and return_lse is not False:
+        raise ValueError(f"attend: return_lse must be True or False, got {return_lse!r}")
     heads = _patterns_per_head(pattern, q.shape[1])
     name, scale = _implementation_name(impl, q.device.type), _validate_scale(scale, q.shape[3])
     lengths: Sequence[int] = ()
@@ -225,6 +227,9 @@ def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> bool:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise ValueError(f"attend: {name} must be a tensor, got {type(x).__name__}")
+        if x.layout is not torch.strided or x.is_nested:
+            kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+            raise ValueError(f"attend: {name} is a {kind} tensor; give a dense one, and sequences in one row as documents")
         if x.dim() != 4:
             raise ValueError(f"attend: {name} must be [batch, heads, n, d], got {x.dim()} dimensions: {list(x.shape)}")
         if x.dtype not in DTYPES:

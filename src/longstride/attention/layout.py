@@ -133,8 +133,9 @@ def _lengths_of_runs(documents: Tensor, batch: int, n: int, end: int) -> list[in
     """Returns the lengths of runs of equal numbers, cut at `end`: of one row if all are alike, else of each row."""
     integers = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
     if documents.shape != (batch, n) or documents.dtype not in integers:
+        fix = "; give documents.tolist() for lengths" if documents.dim() == 1 and documents.dtype in integers else ""
         raise ValueError(
-            f"attend: documents must be an integer tensor {[batch, n]}, got {documents.dtype} {list(documents.shape)}"
+            f"attend: documents must be an integer tensor {[batch, n]}, got {documents.dtype} {list(documents.shape)}{fix}"
         )
     if documents.layout != torch.strided or documents.is_meta:
         kind = "on the meta device, without values" if documents.is_meta else documents.layout

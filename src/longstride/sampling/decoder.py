@@ -10,6 +10,7 @@ depend on the implementation. The paper keeps queries and keys in float32, too.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from math import sqrt
@@ -103,6 +104,13 @@ class Decoder:
             cached.copy_(cached[rows])
         if self._earlier is not None:
             self._earlier = self._earlier[rows]
+
+    @torch.inference_mode()
+    def copy(self) -> "Decoder":
+        """Returns a decoder that goes on by itself from the same position, with the same weights."""
+        made = Decoder(self.model, self.batch, self.length)
+        made.cache, made.position, made._earlier = deepcopy(self.cache), self.position, self._earlier
+        return made
 
     def _look_ahead(self) -> None:
         """Makes the tables for the next positions."""

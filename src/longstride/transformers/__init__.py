@@ -14,6 +14,7 @@ if importlib.util.find_spec("transformers") is None:
     )
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from longstride.model.saved_config import MODEL_TYPE
 from longstride.transformers.attention import register, set_attention_pattern
@@ -27,4 +28,6 @@ __all__ = ["LongstrideConfig", "LongstrideForCausalLM", "LongstrideCache", "Byte
 register()
 AutoConfig.register(MODEL_TYPE, LongstrideConfig, exist_ok=True)
 AutoModelForCausalLM.register(LongstrideConfig, LongstrideForCausalLM, exist_ok=True)
+# Trainer looks here for models whose labels it shifts when it smooths them.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[MODEL_TYPE] = LongstrideForCausalLM.__name__
 AutoTokenizer.register(LongstrideConfig, ByteTokenizer, exist_ok=True)

@@ -143,8 +143,8 @@ def _refuse(module: nn.Module, dropout: float, others: dict[str, Any]) -> None:
         if given is not None and given is not False and name not in HARMLESS:
             shown = "a tensor" if isinstance(given, Tensor) else short_repr(given)
             raise ValueError(
-                f"longstride: {name} = {shown} is not computed; turn it off in the model's config, or use another "
-                "attn_implementation"
+                f"longstride: {name} = {shown} is not computed; turn it off in the model's config, leave it out of "
+                "the call, or use another attn_implementation"
             )
 
 

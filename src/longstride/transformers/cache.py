@@ -49,6 +49,12 @@ class LongstrideCache(Cache):
         # Copies, since the decoder's are inference tensors.
         return torch.stack([self.decoder.step(column).clone() for column in tokens.unbind(1)], 1)
 
+    def __deepcopy__(self, _: Any) -> "LongstrideCache":
+        """A copy goes on with the same network, so that several can go on from one prompt."""
+        made = LongstrideCache(self.network, self.tokens)
+        made.decoder = None if self.decoder is None else self.decoder.copy()
+        return made
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Returns the number of tokens that were given."""
         return 0 if self.decoder is None else self.decoder.position - 1

@@ -72,7 +72,7 @@ class LongstrideConfig(PretrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **given: Any) -> Any:
         """Also reads what longstride writes. `given` may have fields that do not affect the weights, such as precision."""
         content = dict(config_dict)
-        if content.get("model_type") != MODEL_TYPE:
+        if content.get("model_type") != cls.model_type:
             model = content.get("model")
             network = {name: value for name, value in content.items() if name != COMMIT}
             content = {"model": model if isinstance(model, dict) else network}
@@ -80,6 +80,12 @@ class LongstrideConfig(PretrainedConfig):
         if changes and isinstance(content.get("model"), dict):
             content["model"] = {**content["model"], **changes}
         return super().from_dict(content, **given)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """As for LongstrideForCausalLM: only subclasses have code of their own to be saved."""
+        if cls is not LongstrideConfig:
+            super().register_for_auto_class(auto_class)
 
     @classmethod
     def from_network(cls, config: ModelConfig, **given: Any) -> "LongstrideConfig":

@@ -119,6 +119,10 @@ def register_field() -> None:
         # Configs of several parts forget what config.json says about a part.
         if requested_attention is None and getattr(model.config, FIELD, None) is not None:
             requested_attention = NAME
-        return choose(model, requested_attention, *others, **given)
+        chosen = choose(model, requested_attention, *others, **given)
+        patterns = getattr(model.config, FIELD, None)
+        if chosen == NAME and patterns is not None:  # Its number of layers may have been changed since it was read.
+            check_patterns(type(model.config).__name__, FIELD, model.config, patterns)
+        return chosen
 
     PreTrainedModel.get_correct_attn_implementation = choose_by_field

@@ -60,12 +60,10 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: LongstrideConfig) -> None:
         super().__init__(config)
         network = SparseTransformer(config.network)
-        # The parts are modules of this model under the names that they have in the network, which itself is none: so the
-        # names of all weights are the network's.
-        self.embedding, self.blocks, self.norm, self.output = (
-            network.embedding, network.blocks, network.norm, network.output,
-        )  # fmt: skip
+        # The network is no module of this model, but both have the same modules: the names of all weights are the
+        # network's, and a part that is replaced here computes there.
         self.__dict__["network"] = network
+        self.__dict__["_modules"] = network._modules
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -79,8 +77,14 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> Any:
         return self.embedding.token
 
+    def set_input_embeddings(self, value: Any) -> None:
+        self.embedding.token = value
+
     def get_output_embeddings(self) -> Any:
         return self.output
+
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
+        self.output = new_embeddings
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *_: Any, **__: Any) -> Any:
         if new_num_tokens not in (None, BYTES):
@@ -128,7 +132,8 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{OWNER}: input_ids has no tokens; give at least one byte (longstride sample starts from none)"
             )
         cached = bool(use_cache) or past_key_values is not None
-        _check_mask(attention_mask, cached)
+        earlier = 0 if past_key_values is None else past_key_values.get_seq_length()
+        _check_mask(attention_mask, len(input_ids), earlier + input_ids.shape[1], cached)
         if cached and labels is not None:
             raise ValueError(f"{OWNER}: labels and a cache do not go together; leave out use_cache and past_key_values")
         loss = cache = None
@@ -162,6 +167,11 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{OWNER}: past_key_values must be a LongstrideCache, got {type(cache).__name__}; leave it out, and "
                 "generate() makes one"
             )
+        if cache.network is not self.network:
+            raise ValueError(
+                f"{OWNER}: past_key_values is the cache of another model; make one with LongstrideCache(model.network)"
+            )
+        self.network.check_tokens(tokens)
         needs_all = cache.get_seq_length() == 0 and tokens.shape[1] > 1 and (isinstance(keep, Tensor) or keep != 1)
         logits = self._logits(tokens, False) if needs_all else None
         last = cache.extend(tokens)
@@ -184,6 +194,13 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = LongstrideCache(self.network, max_cache_length)
 
+    def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
+        """Called by generate_batch(), too."""
+        raise NotImplementedError(
+            f"{OWNER}: continuous batching and generate_batch are not supported, since they keep pages of all keys; use "
+            "generate(), or longstride serve"
+        )
+
     def _set_gradient_checkpointing(self, enable: bool = True, *_: Any, **__: Any) -> None:
         """Activation checkpointing is our recomputation: "on" for every block, instead of what the config says."""
         config = self.network.config
@@ -201,8 +218,14 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModelForCausalLM") -> None:
         """Every folder names our classes already, so that only subclasses have code of their own to be saved."""
-        if cls is not LongstrideForCausalLM:
-            super().register_for_auto_class(auto_class)
+        if cls is LongstrideForCausalLM:
+            return
+        if cls.config_class.model_type == LongstrideConfig.model_type:
+            raise ValueError(
+                f"{cls.__name__}: folders with model_type = {LongstrideConfig.model_type!r} load as {OWNER}; set "
+                f"{cls.__name__}.config_class to a subclass of LongstrideConfig with a model_type of its own"
+            )
+        super().register_for_auto_class(auto_class)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *others: Any, **given: Any) -> Any:
@@ -220,10 +243,10 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         if config is None and folder.is_dir():
             config = find_settings(OWNER, folder)  # A checkpoint's is in its run.
         if isinstance(config, PretrainedConfig):
-            config = LongstrideConfig.from_dict(config.to_dict(), **changes)
+            config = cls.config_class.from_dict(config.to_dict(), **changes)
         else:
             hub = {name: given[name] for name in HUB if name in given}
-            config = LongstrideConfig.from_pretrained(config or pretrained_model_name_or_path, **changes, **hub)
+            config = cls.config_class.from_pretrained(config or pretrained_model_name_or_path, **changes, **hub)
         if folder.is_dir():
             pretrained_model_name_or_path = folder
             if not (folder / "generation_config.json").is_file():
@@ -263,15 +286,16 @@ def _precision(dtype: Any) -> str:
     return name
 
 
-def _check_mask(mask: Tensor | None, cached: bool) -> None:
+def _check_mask(mask: Tensor | None, batch: int, n: int, cached: bool) -> None:
     """Raises ValueError unless there is padding on the right alone, and none with a cache, which keeps every token.
 
-    Not read under torch.compile: asserted on the device.
+    `n`: tokens, with those in the cache. The mask is not read under torch.compile: asserted on the device.
     """
     if mask is None:
         return
-    if mask.dim() != 2:
-        raise ValueError(f"{OWNER}: attention_mask must be [batch, n], got {list(mask.shape)}")
+    if mask.shape != (batch, n):
+        of_cache = ", with the tokens in the cache" if cached else ""
+        raise ValueError(f"{OWNER}: attention_mask must be {[batch, n]}{of_cache}, got {list(mask.shape)}")
     text = mask.bool()
     if cached:
         fits = text.all()
@@ -292,6 +316,13 @@ def _loss(logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
     """Returns the mean nats of labels 1 to n - 1."""
     if labels.shape != logits.shape[:2]:
         raise ValueError(f"{OWNER}: labels must be {list(logits.shape[:2])}, as input_ids, got {list(labels.shape)}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"{OWNER}: labels must be whole numbers, got {labels.dtype}")
+    # Not on a GPU, where it would synchronize, nor under torch.compile, where it would break the graph.
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= BYTES))]
+        if wrong.numel():
+            raise ValueError(f"{OWNER}: labels must be bytes, 0 to 255, or {IGNORED}, got {wrong[0].item()}")
     scored = labels[:, 1:].to(logits.device, torch.long)
     total = F.cross_entropy(logits[:, :-1].transpose(1, 2), scored, ignore_index=IGNORED, reduction="sum")
     return total / ((scored != IGNORED).sum() if items is None else items)

@@ -64,6 +64,12 @@ class ByteTokenizer(PreTrainedTokenizer):
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         return bytes(map(ord, tokens)).decode("utf-8", errors="replace")
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoTokenizer") -> None:
+        """As for LongstrideForCausalLM: only subclasses have code of their own to be saved."""
+        if cls is not ByteTokenizer:
+            super().register_for_auto_class(auto_class)
+
     def save_vocabulary(self, save_directory: str | Path, filename_prefix: str | None = None) -> tuple[str, ...]:
         """There is none."""
         return ()
