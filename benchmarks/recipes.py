@@ -4,7 +4,8 @@
 
 Every argument after the third is a job: a name, and fields of `Recipe` that differ from the defaults. A job imports and
 compiles while another one trains, and then waits for the GPU; so runs of fixed duration follow each other without a gap.
-Each writes one line of JSON: validation bits per byte, steps, bytes seen, and its fields.
+Each writes one line of JSON: validation bits per byte, steps, bytes seen, and its fields. A job with `steps=600` ends after
+so many steps instead, whatever time they take.
 
 The file holds enwik8's first 95 million bytes or more: 90 million are for training, the next 5 million for validation.
 """
@@ -30,7 +31,7 @@ from longstride.model.placement import place
 
 TRAIN, VALID = 90_000_000, 5_000_000
 WARM_CONTEXT = 512
-"""Positions at the start of a validation window that are not scored."""
+"""Positions at the start of a validation window that are not scored; a quarter of shorter windows."""
 PREPARED_TOGETHER = 3
 NEWTON_SCHULZ = (
     (4.0848, -6.8946, 2.9270),
@@ -64,7 +65,12 @@ class Recipe:
     """Lengths of n-grams with hashed embeddings, such as "2-3-4"."""
     hash_size: int = 65_536
     activation: str = "gelu"
-    """"gelu" or "relu2", the square of relu."""
+    """"gelu"; "relu2", the square of relu; or "swiglu", with gates beside: ff_ratio 8/3 then has as many weights."""
+    convolutions: str = ""
+    """Where each channel adds a learned sum of its last four positions: "a" before queries, keys and values, "b" after them,
+    "c" before the feed-forward network."""
+    dropout: float = 0.0
+    """Of each block's two branches."""
     embedding_skip: bool = False
     """Each block adds a learned multiple of the embedding to its input."""
     value_skip: bool = False
@@ -90,6 +96,10 @@ class Recipe:
     """If not 0, also validates a moving average of the weights, over this part of the steps so far."""
     graph: bool = False
     """A step is one CUDA graph, so that small batches do not wait for the host."""
+    steps: int = 0
+    """If not 0, ends after these, and not by the time."""
+    train_bytes: int = TRAIN
+    """How much of the training part is read, as ten slices evenly spaced."""
     profile: bool = False
     """Prints where the GPU's time goes in three more steps."""
     windows: int = 32
@@ -108,14 +118,29 @@ def norm(x: Tensor) -> Tensor:
 
 
 class Linear(nn.Module):
-    """No bias; float32 weights, computed in the dtype of the input."""
+    """No bias; float32 weights, computed in the dtype of the input. `parts`: matrices side by side, such as of queries, keys
+    and values, which Muon takes one by one."""
 
-    def __init__(self, inputs: int, outputs: int, std: float) -> None:
+    def __init__(self, inputs: int, outputs: int, std: float, parts: int = 1) -> None:
         super().__init__()
+        self.parts = parts
         self.weight = nn.Parameter(torch.randn(outputs, inputs) * std)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype))
+
+
+class Convolution(nn.Module):
+    """x + a learned sum of the last positions of each channel, which begins as 0. [batch, n, width]"""
+
+    def __init__(self, width: int, taps: int = 4) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(taps, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, taps = x.shape[1], len(self.weight)
+        padded = F.pad(x, (0, 0, taps - 1, 0))
+        return x + sum(padded[:, tap : tap + n] * weight.to(x.dtype) for tap, weight in enumerate(self.weight))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -128,8 +153,12 @@ class Block(nn.Module):
         super().__init__()
         self.recipe, self.patterns, self.dtype, width = recipe, patterns, dtype, recipe.width
         std, inner = recipe.weight_std / math.sqrt(width), int(recipe.ff_ratio * width)
-        self.query_key_value, self.project = Linear(width, 3 * width, std), Linear(width, width, 0.0)
-        self.inner, self.outer = Linear(width, inner, std), Linear(inner, width, 0.0)
+        self.query_key_value, self.project = Linear(width, 3 * width, std, 3), Linear(width, width, 0.0)
+        gates = 2 if recipe.activation == "swiglu" else 1
+        self.inner = Linear(width, gates * inner, std, gates)
+        self.outer = Linear(inner, width, 0.0)
+        widths = {"a": width, "b": 3 * width, "c": width}
+        self.convolutions = nn.ModuleDict({name: Convolution(widths[name]) for name in recipe.convolutions})
         self.query_scale = nn.Parameter(torch.ones(width // recipe.head, 1, 1)) if recipe.qk_norm else None
         self.skip = nn.Parameter(torch.tensor([1.0, 0.0])) if recipe.embedding_skip else None
         self.value_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if recipe.value_skip and not first else None
@@ -139,7 +168,8 @@ class Block(nn.Module):
         recipe, heads = self.recipe, self.recipe.width // self.recipe.head
         if self.skip is not None:
             h = (self.skip[0] * h + self.skip[1] * embedded).to(h.dtype)
-        q, k, v = self.query_key_value(norm(h).to(self.dtype)).unflatten(-1, (3, heads, recipe.head)).permute(2, 0, 3, 1, 4)
+        packed = self._convolve("b", self.query_key_value(self._convolve("a", norm(h).to(self.dtype))))
+        q, k, v = packed.unflatten(-1, (3, heads, recipe.head)).permute(2, 0, 3, 1, 4)
         scale = recipe.head**-0.5
         if self.shift is not None:
             k, v = ((x + m * F.pad(x[:, :, :-1], (0, 0, 1, 0))).to(self.dtype) for x, m in zip((k, v), self.shift))
@@ -150,10 +180,19 @@ class Block(nn.Module):
         if self.value_mix is not None:
             v = (self.value_mix[0] * v + self.value_mix[1] * values).to(self.dtype)
         seen = attend(q, k, v, self.patterns, scale=scale)
-        h = h + self.project(seen.transpose(1, 2).flatten(2))
-        inner = self.inner(norm(h).to(self.dtype))
-        inner = inner * torch.sigmoid(1.702 * inner) if recipe.activation == "gelu" else F.relu(inner).square()
-        return h + self.outer(inner), v
+        h = h + F.dropout(self.project(seen.transpose(1, 2).flatten(2)), recipe.dropout, self.training)
+        inner = self.inner(self._convolve("c", norm(h).to(self.dtype)))
+        if recipe.activation == "gelu":
+            inner = inner * torch.sigmoid(1.702 * inner)
+        elif recipe.activation == "relu2":
+            inner = F.relu(inner).square()
+        else:
+            inner, gate = inner.chunk(2, -1)
+            inner = inner * F.silu(gate)
+        return h + F.dropout(self.outer(inner), recipe.dropout, self.training), v
+
+    def _convolve(self, name: str, x: Tensor) -> Tensor:
+        return self.convolutions[name](x) if name in self.convolutions else x
 
 
 class Network(nn.Module):
@@ -211,25 +250,25 @@ def nats(h: Tensor, weight: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tenso
 
 
 class Muon:
-    """Momentum, orthogonalized; matrices of one shape in one batch. Queries, keys and values count as three matrices."""
+    """Momentum, orthogonalized; matrices of one shape in one batch."""
 
     def __init__(self, blocks: nn.ModuleList, recipe: Recipe) -> None:
         self.recipe, self.groups = recipe, {}
         for block in blocks:
-            for matrix in (p for p in block.parameters() if p.ndim == 2):
-                self.groups.setdefault(tuple(matrix.shape), []).append(matrix)
+            for matrix, parts in ((part.weight, part.parts) for part in block.modules() if isinstance(part, Linear)):
+                self.groups.setdefault((tuple(matrix.shape), parts), []).append(matrix)
         self.rate = torch.zeros((), device=matrix.device)
-        self.momentum = {shape: torch.zeros(len(group), *shape, device=group[0].device)
-                         for shape, group in self.groups.items()}  # fmt: skip
+        self.momentum = {kind: torch.zeros(len(group), *kind[0], device=group[0].device)
+                         for kind, group in self.groups.items()}  # fmt: skip
 
     @torch.no_grad()
     def step(self) -> None:
         recipe, rate = self.recipe, self.rate
-        for shape, group in self.groups.items():
-            gradient, momentum = torch.stack([p.grad for p in group]), self.momentum[shape]
+        for (shape, parts), group in self.groups.items():
+            gradient, momentum = torch.stack([p.grad for p in group]), self.momentum[shape, parts]
             momentum.lerp_(gradient, 1 - recipe.momentum)
             update = gradient.lerp(momentum, recipe.momentum)
-            part = (recipe.width, recipe.width) if shape[0] == 3 * recipe.width else shape
+            part = shape[0] // parts, shape[1]
             update = orthogonal(update.view(-1, *part)).view_as(gradient).float()
             torch._foreach_mul_(group, 1 - rate * recipe.decay)
             torch._foreach_add_(group, list((update * (rate * (-0.2 * math.sqrt(max(part))))).unbind()))
@@ -265,7 +304,9 @@ def train(data: Path, seconds: float, name: str, recipe: Recipe) -> dict:
     fast = {"fused": True, "capturable": recipe.graph} if device.type == "cuda" else {}
     adam = torch.optim.AdamW(groups, betas=(0.9, 0.99), eps=1e-10, weight_decay=0.0, **fast)
     stream = torch.from_numpy(np.fromfile(data, np.uint8, TRAIN + VALID)).to(device)
-    seen, held = stream[:TRAIN], stream[TRAIN:]
+    part = recipe.train_bytes // 10
+    seen = torch.cat([stream[start : start + part] for start in range(0, TRAIN, TRAIN // 10)])
+    held = stream[TRAIN:]
     window = torch.arange(recipe.context, device=device)
     tokens = seen[: recipe.batch * recipe.context].view(recipe.batch, -1).clone()
 
@@ -288,13 +329,17 @@ def train(data: Path, seconds: float, name: str, recipe: Recipe) -> dict:
         return replay()
 
     def validate() -> float:
+        network.eval()
         with torch.no_grad():
             starts = torch.linspace(0, len(held) - recipe.context - 1, recipe.windows).long().to(device)
-            parts = [network(held[some[:, None] + window])[:, WARM_CONTEXT:] for some in starts.split(recipe.batch)]
+            parts = [network(held[some[:, None] + window])[:, warm:] for some in starts.split(recipe.batch)]
+        network.train()
         return round(torch.cat(parts).double().mean().item() / math.log(2), 4)
 
+    warm = min(WARM_CONTEXT, recipe.context // 4)
     with torch.no_grad():
-        network(tokens)  # Compiles for validation.
+        network.eval()(tokens)  # Compiles for validation.
+    network.train()
     synchronize(device)
     weights = [p.detach() for p in network.parameters()]
     averages = [p.clone() for p in weights] if recipe.average else []
@@ -305,7 +350,7 @@ def train(data: Path, seconds: float, name: str, recipe: Recipe) -> dict:
             state.zero_()
         synchronize(device)
         begun, steps, losses = time.perf_counter(), 0, []
-        while (done := (time.perf_counter() - begun) / seconds) < 1:
+        while (done := steps / recipe.steps if recipe.steps else (time.perf_counter() - begun) / seconds) < 1:
             fall = min(1.0, (1 - done) / (1 - recipe.flat))
             losses.append(step(min(1.0, (steps + 1) / recipe.warmup) * (0.02 + 0.98 * fall)))
             steps += 1
