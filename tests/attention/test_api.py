@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from longstride import attend
-from longstride.attention.api import _implementation_name, choose
+from longstride.attention.implementation import choose
 from longstride.patterns import Block, Column, Dense, Local, Summary
 from tests.attention.error_rule import Ran, results
 
@@ -321,24 +321,3 @@ X = torch.randn(2, 3, 5, 4)
 def test_mistakes_are_named(arguments, options, says):
     with pytest.raises(ValueError, match=says):
         attend(*arguments, **options)
-
-
-def test_triton_is_not_silently_replaced(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(RuntimeError, match=r"impl = 'triton' on cpu needs a CUDA device.*'blocked' runs on every device"):
-        attend(X, X, X, PATTERN, impl="triton")
-    monkeypatch.setattr("longstride.attention.api.HAS_TRITON", False)
-    for impl in ("auto", "triton"):
-        with pytest.raises(RuntimeError, match=rf"impl = '{impl}' on cuda needs Triton, .* pip install triton"):
-            choose(impl, torch.device("cuda"))
-
-
-def test_auto_is_triton_on_a_gpu():
-    assert choose("auto", torch.device("cuda")).impl == "triton"
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-@pytest.mark.parametrize("impl", ["auto", "reference", "blocked", "triton"])
-def test_a_call_runs_what_choose_names(impl, device, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert _implementation_name(impl, device) == choose(impl, torch.device(device)).impl

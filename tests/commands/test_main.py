@@ -83,7 +83,7 @@ def test_doctor_says_what_is_missing(capsys, monkeypatch):
 
     monkeypatch.setattr(longstride.commands.doctor, "devices", lambda: [torch.device("cuda")])
     monkeypatch.setattr(longstride.commands.doctor, "_describe", lambda device: "a GPU")
-    monkeypatch.setattr("longstride.attention.api._missing_for_triton", lambda on_gpu: "Triton")
+    monkeypatch.setattr("longstride.attention.implementation._missing_for_triton", lambda on_gpu: "Triton")
     code, out, _ = run(capsys, "doctor")
     assert code == 1
     assert "FAILED here: attend: impl = 'auto' on cuda needs Triton" in out

@@ -1,24 +1,22 @@
-"""attend(): argument validation and choice of the implementation.
+"""attend(): argument validation, and the call of the implementation.
 
 Shapes: q, k [batch, heads, n, d_qk]; v [batch, heads, n, d_v]; the result [batch, heads, n, d_v]. `layout.py` has others.
 """
 
-import importlib.util
 import operator
-import os
 from collections.abc import Sequence
 from math import sqrt
 from numbers import Real
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from longstride.attention.blocked import attend_blocked
+from longstride.attention.implementation import implementation_name
 from longstride.attention.layout import lay_out, validate_shapes
 from longstride.attention.precision import DTYPES, autocast_is_enabled, cast_as_autocast_would, without_autocast
 from longstride.attention.reference import attend_reference
-from longstride.common.checks import suggest
 from longstride.patterns import Pattern, notation
 
 
@@ -32,9 +30,6 @@ def _attend_triton(*arguments: Any) -> Tensor | tuple[Tensor, Tensor]:
 IMPLEMENTATIONS = {"reference": attend_reference, "blocked": attend_blocked, "triton": _attend_triton}
 """Their arguments are (q, k, v, patterns of the heads, scale, documents, return_lse), with the shapes of `layout.py`."""
 SCALE_LIMIT = 1e38  # About the largest float32.
-CHOICES = ("auto", *IMPLEMENTATIONS)
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Looked up at import: some versions of torch.compile cannot trace `find_spec`."""
 
 
 @overload
@@ -116,7 +111,7 @@ def attend(
     if return_lse is not True and return_lse is not False:
         raise ValueError(f"attend: return_lse must be True or False, got {return_lse!r}")
     heads = _patterns_per_head(pattern, q.shape[1])
-    name, scale = _implementation_name(impl, q.device.type), _validate_scale(scale, q.shape[3])
+    name, scale = implementation_name(impl, q.device.type), _validate_scale(scale, q.shape[3])
     lengths: Sequence[int] = ()
     if not alike or offset is not None or documents is not None:
         k, v, lengths = lay_out(q, k, v, offset, documents)
@@ -139,7 +134,7 @@ def attend_packed(
     patterns = _validate_patterns(patterns)
     q, k, v = unpack(packed, sizes, len(patterns))
     needs_grad = torch.is_grad_enabled() and packed.requires_grad
-    if not needs_grad or autocast_is_enabled(packed.device) or _implementation_name(impl, packed.device.type) != "triton":
+    if not needs_grad or autocast_is_enabled(packed.device) or implementation_name(impl, packed.device.type) != "triton":
         return attend(q, k, v, patterns, impl=impl)
     _validate_tensors(q, k, v)
     # Imported on first use, since Triton is optional.
@@ -159,7 +154,7 @@ def attend_forward(q: Tensor, k: Tensor, v: Tensor, heads: Sequence[Pattern]) ->
 
     Returns the output [batch, heads, n, d_v], and the stats of each query that `attend_backward` needs.
     """
-    forward = _operator(choose("auto", q.device).impl, "forward")
+    forward = _operator(implementation_name("auto", q.device.type), "forward")
     results: tuple[Tensor, Tensor] = forward(q, k, v, notation.write(heads), 1 / sqrt(q.shape[3]), ())
     return results
 
@@ -168,7 +163,7 @@ def attend_backward(
     d_output: Tensor, q: Tensor, k: Tensor, v: Tensor, results: Sequence[Tensor], heads: Sequence[Pattern]
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k and v. `results`: of `attend_forward`."""
-    backward = _operator(choose("auto", q.device).impl, "backward")
+    backward = _operator(implementation_name("auto", q.device.type), "backward")
     gradients: tuple[Tensor, Tensor, Tensor] = backward(
         d_output, None, q, k, v, *results, notation.write(heads), 1 / sqrt(q.shape[3]), (), [True] * 3
     )
@@ -179,47 +174,6 @@ def _operator(impl: str, direction: str) -> Any:
     if impl == "triton":
         import longstride.attention.kernels.ops  # noqa: F401  # Defines the operators.
     return getattr(torch.ops.longstride, f"{impl}_{direction}").default
-
-
-class Choice(NamedTuple):
-    """The implementation that runs, and the reason for it."""
-
-    impl: str
-    reason: str
-
-
-def choose(impl: str, device: torch.device) -> Choice:
-    """Returns the implementation for `impl` on this device; an error if it cannot run there."""
-    if impl not in CHOICES:
-        raise ValueError(f"attend: impl = {impl!r} is not an implementation; {suggest(str(impl), CHOICES)}")
-    on_gpu = device.type == "cuda"
-    if impl == "triton" or (impl == "auto" and on_gpu):
-        missing = _missing_for_triton(device)
-        if missing:
-            raise RuntimeError(
-                f"attend: impl = {impl!r} on {device} needs {missing}; impl = 'blocked' runs on every device, more slowly"
-            )
-        reasons = {"cuda": "kernels for this GPU", "meta": "asked for by name; only shapes are computed"}
-        return Choice("triton", reasons.get(device.type, "asked for by name; Triton interprets the kernels"))
-    if impl == "auto":
-        return Choice("blocked", "plain PyTorch, the fastest implementation without a GPU that Triton supports")
-    return Choice(impl, "asked for by name")
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _implementation_name(impl: str, device_type: str) -> str:
-    """As `choose`. torch.compile calls this once instead of tracing it, which would add a guard for each name it reads."""
-    if device_type == "cuda" and impl in ("auto", "triton") and HAS_TRITON:  # The usual case; this saves 2 us.
-        return "triton"
-    return choose(impl, torch.device(device_type)).impl
-
-
-def _missing_for_triton(device: torch.device) -> str | None:
-    if not HAS_TRITON:
-        return "Triton, which is not installed: pip install triton"
-    if device.type not in ("cuda", "meta") and os.environ.get("TRITON_INTERPRET") != "1":
-        return "a CUDA device, or TRITON_INTERPRET=1 in the environment to try the kernels out without one"
-    return None
 
 
 def _validate_tensors(q: Tensor, k: Tensor, v: Tensor) -> bool:

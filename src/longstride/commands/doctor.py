@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from longstride.attention import attend
-from longstride.attention.api import choose
+from longstride.attention.implementation import choose
 from longstride.attention.kernels import saved
 from longstride.common.console import with_noun
 from longstride.common.device import choose_device, describe_machine

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.api import HAS_TRITON
+from longstride.attention.implementation import HAS_TRITON
 from longstride.model.operators import OPS, define
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from longstride.attention.api import HAS_TRITON
+from longstride.attention.implementation import HAS_TRITON
 from longstride.attention.kernels.hopper.choice import is_hopper
 from longstride.model import layers, operators
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longstride.attention.api import HAS_TRITON
+from longstride.attention.implementation import HAS_TRITON
 from longstride.model import operators, residual
 from longstride.model.layers import EPSILON, QK_FACTOR, rms_norm, wide
 from longstride.model.rotary import rotate

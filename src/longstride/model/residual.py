@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from longstride.attention.api import HAS_TRITON
+from longstride.attention.implementation import HAS_TRITON
 from longstride.model import layers, residual_ops
 from longstride.model.casts import cast
 from longstride.model.dropout import draw_mask

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from longstride.attention.api import HAS_TRITON
+from longstride.attention.implementation import HAS_TRITON
 from longstride.model import layers, operators
 from longstride.model.dropout import draw_mask
 from longstride.model.layers import wide

@@ -3,17 +3,16 @@
 Plain PyTorch runs anywhere. On a GPU, one persistent kernel serves few streams, and a CUDA graph serves many.
 """
 
-import importlib.util
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from longstride.attention.implementation import HAS_TRITON
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.sampling.decoder import TorchStreams
 from longstride.sampling.params import SamplingParams
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 MOST_RESIDENT = 8
 """The most streams of the persistent kernel, which multiplies matrices by one vector after the other."""
 GPU_PIECE = 128

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from longstride.attention import attend
-from longstride.attention.api import choose
+from longstride.attention.implementation import choose
 from longstride.commands.bench import peers
 from longstride.commands.bench.attention_tables import show
 from longstride.commands.bench.checks import ALL, Shape, check_attention
