@@ -41,6 +41,13 @@ def test_the_loss_is_the_mean_of_the_shifted_labels():
     torch.testing.assert_close(model(tokens(), labels=labels, num_items_in_batch=7).loss, scored.sum() / 7)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+def test_labels_of_few_bits(dtype):
+    model, labels = wrapped(), tokens()
+    labels[0, :2] = 156  # -100 as uint8.
+    assert torch.equal(model(tokens(), labels=labels.to(dtype)).loss, model(tokens(), labels=labels).loss)
+
+
 def test_a_whole_context_has_a_loss_and_no_last_logits():
     model, given = wrapped(), tokens(n=40)
     found = model(given, labels=given)
@@ -231,6 +238,7 @@ def test_replaced_embeddings_compute():
         ({"labels": torch.full((2, 3), 256)}, "labels must be bytes, 0 to 255, or -100, got 256"),
         ({"labels": torch.full((2, 3), -1)}, "labels must be bytes, 0 to 255, or -100, got -1"),
         ({"labels": torch.zeros(2, 3)}, "labels must be whole numbers, got torch.float32"),
+        ({"past_key_values": ()}, "past_key_values must be a LongstrideCache, got tuple"),
         ({"labels": torch.zeros(2, 3, dtype=torch.long), "use_cache": True}, "labels and a cache do not go together"),
         ({"inputs_embeds": torch.zeros(2, 3, 16)}, "inputs_embeds = a tensor is not supported; leave it out"),
         ({"output_attentions": True}, "output_attentions = True is not supported"),

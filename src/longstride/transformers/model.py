@@ -132,7 +132,7 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{OWNER}: input_ids has no tokens; give at least one byte (longstride sample starts from none)"
             )
         cached = bool(use_cache) or past_key_values is not None
-        earlier = 0 if past_key_values is None else past_key_values.get_seq_length()
+        earlier = 0 if past_key_values is None else self._own_cache(past_key_values).get_seq_length()
         _check_mask(attention_mask, len(input_ids), earlier + input_ids.shape[1], cached)
         if cached and labels is not None:
             raise ValueError(f"{OWNER}: labels and a cache do not go together; leave out use_cache and past_key_values")
@@ -159,9 +159,8 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             f"labels {context:,}"
         )
 
-    def _extend(self, tokens: Tensor, cache: Any, keep: int | Tensor) -> tuple[Tensor, LongstrideCache]:
-        if cache is None:
-            cache = LongstrideCache(self.network)
+    def _own_cache(self, cache: Any) -> LongstrideCache:
+        """Returns the cache, if it is one of this model; ValueError otherwise."""
         if not isinstance(cache, LongstrideCache):
             raise ValueError(
                 f"{OWNER}: past_key_values must be a LongstrideCache, got {type(cache).__name__}; leave it out, and "
@@ -171,6 +170,11 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"{OWNER}: past_key_values is the cache of another model; make one with LongstrideCache(model.network)"
             )
+        return cache
+
+    def _extend(self, tokens: Tensor, cache: LongstrideCache | None, keep: int | Tensor) -> tuple[Tensor, LongstrideCache]:
+        if cache is None:
+            cache = LongstrideCache(self.network)
         self.network.check_tokens(tokens)
         needs_all = cache.get_seq_length() == 0 and tokens.shape[1] > 1 and (isinstance(keep, Tensor) or keep != 1)
         logits = self._logits(tokens, False) if needs_all else None
@@ -318,11 +322,12 @@ def _loss(logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         raise ValueError(f"{OWNER}: labels must be {list(logits.shape[:2])}, as input_ids, got {list(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"{OWNER}: labels must be whole numbers, got {labels.dtype}")
+    labels = labels.long()  # A uint8 has no -100 to be compared with.
     # Not on a GPU, where it would synchronize, nor under torch.compile, where it would break the graph.
     if labels.device.type == "cpu" and not torch.compiler.is_compiling():
         wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= BYTES))]
         if wrong.numel():
             raise ValueError(f"{OWNER}: labels must be bytes, 0 to 255, or {IGNORED}, got {wrong[0].item()}")
-    scored = labels[:, 1:].to(logits.device, torch.long)
+    scored = labels[:, 1:].to(logits.device)
     total = F.cross_entropy(logits[:, :-1].transpose(1, 2), scored, ignore_index=IGNORED, reduction="sum")
     return total / ((scored != IGNORED).sum() if items is None else items)
