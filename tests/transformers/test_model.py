@@ -2,10 +2,13 @@
 
 import copy
 import json
+import pickle
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments, default_data_collator
 
 from longstride.data import samples
@@ -209,6 +212,46 @@ def test_a_replaced_output_computes(by_method):
     assert model.network.output is twice is model.get_output_embeddings()
     for call, logits in zip(calls, before):
         torch.testing.assert_close(model(given, **call).logits, 2 * logits)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_computes_with_its_own_parts(copied):
+    model, given = wrapped(), tokens()
+    before, made = model(given).logits, copied(model)
+    made.output.weight.data *= 2
+    torch.testing.assert_close(made(given).logits, 2 * before)
+    made.output = model.output
+    assert torch.equal(made(given).logits, before)
+
+
+def test_other_modules_of_a_subclass_are_not_of_the_network():
+    class Head(nn.Linear):
+        pass
+
+    class Mine(LongstrideForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            self.head = Head(16, 1)
+
+    model = Mine(wrapped().config).eval()
+    assert "head.weight" in model.state_dict()
+    assert "head.weight" not in model.network.state_dict()
+    assert model.generate(tokens(), max_new_tokens=3).shape == (2, 14)
+
+
+def test_replicas_of_data_parallel_compute_with_their_own_weights(monkeypatch):
+    """Trainer has them where it sees several GPUs. Here all are on the CPU, and the weights of the second are 0."""
+
+    def broadcast(given, devices, detach=False):
+        return [given, [torch.zeros_like(x) for x in given]]
+
+    monkeypatch.setattr(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", broadcast)
+    model, given = wrapped(), tokens()
+    before = model(given).logits
+    first, second = nn.parallel.replicate(model, [0, 1])
+    assert torch.equal(first(given).logits, before)
+    assert not second(given).logits.any()
+    assert torch.equal(model(given).logits, before)
 
 
 def test_replaced_embeddings_compute():

@@ -60,12 +60,25 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: LongstrideConfig) -> None:
         super().__init__(config)
         network = SparseTransformer(config.network)
-        # The network is no module of this model, but both have the same modules: the names of all weights are the
-        # network's, and a part that is replaced here computes there.
+        # The network is no module of this model, but its parts are: so the names of all weights are the network's.
+        for name, part in network.named_children():
+            setattr(self, name, part)
         self.__dict__["network"] = network
-        self.__dict__["_modules"] = network._modules
         self.gradient_checkpointing = False
         self.post_init()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A part of the network that is replaced here computes there."""
+        super().__setattr__(name, value)
+        network = self.__dict__.get("network")
+        if network is not None and name in network._modules:
+            setattr(network, name, value)
+
+    def _replicate_for_data_parallel(self) -> Any:
+        """Called by nn.DataParallel, which then sets the replica's parts."""
+        replica = super()._replicate_for_data_parallel()
+        replica.__dict__["network"] = self.network._replicate_for_data_parallel()
+        return replica
 
     def _init_weights(self, module: Any) -> None:
         """The network has initialised itself."""
