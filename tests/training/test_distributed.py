@@ -25,6 +25,7 @@ from tests.training.worker import (
     refused,
     saved,
     shared_muon,
+    shared_weights,
     sparing,
     trained,
     trained_in_float32,
@@ -96,6 +97,12 @@ def test_captured_steps_average_as_ddp_does(changes, folder):
     for name in ("on", "cut"):
         assert figures(folder, name) == figures(folder, "off")
         assert same(*(load_file(folder / one / "run/checkpoints/step-8/model.safetensors") for one in (name, "off")))
+
+
+def test_captured_steps_begin_with_the_weights_of_the_first_process():
+    first, second = start(shared_weights)
+    assert first.found[0] != second.found[0]
+    assert first.found[1] == second.found[1]
 
 
 def test_gradients_averaged_in_half_precision_are_near(folder):

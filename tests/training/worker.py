@@ -57,6 +57,16 @@ def captured(folder, plans, resume=False, until=None):
     return ends, [len(replays) for replays in graphs], averaged.call_count
 
 
+def shared_weights():
+    """Of a model that each process has drawn other weights for, the weights with which captured steps begin."""
+    with join_process_group("cpu") as ranks:
+        torch.manual_seed(ranks.rank)
+        made = SparseTransformer(plan(Path()).model)
+        before = made.blocks[0].ff.inner.weight.tolist()
+        distributed.ParallelModel(made, torch.device("cpu"), ranks, "ddp", torch.float32, captured=True)
+    return before, [x.tolist() for x in made.parameters()]
+
+
 def trained_in_float32(folder, plans):
     """Muon computes in bfloat16, where whatever is added in another order differs visibly."""
     with patch.object(torch.Tensor, "bfloat16", torch.Tensor.float):

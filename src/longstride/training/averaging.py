@@ -1,4 +1,4 @@
-"""Averages of gradients over processes: their dtype, DDP's hooks for it, and the averages of captured steps.
+"""Averages of gradients over processes: their dtype, DDP's hooks for it, and what captured steps have instead.
 
 PyTorch's DistributedDataParallel averages gradients in hooks, while the backward pass goes on. A step that is captured as a
 CUDA graph has no hooks: `average_gradients` comes after the backward pass.
@@ -33,6 +33,13 @@ def averaging_dtype(name: str, precision: str, device: torch.device) -> torch.dt
             f"0; use {other}"
         )
     return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def share_weights(parameters: Iterable[Tensor]) -> None:
+    """Gives every process the weights of the first, as DDP does: another kind of processor draws others. Collective."""
+    for x in parameters:
+        dist.broadcast(x, 0)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from longstride.model import SparseTransformer
-from longstride.training.averaging import HOOKS, average_gradients
+from longstride.training.averaging import HOOKS, average_gradients, share_weights
 from longstride.training.ranks import Ranks
 
 FORWARD = "hidden"
@@ -45,7 +45,9 @@ class ParallelModel:
             register_fsdp_forward_method(model, FORWARD)
             return
         model.to(device)
-        if ranks.count > 1 and not self.averages_afterwards:
+        if self.averages_afterwards:
+            share_weights(model.parameters())
+        elif ranks.count > 1:
             ids = None if device.type == "cpu" else [device]
             self.ddp = DistributedDataParallel(_Loss(model), device_ids=ids, gradient_as_bucket_view=True)
             if averaging in HOOKS:
