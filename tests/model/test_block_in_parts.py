@@ -1,5 +1,7 @@
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from longstride.model import block_in_parts
 from longstride.model.host_inputs import HostInputs
@@ -99,6 +101,29 @@ def test_accumulation_over_two_losses():
         two.backward()
         found.append([x.grad for x in made.parameters()])
     assert all(torch.equal(one, two) for one, two in zip(*found))
+
+
+def replica(module):
+    """As nn.DataParallel makes it: its weights are copies, and no parameters."""
+    made = module._replicate_for_data_parallel()
+    for name, child in module.named_children():
+        setattr(made, name, replica(child))
+    for name, x in module.named_parameters(recurse=False):
+        setattr(made, name, x.clone())
+    return made
+
+
+@pytest.mark.parametrize("choice", ["parts", "host", "parts + 2*again"])
+@pytest.mark.parametrize("replaced", ["replica", "parametrization"])
+def test_weights_that_are_no_parameters_are_refused(replaced, choice):
+    """They got no gradients."""
+    made = model(recompute=choice, qk_norm=True)
+    if replaced == "replica":
+        made.blocks[1] = replica(made.blocks[1])
+    else:
+        register_parametrization(made.blocks[1].attention, "query_scale", nn.Softplus())
+    with pytest.raises(ValueError, match="a block's weight is none of its parameters"):
+        made.loss(some_bytes())
 
 
 def test_backward_twice_is_refused():

@@ -20,7 +20,7 @@ from longstride.attention.api import attend_backward, attend_forward
 from longstride.model import feed_forward
 from longstride.model.dropout import draw_mask
 from longstride.model.host_inputs import HostInputs
-from longstride.model.layers import check_plain, drop
+from longstride.model.layers import LAYERS, check_plain, drop
 from longstride.model.residual import ops
 
 GROUP_BYTES = 2**30
@@ -46,7 +46,20 @@ def blocks_in_parts(
     """
     for block in blocks:
         check_plain("recompute in parts", block, 'give recompute="on"')
-    return _BlocksInParts.apply(h, blocks, seeds, rotation, host, *(x for block in blocks for x in block.parameters()))
+    parameters = [x for block in blocks for x in block.parameters()]
+    if any(x.requires_grad for x in {x for block in blocks for x in _weights(block)}.difference(parameters)):
+        raise ValueError(
+            "recompute in parts: a block's weight is none of its parameters, as with a parametrization or in a replica of "
+            'nn.DataParallel, so it would get no gradient; give recompute="on"'
+        )
+    return _BlocksInParts.apply(h, blocks, seeds, rotation, host, *parameters)
+
+
+def _weights(block: Any) -> list[Tensor]:
+    """Returns the weights that `BlockParts` reads."""
+    layers = [layer for name, layer in block.named_modules() if name.rpartition(".")[2] in LAYERS]
+    read = [block.attention.query_scale, *(x for layer in layers for x in (layer.weight, layer.bias))]
+    return [x for x in read if x is not None]
 
 
 def group_count(heads: int, qkv_bytes: int) -> int:
