@@ -146,6 +146,7 @@ def test_a_command_that_torchrun_starts_anew_goes_on_with_its_plan(train, tmp_pa
     from longstride.training.ranks import Ranks
 
     words = [*train, "--steps", "2", "--batch", "4", "--model.context", "512", "--gpu-memory", "1075MB"]
+    words += ["--model.precision", "float32"]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     main([*words, "--until", "1"])
     planned = saved(tmp_path)["accumulate"]

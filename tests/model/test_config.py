@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+import torch
 
-from longstride.model import ModelConfig
+from longstride.model import ModelConfig, SparseTransformer
 from tests.model.small import config
 
 
@@ -21,7 +22,7 @@ from tests.model.small import config
         ({"pattern": None}, "pattern must be text, got None"),
         ({"embedding": "image(2, 2, 3)"}, "config: embedding .* has 12 bytes and context is 24"),
         ({"init": "papers"}, "init must be one of paper, release, modern, got 'papers'"),
-        ({"precision": "half"}, "precision must be one of float32, bfloat16, float16, float64, got 'half'"),
+        ({"precision": "half"}, "precision must be one of float32, bfloat16, float16, float64, auto, got 'half'"),
         ({"recompute": True}, "recompute must be one of off, selective, on, parts, host, auto, or a sum .*, got True"),
     ],
 )
@@ -65,3 +66,11 @@ def test_json_reads_back():
 def test_json_errors(text, message):
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         ModelConfig.from_json(text, "a.json")
+
+
+def test_auto_is_float32_where_nobody_has_chosen():
+    auto = config(precision="auto")
+    assert auto.dtype == torch.float32
+    assert auto.resolved("bfloat16") == config(precision="bfloat16")
+    assert config().resolved("bfloat16") == config()
+    assert SparseTransformer(auto).config == config()

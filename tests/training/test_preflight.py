@@ -6,9 +6,9 @@ import pytest
 from longstride.data import samples
 from longstride.data.store import write_store
 from longstride.model import preset
-from longstride.training import train, train_preset
+from longstride.training import preflight, train, train_preset
 from longstride.training.config import FITTED, fields_to_fit
-from longstride.training.preflight import check_settings, fit_to_data
+from longstride.training.preflight import check_settings, fit_to_data, resolve_precision
 from longstride.training.ranks import SINGLE_RANK, Ranks
 from longstride.training.run import Run
 from tests.training.small import TEXT, config
@@ -76,6 +76,7 @@ def test_a_run_of_such_images_goes_on(digits, tmp_path):
     made = train_preset("image-small", data=digits, out=str(tmp_path / "run"), steps=2, batch=1, model=SMALL)
     assert train(made, until=1, fit=FITTED).step == 1
     assert train(made, resume="auto", fit=FITTED).step == 2
+    made = resolve_precision(made, True, SINGLE_RANK)
     assert Run.resumed(fitted(made, resume=True)[0]).steps_before is None
 
 
@@ -117,3 +118,31 @@ def test_shards_refuse_blocks_in_parts(tmp_path):
     check_settings(made, SINGLE_RANK)
     with pytest.raises(ValueError, match="recompute = 'on \\+ parts' is not possible with --parallel fsdp; use off, "):
         check_settings(made, Ranks(count=2))
+
+
+@pytest.mark.parametrize(("prefers", "precision"), [(True, "bfloat16"), (False, "float32")])
+def test_precision_that_suits_the_device(prefers, precision, tmp_path, monkeypatch):
+    """A resumed run keeps its own, on any device."""
+    monkeypatch.setattr(preflight, "prefers_bfloat16", lambda device: prefers)
+    made = config(tmp_path, model={"precision": "auto"}, steps=2, device="cpu")
+    train(made, until=1)
+    (saved,) = re.findall(r'"precision": "(\w+)"', (tmp_path / "run" / "config.json").read_text())
+    assert saved == precision
+    monkeypatch.setattr(preflight, "prefers_bfloat16", lambda device: not prefers)
+    assert resolve_precision(made, True, SINGLE_RANK).model.precision == precision
+    assert train(made, resume=True).done
+    given = replace(made, model=replace(made.model, precision="float16"))
+    assert resolve_precision(given, False, SINGLE_RANK) is given
+
+
+def test_processes_on_other_devices_agree_on_a_precision(tmp_path, monkeypatch):
+    class Two(Ranks):
+        def any(self, flag):
+            return True  # Of the other process.
+
+        def run_on_all(self, function):
+            return function()
+
+    monkeypatch.setattr(preflight, "prefers_bfloat16", lambda device: True)
+    made = config(tmp_path, model={"precision": "auto"}, device="cpu")
+    assert resolve_precision(made, False, Two(count=2)).model.precision == "float32"

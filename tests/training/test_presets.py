@@ -94,7 +94,7 @@ FIRST_LOSSES = {
 @pytest.mark.parametrize("recipe", FIRST_LOSSES)
 def test_first_losses(recipe, tmp_path):
     data = store(tmp_path / "data")
-    small = {"layers": 2, "width": 64, "context": 64, "pattern": "distinct(merged(fixed(32, 8)))"}
+    small = {"layers": 2, "width": 64, "context": 64, "pattern": "distinct(merged(fixed(32, 8)))", "precision": "float32"}
     changes = {"steps": 30, "log_every": 5, "validate_every": 30, "validate_bytes": 1024, "model": small}
     optimizer = MODERN if recipe == "modern" else OptimizerConfig()
     train(train_preset("text-small", recipe, data=data, out=str(tmp_path / "run"), optimizer=optimizer, **changes))

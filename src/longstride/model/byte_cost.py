@@ -6,8 +6,6 @@ Dtypes are those of sampling: keys in float32, values and matrices in the model'
 from collections import Counter
 from dataclasses import dataclass, replace
 
-import torch
-
 from longstride.model.config import ModelConfig
 from longstride.model.cost import pattern_counts
 from longstride.model.slots import Slots, slots
@@ -34,7 +32,7 @@ class CacheUse:
 
 def value_bytes(config: ModelConfig) -> int:
     """Bytes per element of values and matrices."""
-    return min(FLOAT_BYTES, getattr(torch, config.precision).itemsize)
+    return min(FLOAT_BYTES, config.dtype.itemsize)
 
 
 def weight_bytes(config: ModelConfig) -> int:

@@ -3,9 +3,9 @@
 import json
 from bisect import bisect
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isqrt
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from longstride.common.checks import Boolean, Choice, Real, Rule, Text, Whole, check_field_names, check_fields, short_repr
 from longstride.common.files import parse_object
@@ -15,6 +15,10 @@ from longstride.model.placement import Heads, place
 from longstride.model.positions import Positions, positions
 from longstride.patterns import Dilated
 
+if TYPE_CHECKING:
+    import torch
+
+Precision = Literal["float32", "bfloat16", "float16", "float64"]
 ROUNDING = 1e-6
 BYTES = 256
 LARGEST_RATIO = 1024
@@ -31,7 +35,7 @@ RULES: dict[str, Rule] = {
     "ff_ratio": Real(0, LARGEST_RATIO),
     "dropout": Real(0, 1, below=True),
     "init": Choice("paper", "release", "modern"),
-    "precision": Choice("float32", "bfloat16", "float16", "float64"),
+    "precision": Choice("float32", "bfloat16", "float16", "float64", "auto"),
     "recompute": recompute.Recomputation(),
     "chunk": Whole(1, "positions"),
     "norm": Choice("layer", "rms"),
@@ -87,8 +91,9 @@ class ModelConfig:
     """Standard deviation of the weights: "paper" is 0.125 / sqrt(d_in), as the paper says; "release" is sqrt(0.125 / d_in),
     as in its authors' code, which learns faster (docs/log.md). "modern" is 0.5 / sqrt(d_in), with larger embeddings,
     projections into the residual stream 0 and an output layer that is not."""
-    precision: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """Dtype of the activations. Weights are float32, and softmax, norms, logits and loss are computed in float32."""
+    precision: Precision | Literal["auto"] = "float32"
+    """Dtype of the activations. Weights are float32, and softmax, norms, logits and loss are computed in float32. "auto":
+    chosen by training: bfloat16 on a device that multiplies matrices much faster in it. Elsewhere the same as float32."""
     recompute: str = "off"
     """Activation checkpointing: "on" recomputes blocks in the backward pass, "selective" all but the attention itself,
     "parts" in parts, for long contexts; "host" also keeps the blocks' inputs in host memory. A sum such as "10*off + 20*on"
@@ -128,6 +133,17 @@ class ModelConfig:
             )
         given = f"layers = {self.layers:,}, width = {self.width:,} and embedding = {short_repr(self.embedding)}"
         check_limit("config", f"the weights of {given}", self.parameters, "parameters")
+
+    def resolved(self, precision: Precision = "float32") -> Self:
+        """Returns the config with this precision where it is "auto"."""
+        return replace(self, precision=precision) if self.precision == "auto" else self
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        """Dtype of the activations."""
+        import torch  # The command line reads configs without it.
+
+        return getattr(torch, self.resolved().precision)
 
     @property
     def qk_width(self) -> int:

@@ -46,7 +46,7 @@ def step_flops(config: ModelConfig) -> int:
     project = 2 * n * width * (2 * qk + width)
     linear = project + 2 * n * (width * width + 2 * width * ff)
     needed = linear - 2 * n * width * ff  # No gradient needs the output of W_2.
-    groups = group_count(config.heads, n * getattr(torch, config.precision).itemsize * (2 * qk + width))
+    groups = group_count(config.heads, n * config.dtype.itemsize * (2 * qk + width))
     total = 4 * 2 * n * width * BYTES
     for (heads, choice), blocks in Counter(zip(_all_patterns(config), config.recomputed)).items():
         attention, backward = _attention_flops(config, heads)

@@ -20,7 +20,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.positions = config.positions
         self.rotated_size = config.qk_width // config.heads if config.is_rotary else 0
-        self.rotation_dtype = torch.promote_types(getattr(torch, config.precision), torch.float32)
+        self.rotation_dtype = torch.promote_types(config.dtype, torch.float32)
         self.normalized = config.norm == "rms"
         self.token = Table(BYTES, config.width)
         self.start = nn.Parameter(torch.empty(config.width))

@@ -49,7 +49,7 @@ def inspect_attention(
     was_training = model.training
     model.eval()
     try:
-        h = model.embedding(tokens, getattr(torch, model.config.precision))
+        h = model.embedding(tokens, model.config.dtype)
         rotation = model.embedding.rotation(torch.arange(position + 1, device=tokens.device))
         for index, block in enumerate(model.blocks):
             patterns = model.config.patterns(index)

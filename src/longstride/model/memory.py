@@ -9,8 +9,6 @@ In comments, U is a tensor [batch, n, width] in the precision of activations.
 
 from dataclasses import dataclass
 
-import torch
-
 from longstride.model import block_in_parts, feed_forward
 from longstride.model.block_in_parts import group_count
 from longstride.model.config import BYTES, ModelConfig
@@ -170,4 +168,4 @@ def _cast_bytes(config: ModelConfig) -> int:
 
 
 def _size(config: ModelConfig) -> int:
-    return int(getattr(torch, config.precision).itemsize)
+    return config.dtype.itemsize

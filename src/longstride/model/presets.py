@@ -111,6 +111,7 @@ def text_small() -> ModelConfig:
             context=512,
             pattern="local(32) + distinct(merged(fixed(32, 8)))",
             embedding="rotary",
+            precision="auto",
         ),
         "modern",
     )
@@ -190,6 +191,7 @@ def image_small() -> ModelConfig:
         context=3072,
         pattern="column(96) + 3*local(96)",
         embedding="image(32, 32, 3)",
+        precision="auto",
     )
 
 
@@ -202,6 +204,7 @@ def audio_small() -> ModelConfig:
         context=2048,
         pattern="interleave(strided(64))",
         embedding="matrix(64)",
+        precision="auto",
     )
 
 

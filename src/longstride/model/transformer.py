@@ -121,7 +121,7 @@ class SparseTransformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         check_memory(config, torch.get_default_device())
-        self.config = config
+        self.config = config = config.resolved()
         self.embedding = Embedding(config)
         self.blocks = nn.ModuleList(ResidualBlock(config, block) for block in range(config.layers))
         self.norm = make_norm(config)
@@ -136,7 +136,7 @@ class SparseTransformer(nn.Module):
     def hidden(self, tokens: Tensor) -> Tensor:
         """Returns H_N, the output of the last block."""
         self.check_tokens(tokens)
-        h = self.embedding(tokens, getattr(torch, self.config.precision))
+        h = self.embedding(tokens, self.config.dtype)
         rotation = self.embedding.rotation(torch.arange(tokens.shape[1], device=tokens.device))
         recomputed = self.recomputed if torch.is_grad_enabled() else ("off",) * len(self.blocks)
         host = HostInputs(self.host_memory, h, recomputed.count("host")) if "host" in recomputed else None

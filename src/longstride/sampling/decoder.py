@@ -224,7 +224,7 @@ def thread_count(config: ModelConfig, batch: int, device: torch.device) -> int:
 
 def make_cache(model: SparseTransformer, batch: int, length: int) -> Cache:
     """Returns an empty cache with keys in float32 and values in the model's precision."""
-    device, precision = next(model.parameters()).device, getattr(torch, model.config.precision)
+    device, precision = next(model.parameters()).device, model.config.dtype
     return Cache(model.config, batch, device, torch.float32, precision if precision.itemsize < 4 else torch.float32, length)
 
 
@@ -233,8 +233,8 @@ def in_float32(model: SparseTransformer) -> SparseTransformer:
     check_plain("sample", model, "merge what they add into the layers' weights")
     config = replace(model.config, precision="float32", dropout=0.0, recompute="off")
     weights = dict(model.state_dict())
-    if model.config.precision not in ("float32", "float64"):
-        dtype = getattr(torch, model.config.precision)
+    dtype = model.config.dtype
+    if dtype.itemsize < torch.float32.itemsize:
         for name, module in model.blocks.named_modules():
             if isinstance(module, Linear):
                 for part, _ in module.named_parameters(recurse=False):

@@ -45,7 +45,7 @@ class ResidentStreams(KernelStreams):
     ) -> None:  # fmt: skip
         config = model.config
         self.workers = programs or _program_count(config, next(model.parameters()).device)
-        precision = getattr(torch, config.precision)
+        precision = config.dtype
         dtype = precision if precision.itemsize < 4 else torch.float32
         # Exact: `in_float32` has rounded the weights to this precision.
         super().__init__(model, batch, length, lambda weight: weight.to(dtype), self.workers, shared)

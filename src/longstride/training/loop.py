@@ -7,7 +7,6 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from longstride.common.checks import whole_number
@@ -18,7 +17,7 @@ from longstride.training.budget import memory_limit, resolve_recomputation, with
 from longstride.training.checkpoint import SaveError
 from longstride.training.config import Resume, TrainConfig
 from longstride.training.interrupts import Interrupts
-from longstride.training.preflight import fit_to_data
+from longstride.training.preflight import fit_to_data, resolve_precision
 from longstride.training.ranks import Ranks, join_process_group
 from longstride.training.reporting import DONE, INTERRUPTED, Summary, TensorBoard, check_tensorboard, describe
 from longstride.training.run import Run, check_resume
@@ -63,6 +62,7 @@ def _train(
     console = (console or StandardError()) if ranks.is_main else Console(file=io.StringIO())
     say = partial(print_line, console)
     config = fit_to_data(config, fit, resume, ranks, say)
+    config = resolve_precision(config, resume, ranks)
     config = resolve_recomputation(config, resume, ranks, say)
     device = ranks.run_on_all(lambda: ranks.device(config.device))
     if device.type == "cpu":
@@ -75,7 +75,7 @@ def _run(
     config: TrainConfig, resume: Resume, end: int, ranks: Ranks, console: Console, say: Callable[[str], None], preset: str
 ) -> Summary:  # fmt: skip
     with closing(Trainer(config, resume, ranks, say, preset)) as trainer:
-        rate = matrix_rate(trainer.device, getattr(torch, config.model.precision))
+        rate = matrix_rate(trainer.device, config.model.dtype)
         speed = Speed(config, rate, trainer.device, ranks.count)
         first, shown = trainer.step, config.tensorboard and ranks.is_main
         progress = Progress(config.steps, console, done=first, steps=True)

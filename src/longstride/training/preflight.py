@@ -1,4 +1,4 @@
-"""Checks of settings and data before a run writes anything, and fields of the model derived from the data's images."""
+"""Checks of settings and data before a run writes anything, and fields of the model derived from data and device."""
 
 import re
 import shlex
@@ -7,17 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from longstride.common.device import prefers_bfloat16
+from longstride.common.files import read_text
 from longstride.data.image_files import shape_text
 from longstride.data.kinds import all_kinds
 from longstride.data.prepare import open_data
 from longstride.data.store import Store, verify_once
 from longstride.model import ModelConfig
+from longstride.model.config import Precision
 from longstride.model.presets import DENSE
 from longstride.model.recompute import IN_PARTS
 from longstride.training.config import FITTED, Resume, TrainConfig
 from longstride.training.ranks import Ranks
 from longstride.training.run import Run
 
+AUTO = "auto"
 STRIDE = re.compile(r"(?<=\()\d+(?=\))")
 """The number in strided(96), local(96) and column(96)."""
 
@@ -102,6 +106,19 @@ def fit_to_data(
     derived = ", ".join(f"{name} {value}" for name, value in changes.items())
     say(f"{config.data} has {store.data_kind.describe()}; from that follow: {derived}")
     return ranks.run_on_all(lambda: replace(config, model=replace(config.model, **changes)))
+
+
+def resolve_precision(config: TrainConfig, resume: Resume, ranks: Ranks) -> TrainConfig:
+    """Returns the config with a precision in the place of "auto": what suits the device, or the run's if it is resumed."""
+    if config.model.precision != AUTO:
+        return config
+    path = config.folder() / "config.json"
+    if resume and path.is_file():
+        saved = TrainConfig.from_json(read_text(path), str(path))
+        return replace(config, model=replace(config.model, precision=saved.model.precision))
+    device = ranks.run_on_all(lambda: ranks.device(config.device))
+    precision: Precision = "float32" if ranks.any(not prefers_bfloat16(device)) else "bfloat16"
+    return replace(config, model=config.model.resolved(precision))
 
 
 def _fields_for_images(config: TrainConfig, store: Store) -> dict[str, Any]:

@@ -7,8 +7,6 @@ other rates: an estimate to choose with, not a promise.
 
 from collections import Counter
 
-import torch
-
 from longstride.model.block_in_parts import group_count
 from longstride.model.config import BYTES, ModelConfig
 from longstride.model.cost import pattern_counts
@@ -55,7 +53,7 @@ def step_seconds(config: TrainConfig, processes: int = 1) -> float:
 def block_seconds(model: ModelConfig, rows: int, choice: str, compiled: bool) -> float:
     """Seconds of a block in both passes; the mean over the patterns of the blocks. Blocks in parts are never compiled."""
     n, width, qk, ff = rows * model.context, model.width, model.qk_width, model.ff_width
-    size: int = getattr(torch, model.precision).itemsize
+    size = model.dtype.itemsize
     rate = MATRIX_RATE if size == 2 else FLOAT_RATE
     attention_rate = ATTENTION_RATE if size == 2 else FLOAT_RATE / 2
     project, outer = 2 * n * width * (2 * qk + width) / rate, 2 * n * width * ff / rate

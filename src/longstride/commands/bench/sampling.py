@@ -131,7 +131,7 @@ def run(settings: SamplingBenchmark, console: Console | None = None) -> Result:
     device = choose_device("bench sampling", settings.device)
     console = console or Console()
     keep_freed_memory()
-    limits = ceilings(getattr(torch, config.precision), device)
+    limits = ceilings(config.dtype, device)
     result = Result({**describe_machine(device), **transformers_version()}, plain(settings), config.context, limits)
     model = random_model(config, device)
     contenders: dict[str, Contender] = {OURS: Ours(model)}

@@ -72,7 +72,7 @@ class Transformers:
         self.config = config = model.config
         self.model = _gpt2(config)
         _copy(model, self.model)
-        device, dtype = next(model.parameters()).device, getattr(torch, config.precision)
+        device, dtype = next(model.parameters()).device, config.dtype
         self.model = self.model.to(device=device, dtype=dtype).eval()
         self.number_bytes: int = dtype.itemsize
 

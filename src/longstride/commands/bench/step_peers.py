@@ -52,7 +52,7 @@ class PlainBlock(nn.Module):
 class PlainNetwork(nn.Module):
     def __init__(self, config: ModelConfig, has_attention: bool) -> None:
         super().__init__()
-        self.precision: torch.dtype = getattr(torch, config.precision)
+        self.precision = config.dtype
         self.recompute = config.recompute != "off"
         self.embedding, self.start = nn.Embedding(BYTES, config.width), nn.Parameter(torch.zeros(config.width))
         self.positions = nn.ModuleList(nn.Embedding(size, config.width) for size in config.positions.sizes)

@@ -1,14 +1,14 @@
 """longstride eval"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from longstride.commands.exits import is_only_process
+from longstride.model.config import Precision
 
 ORDER = 80
-Precision = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 def main(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from longstride.commands.verbs.eval import Precision
+from longstride.model.config import Precision
 
 ORDER = 95
 Format = Literal["longstride", "transformers"]
