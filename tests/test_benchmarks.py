@@ -1,7 +1,10 @@
 """Scripts of benchmarks/ that can run at a tiny size do so."""
 
 import json
+import os
+import re
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -34,6 +37,33 @@ def test_kernel_times(tmp_path, monkeypatch, capsys):
     assert {name.split(" ", 1)[0] for name in rows} == {"tiny"}
     assert all(ratio == pytest.approx(ours / theirs) for ours, theirs, ratio in rows.values())
     assert capsys.readouterr().out.startswith(f"{len(rows)} cases")
+
+
+def test_compiled_kernels(tmp_path):
+    pytest.importorskip("triton.experimental.gluon")
+
+    def script(*words):
+        command = [sys.executable, ROOT / "benchmarks/compiled_kernels.py", *words]
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    here = tmp_path / "here.json"
+    written = script("--only", "imagenet64 column", "--write", here)
+    assert re.match(r"imagenet64 column\(128\): lane_forward \d+/\d+/\d+, lane_backward \d+/\d+/\d+\n", written.stdout), (
+        written
+    )
+    found = json.loads(here.read_text())
+    same = script("--compare", here, here)
+    assert (same.returncode, same.stdout.count("\n")) == (0, 1)
+    assert "2 launches of 1 calls: 2 have the same PTX" in same.stdout
+    forward, backward = found["imagenet64 column(128)"]
+    forward["ptx"] = "other"  # With as many of each instruction.
+    backward |= {"ptx": "other", "registers": backward["registers"] + 1}
+    (tmp_path / "there.json").write_text(json.dumps(found))
+    other = script("--compare", here, tmp_path / "there.json")
+    assert other.returncode == 1
+    assert "0 have the same PTX, 1 the same instructions in another order; 1 lines differ" in other.stdout
+    assert "imagenet64 column(128): lane_backward, registers/stack/shared" in other.stdout
 
 
 def test_serve_rate(tmp_path, monkeypatch, capsys):
