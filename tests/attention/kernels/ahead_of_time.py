@@ -13,8 +13,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from longstride.attention.kernels.arguments import Dims, Matrix, RowShape, Sizes, Tables, Tiling, compiled
-from longstride.attention.kernels.backward import backward_dkv, backward_dq
+from longstride.attention.kernels.arguments import Dims, Gradients, Matrix, RowShape, Scales, Sizes, Tables, Tiling, compiled
+from longstride.attention.kernels.backward import Queries, backward_dkv, backward_dq
 from longstride.attention.kernels.forward import forward
 from longstride.attention.kernels.lanes import lane_backward, lane_forward
 
@@ -32,25 +32,35 @@ def shared_memory(arch, kernel, summary, width, dtype, rows, columns, warps, sta
     )  # fmt: skip
     dims = Dims(tl.constexpr(row), tl.constexpr(row))
     constants = {"DIMS": dims, "TILES": tiling, "CELLS": summary, "ACCUMULATE": kernel in LANES}
+    matrix = Matrix(DATA[dtype], "i32", "i32", "i32")
     types = {
-        "lse": "*fp32", "delta": "*fp32", "tables": Tables("*i32", "*i32", *["*i32" if varied else "constexpr"] * 2),
-        "sizes": Sizes(*["i32"] * 5), "scale": "fp32", "softmax_scale": "fp32",
+        "lse": "*fp32", "queries": Queries(matrix, matrix, "*fp32", "*fp32"), "gradients": Gradients(*[matrix] * 3),
+        "tables": Tables("*i32", "*i32", *["*i32" if varied else "constexpr"] * 2), "sizes": Sizes(*["i32"] * 5),
+        "scale": "fp32", "scales": Scales("fp32", "fp32"),
     }  # fmt: skip
     signature, values, aligned = {}, {}, {}
     for index, name in enumerate(KERNELS[kernel].arg_names):
         if name in constants:
             signature[name], values[index,] = "constexpr", constants[name]
             continue
-        signature[name] = types.get(name, Matrix(DATA[dtype], "i32", "i32", "i32"))
-        if isinstance(signature[name], Matrix | Tables):
-            pointers = [field for field, kind in enumerate(signature[name]) if kind != "constexpr"]
-            aligned |= {(index, field): ALIGNED for field in pointers}
-            values |= {(index, field): None for field in range(len(signature[name])) if field not in pointers}
-        elif "scale" not in name and name != "sizes":
-            aligned[index,] = ALIGNED
+        signature[name] = types.get(name, matrix)
+        for path, kind in leaves(signature[name], (index,)):
+            if kind == "constexpr":
+                values[path] = None
+            elif kind.startswith("*") or name not in ("sizes", "scale", "scales"):
+                aligned[path] = ALIGNED
     source = ASTSource(KERNELS[kernel], signature, values, aligned)
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options).metadata.shared
+
+
+def leaves(kind, path):
+    """The paths and types of an argument's fields."""
+    if isinstance(kind, tuple):
+        for field, part in enumerate(kind):
+            yield from leaves(part, (*path, field))
+    else:
+        yield path, kind
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The arguments of the kernels in plain Triton: what belongs together is one NamedTuple.
 
-`Matrix`, `Tables` and `Sizes` are passed field by field, as if each were an argument. `Dims` and `Tiling` are compiled in:
-one constexpr, whose fields are constexprs too, which `compiled` makes of plain values.
+`Dims` and `Tiling` are compiled in: one constexpr, whose fields are constexprs too, which `compiled` makes of plain values.
+The others are passed field by field, as if each were an argument.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +24,14 @@ class Matrix(NamedTuple):
     row: Any
 
 
+class Gradients(NamedTuple):
+    """Those of q, k and v, as matrices."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+
+
 class Tables(NamedTuple):
     """Int32 tensors, [jobs, fields] and [jobs, exclusions, fields]."""
 
@@ -33,6 +41,15 @@ class Tables(NamedTuple):
     """[items, fields], if the call has documents: tiles, as `work.py` describes them."""
     documents: Any = None
     """[documents, fields] of `work.DocumentRow`."""
+
+
+class Scales(NamedTuple):
+    """The factors of backward kernels."""
+
+    scores: Any
+    """The softmax scale times log2(e), for scores in base 2."""
+    gradients: Any
+    """The softmax scale, of dq and dk."""
 
 
 class Sizes(NamedTuple):

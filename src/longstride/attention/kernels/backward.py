@@ -10,7 +10,7 @@ dlse.
 
 w comes from q, k and the query's lse (log-sum-exp); so nothing is stored for a pair. backward_dq owns a tile of queries and
 backward_dkv one of keys: each gradient is summed by one program in one order, and comes out the same every time.
-`scale` is softmax_scale * log2(e), for scores in base 2.
+Scores are in base 2: their scale includes log2(e).
 """
 
 # mypy: ignore-errors
@@ -40,6 +40,15 @@ from longstride.attention.kernels.primitives import (
     window_sees,
     without_keys,
 )
+
+
+class Queries(NamedTuple):
+    """Queries with all that their gradients follow from: all (as matrices and pointers), or those of a head or a tile."""
+
+    q: Any
+    d_output: Any
+    lse: Any
+    delta: Any
 
 
 @triton.jit
@@ -102,15 +111,6 @@ def backward_sum_parts(
     store(total, head_of(gradient, batch, head), Rows(cells.start, position, cells.valid), ROW, True)
 
 
-class Queries(NamedTuple):
-    """Queries with all that their gradients follow from: those of a tile, or (as matrices and pointers) of a head."""
-
-    q: Any
-    d_output: Any
-    lse: Any
-    delta: Any
-
-
 @triton.jit
 def add_dq(
     dq, queries, every, first, end, last, scale,
@@ -135,27 +135,26 @@ def add_dq(
 
 @triton.jit
 def backward_dq(
-    q, k, v, d_output, lse, delta, dq, tables, scale, softmax_scale, sizes,
-    DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr,
+    queries, k, v, dq, tables, scales, sizes, DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr
 ):  # fmt: skip
     """The tiles are those of forward. ACCUMULATE: adds to the dq of an earlier pass."""
     job, tile = read_tile(tables, sizes, TILES.rows, TILES.varied)
     if tile.first < tile.length:
-        every_query = document_of(q, tile.batch, job.head, tile.queries)
+        every_query = document_of(queries.q, tile.batch, job.head, tile.queries)
         every = every_key(k, v, job, tile, tables, TILES)
-        every_d_output = document_of(d_output, tile.batch, job.head, tile.queries)
+        every_d_output = document_of(queries.d_output, tile.batch, job.head, tile.queries)
         every_dq = document_of(dq, tile.batch, job.head, tile.queries)
         before = row_of_query(job, tile, sizes)
         rows = query_rows(job, tile, TILES.rows, TILES.varied)
         position = rows.start + rows.offset
-        queries = Queries(
+        own = Queries(
             load(every_query, rows, DIMS.qk),
             load(every_d_output, rows, DIMS.v),
-            without_keys(tl.load(lse + before + position, mask=rows.valid, other=float("inf"))),
-            tl.load(delta + before + position, mask=rows.valid, other=0.0),
+            without_keys(tl.load(queries.lse + before + position, mask=rows.valid, other=float("inf"))),
+            tl.load(queries.delta + before + position, mask=rows.valid, other=0.0),
         )
         total = tl.zeros([TILES.rows, DIMS.qk.width], tl.float32)
-        total = over_keys(total, queries, every, scale, DIMS, TILES, add_dq) * softmax_scale
+        total = over_keys(total, own, every, scales.scores, DIMS, TILES, add_dq) * scales.gradients
         store(total, every_dq, rows, DIMS.qk, ACCUMULATE)
 
 
@@ -212,7 +211,7 @@ def add_dkv(
 
 @triton.jit
 def backward_dkv(
-    q, k, v, d_output, lse, delta, dk, dv, tables, scale, softmax_scale, sizes,
+    queries, k, v, dk, dv, tables, scales, sizes,
     DIMS: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """CELLS: the keys are summary cells and the queries those of all later lanes; or else both are in one lane's window."""
@@ -225,13 +224,13 @@ def backward_dkv(
         tile = Tile(tile.batch, tile.index, 0, 0, first_key, tile.n, tile.queries, tile.keys, tile.n, tile.offset)
         key_count = (job.lanes - 1) * in_lane
     if tile.first < key_count:
-        every_query = document_of(q, tile.batch, job.head, tile.queries)
-        every_d_output = document_of(d_output, tile.batch, job.head, tile.queries)
+        every_query = document_of(queries.q, tile.batch, job.head, tile.queries)
+        every_d_output = document_of(queries.d_output, tile.batch, job.head, tile.queries)
         head = job.head // TILES.group
         every_k, every_v = document_of(k, tile.batch, head, tile.keys), document_of(v, tile.batch, head, tile.keys)
         every_dk, every_dv = document_of(dk, tile.batch, head, tile.keys), document_of(dv, tile.batch, head, tile.keys)
         before = row_of_query(job, tile, sizes)
-        every = Queries(every_query, every_d_output, lse + before, delta + before)
+        every = Queries(every_query, every_d_output, queries.lse + before, queries.delta + before)
 
         key = tile.first + offset
         # The queries are [first, end).
@@ -255,7 +254,7 @@ def backward_dkv(
         dv_sum = tl.zeros([TILES.columns, DIMS.v.width], tl.float32)
 
         if TILES.short:
-            dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, first, end, scale, DIMS, TILES, CELLS, True)
+            dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, first, end, scales.scores, DIMS, TILES, CELLS, True)
         else:
             # All of a tile of queries that starts in [inner, outer) see all keys: it needs no mask.
             bound = tl.maximum(first, end)
@@ -274,10 +273,10 @@ def backward_dkv(
                     inner = bound
             inner = tl.minimum(inner, bound)
             outer = tl.maximum(inner, tl.minimum(outer, bound))
-            dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, first, inner, scale, DIMS, TILES, CELLS, True)
-            dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, inner, outer, scale, DIMS, TILES, CELLS, False)
+            dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, first, inner, scales.scores, DIMS, TILES, CELLS, True)
+            dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, inner, outer, scales.scores, DIMS, TILES, CELLS, False)
             if not CELLS:
-                dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, outer, end, scale, DIMS, TILES, CELLS, True)
+                dk_sum, dv_sum = add_dkv(dk_sum, dv_sum, own, every, outer, end, scales.scores, DIMS, TILES, CELLS, True)
 
-        store(dk_sum * softmax_scale, every_dk, rows, DIMS.qk, ACCUMULATE)
+        store(dk_sum * scales.gradients, every_dk, rows, DIMS.qk, ACCUMULATE)
         store(dv_sum, every_dv, rows, DIMS.v, ACCUMULATE)

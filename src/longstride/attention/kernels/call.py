@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from longstride.attention.kernels.arguments import Scales
 from longstride.attention.kernels.hopper.choice import is_hopper
 from longstride.attention.kernels.jobs import passes
 from longstride.attention.kernels.launch import Plan, Workspace, capture_safe
@@ -96,8 +97,8 @@ class Backward(NamedTuple):
         return self[:9]
 
     @property
-    def scales(self) -> tuple[float, float]:
-        return self.scale, self.softmax_scale
+    def scales(self) -> Scales:
+        return Scales(self.scale, self.softmax_scale)
 
 
 def has_only_documents(call: Forward | Backward) -> bool:

@@ -12,8 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.arguments import Sizes, Tables, Tiling, compiled, dims, matrix, row_shape, row_sizes
-from longstride.attention.kernels.backward import backward_delta, backward_dkv, backward_dq
+from longstride.attention.kernels.arguments import (
+    Gradients,
+    Sizes,
+    Tables,
+    Tiling,
+    compiled,
+    dims,
+    matrix,
+    row_shape,
+    row_sizes,
+)
+from longstride.attention.kernels.backward import Queries, backward_delta, backward_dkv, backward_dq
 from longstride.attention.kernels.call import Backward, Forward, has_only_documents
 from longstride.attention.kernels.forward import forward as forward_kernel
 from longstride.attention.kernels.jobs import Pass
@@ -41,17 +51,18 @@ def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch]:
 
 def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch]:
     q, k, v, d_output, output, lse, dq, dk, dv = call.tensors
-    inputs: tuple[Any, ...] = tuple(map(matrix, (q, k, v, d_output)))
-    rest = _tables(pass_, q.device), *call.scales
+    rest = _tables(pass_, q.device), call.scales
     whole = _whole_lanes(call, pass_, "lane_backward", accumulate)
     if whole:
-        arguments = *inputs, matrix(output), lse, *map(matrix, (dq, dk, dv)), *rest
+        gradients = Gradients(*map(matrix, (dq, dk, dv)))
+        arguments = *map(matrix, (q, k, v, d_output, output)), lse, gradients, *rest
         return [_launch(lane_backward, call, pass_, whole, arguments, ACCUMULATE=accumulate)]
     launches = []
     if "delta" not in call.workspace.named:
         call.workspace.named["delta"] = call.workspace.new(*lse.shape)
         launches.append(_delta(call, call.workspace.named["delta"]))
-    inputs = *inputs, lse, call.workspace.named["delta"]
+    queries = Queries(matrix(q), matrix(d_output), lse, call.workspace.named["delta"])
+    inputs = queries, matrix(k), matrix(v)
     if call.need_q:
         setting = _setting(call, pass_, "dq", pass_.summary)
         launches.append(_launch(backward_dq, call, pass_, setting, (*inputs, matrix(dq), *rest), ACCUMULATE=accumulate))
@@ -66,7 +77,7 @@ def _dkv(call: Backward, pass_: Pass, inputs: tuple[Any, ...], accumulate: bool)
     if not pass_.jobs:
         return []
     launches = []
-    arguments = *inputs, matrix(call.dk), matrix(call.dv), _tables(pass_, call.q.device), *call.scales
+    arguments = *inputs, matrix(call.dk), matrix(call.dv), _tables(pass_, call.q.device), call.scales
     for cells in (False, True) if pass_.summary else (False,):
         setting = _setting(call, pass_, "dkv", cells)
         flags = {"CELLS": cells, "ACCUMULATE": accumulate or cells}

@@ -144,13 +144,13 @@ def lane_forward(
 
 @triton.jit
 def lane_backward(
-    q, k, v, d_output, output, lse, dq, dk, dv, tables, scale, softmax_scale, sizes,
+    q, k, v, d_output, output, lse, gradients, tables, scales, sizes,
     DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """The sums are those of backward.py. Pairs lie keys down and queries across."""
     k, v, d_output = rows_as(k, q, TILES.same), rows_as(v, q, TILES.same), rows_as(d_output, q, TILES.same)
-    output, dq = rows_as(output, q, TILES.same), rows_as(dq, q, TILES.same)
-    dk, dv = rows_as(dk, q, TILES.same), rows_as(dv, q, TILES.same)
+    output, dq = rows_as(output, q, TILES.same), rows_as(gradients.dq, q, TILES.same)
+    dk, dv = rows_as(gradients.dk, q, TILES.same), rows_as(gradients.dv, q, TILES.same)
     row = tl.arange(0, TILES.rows)
     # A load that waits for another cannot be made ahead, so a job that all heads share is read before the loop.
     shared_job = read_job(tables.jobs, 0)
@@ -170,13 +170,13 @@ def lane_backward(
         seen = lanes_see(
             row[None, :], row[:, None], job, lanes, position[None, :], position[:, None], tables.exclusions, TILES
         )  # fmt: skip
-        weights = tl.where(seen, tl.exp2(scores * scale - own_lse[None, :]), 0.0)
+        weights = tl.where(seen, tl.exp2(scores * scales.scores - own_lse[None, :]), 0.0)
         dv_sum = tl.dot(weights.to(d_outputs.dtype), d_outputs, input_precision=PRECISION)
         store(dv_sum, lanes_of(dv, lanes), rows, DIMS.v, ACCUMULATE)
 
         d_weights = tl.dot(values, tl.trans(d_outputs), input_precision=PRECISION)
         d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
-        dk_sum = tl.dot(d_scores, query, input_precision=PRECISION) * softmax_scale
+        dk_sum = tl.dot(d_scores, query, input_precision=PRECISION) * scales.gradients
         store(dk_sum, lanes_of(dk, lanes), rows, DIMS.qk, ACCUMULATE)
-        dq_sum = tl.dot(tl.trans(d_scores), keys, input_precision=PRECISION) * softmax_scale
+        dq_sum = tl.dot(tl.trans(d_scores), keys, input_precision=PRECISION) * scales.gradients
         store(dq_sum, lanes_of(dq, lanes), rows, DIMS.qk, ACCUMULATE)

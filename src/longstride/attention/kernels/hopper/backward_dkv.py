@@ -167,7 +167,6 @@ def compute_dkv(
 ):  # fmt: skip
     """A warpgroup, for one half of a tile's keys."""
     keys, values, queries, d_outputs, stats = rings
-    scale, softmax_scale = scales
     dtype: gl.constexpr = queries.tiles.dtype
     pair_layout: gl.constexpr = tiles.mma_layout(ROWS)
     WIDTH_QK: gl.constexpr = queries.tiles.shape[2]
@@ -200,7 +199,7 @@ def compute_dkv(
         scores = warpgroup_mma(key, query.permute((1, 0)), zeros, use_acc=False, is_async=True)
         d_weights = lane_tiles.multiply_panels(value, d_outputs.tile_panels(count), zeros)
         scores = warpgroup_mma_wait(KEYS.panels, deps=(scores,))
-        weights = weigh_seen(scores, stats.tile(count), first, seen, scale)
+        weights = weigh_seen(scores, stats.tile(count), first, seen, scales.scores)
         d_weights = warpgroup_mma_wait(0, deps=(d_weights,))
         weights, d_scores = as_operands(weights, d_weights, stats.tile(count), dtype, dv_layout, dk_layout)
         for start in range(first + ROWS, end, ROWS):
@@ -210,7 +209,7 @@ def compute_dkv(
             dk_sum = warpgroup_mma(d_scores, queries.tile(count), dk_sum, is_async=True)
             d_weights = lane_tiles.multiply_panels(value, d_outputs.tile_panels(count + 1), zeros)
             scores = warpgroup_mma_wait(1 + 2 * KEYS.panels, deps=(scores,))
-            next_weights = weigh_seen(scores, stats.tile(count + 1), start, seen, scale)
+            next_weights = weigh_seen(scores, stats.tile(count + 1), start, seen, scales.scores)
             done = warpgroup_mma_wait(0, deps=(dk_sum, d_weights) + dv_sum)
             dk_sum, d_weights, dv_sum = done[0], done[1], done[2:]
             queries.release(count)
@@ -228,7 +227,7 @@ def compute_dkv(
         first_cell = 0
         if KEYS.cells > 0:
             first_cell = gl.load(work.first_cells + head)
-        dk_sum *= softmax_scale
+        dk_sum *= scales.gradients
         place = batch, head, first_key, lane, length
         store_keys(dk_sum, dk, item, place, first_cell, job, work, D_QK, KEYS, SPLIT, ACCUMULATE)
         for panel in gl.static_range(KEYS.panels):
@@ -237,7 +236,7 @@ def compute_dkv(
 
 @gluon.jit
 def hopper_dkv(
-    q, k, v, d_output, row_stats, dk, dv, job, work, scale, softmax_scale,
+    q, k, v, d_output, row_stats, dk, dv, job, work, scales,
     D_QK: gl.constexpr, D_V: gl.constexpr, KEYS: gl.constexpr, SPLIT: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """q to row_stats: tensor descriptors. With KEYS.cells the keys are summary cells, seen from later lanes.
@@ -251,7 +250,6 @@ def hopper_dkv(
     d_outputs = beside(queries, dtype, ROWS, d_output.block_type.shape[4], KEYS.panels)
     stats = beside(queries, gl.float32, 2, ROWS)
     rings = keys, values, queries, d_outputs, stats
-    scales = scale, softmax_scale
     fence_async_shared()
     gl.warp_specialize(
         [

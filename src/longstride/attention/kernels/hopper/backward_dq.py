@@ -102,7 +102,6 @@ def compute_dq(
 ):  # fmt: skip
     """A warpgroup, for one half of a tile's queries."""
     queries, d_outputs, keys, values = rings
-    scale, softmax_scale = scales
     WIDTH_QK: gl.constexpr = keys.tiles.shape[2]
     pair_layout: gl.constexpr = tiles.mma_layout(ROWS)
     query_layout: gl.constexpr = tiles.operand_layout(pair_layout)
@@ -134,7 +133,8 @@ def compute_dq(
             start = tiles.first_key(tile, cell_tiles, first_tile)
             for offset in gl.static_range(0, TILE, ROWS):
                 pairs, dq_sum = add_half_pairs(
-                    pairs, dq_sum, own, keys, values, count, offset, start, tile < cell_tiles, job, scale, KEYS, KEYS.window
+                    pairs, dq_sum, own, keys, values, count, offset, start, tile < cell_tiles, job, scales.scores,
+                    KEYS, KEYS.window,
                 )  # fmt: skip
             keys.release(count)
             count += 1
@@ -144,17 +144,17 @@ def compute_dq(
         LAST: gl.constexpr = ROWS * (1 - (half == 0 and KEYS.window))
         if LAST > 0:
             pairs, dq_sum = add_half_pairs(
-                pairs, dq_sum, own, keys, values, count, 0, start, is_cell, job, scale, KEYS, True
+                pairs, dq_sum, own, keys, values, count, 0, start, is_cell, job, scales.scores, KEYS, True
             )  # fmt: skip
         d_scores = score_gradients(
-            pairs, own, start + LAST, is_cell, job, scale, tiles.operand_layout(sum_layout), KEYS, True
+            pairs, own, start + LAST, is_cell, job, scales.scores, tiles.operand_layout(sum_layout), KEYS, True
         )  # fmt: skip
         dq_sum = warpgroup_mma(d_scores, keys.tile(count).slice(LAST, ROWS), dq_sum, is_async=True)
         dq_sum = warpgroup_mma_wait(0, deps=(dq_sum,))
         keys.release(count)
         count += 1
 
-        dq_sum = gl.convert_layout(dq_sum, tiles.row_layout(WIDTH_QK)) * softmax_scale
+        dq_sum = gl.convert_layout(dq_sum, tiles.row_layout(WIDTH_QK)) * scales.gradients
         row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, tiles.row_layout(WIDTH_QK)))
         position = lane * job.lane_stride + row * job.index_stride
         tiles.store_gradient(dq_sum, dq, batch, head, position, row < length, D_QK, ACCUMULATE)
@@ -162,7 +162,7 @@ def compute_dq(
 
 @gluon.jit
 def hopper_dq(
-    q, d_output, k, v, k_cells, v_cells, row_stats, dq, job, work, scale, softmax_scale,
+    q, d_output, k, v, k_cells, v_cells, row_stats, dq, job, work, scales,
     D_QK: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr,
 ):  # fmt: skip
     """q to v_cells: tensor descriptors. ACCUMULATE: adds to the dq of an earlier pass."""
@@ -172,7 +172,6 @@ def hopper_dq(
     keys = make_ring(dtype, 3 if KEYS.panels == 1 else 2, TILE, k.block_type.shape[4], 2)
     values = beside(keys, dtype, TILE, v.block_type.shape[4], KEYS.panels)
     rings = queries, d_outputs, keys, values
-    scales = scale, softmax_scale
     fence_async_shared()
     gl.warp_specialize(
         [

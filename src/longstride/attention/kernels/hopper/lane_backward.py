@@ -146,7 +146,7 @@ def store_tile(value, results, STORE: gl.constexpr, ORDER: gl.constexpr, ACCUMUL
 
 @gluon.jit
 def lane_backward(
-    q, k, v, d_output, output, dq, dk, dv, lse, row_stats, work, scale, softmax_scale,
+    q, k, v, d_output, output, dq, dk, dv, lse, row_stats, work, scales,
     TILES: gl.constexpr, ACCUMULATE: gl.constexpr, STORE_STATS: gl.constexpr,
 ):  # fmt: skip
     """q to dv: tensor descriptors. ACCUMULATE: adds to the gradients of an earlier pass.
@@ -222,7 +222,7 @@ def lane_backward(
                 )  # fmt: skip
                 keys = k_tile[0].slice(key * ROWS, ROWS), lane_tiles.rows_of(v_tile, key * ROWS)
                 dq_sum, dk_sum, dv_sum = add_pairs(
-                    (dq_sums[query], dk_sum, dv_sum), queries, keys, d_scores_tile, scale, (count + key) >> 30,
+                    (dq_sums[query], dk_sum, dv_sum), queries, keys, d_scores_tile, scales.scores, (count + key) >> 30,
                     (query - key) * ROWS, TILES.near, LENGTH, TILES.part, key == 0, query == key,
                 )  # fmt: skip
                 dq_sums = replaced(dq_sums, query, dq_sum)
@@ -231,8 +231,8 @@ def lane_backward(
                     if not OVER_OUTPUT:
                         fetch_output(output, output_tile, item + programs, work, full.index(0), TILES.heads_first)
                 if query == key:
-                    store_tile(dq_sum * softmax_scale, results, (2 + PANELS) * key, ORDER, ACCUMULATE)
-            store_tile(dk_sum * softmax_scale, results, (2 + PANELS) * key + 1, ORDER, ACCUMULATE)
+                    store_tile(dq_sum * scales.gradients, results, (2 + PANELS) * key, ORDER, ACCUMULATE)
+            store_tile(dk_sum * scales.gradients, results, (2 + PANELS) * key + 1, ORDER, ACCUMULATE)
             for panel in gl.static_range(PANELS):
                 store_tile(dv_sum[panel], results, (2 + PANELS) * key + 2 + panel, ORDER, ACCUMULATE)
         if OVER_OUTPUT:
@@ -250,6 +250,6 @@ def launch_lane_backward(
     assert lanes.length * call.q.shape[3] <= LARGEST_LANE
     stats = RowStats(lse, 0) if row_stats is None else RowStats(row_stats, row_stats.shape[2])
     return lane_launch(
-        lane_backward, lane_backward_settings, matrices, [dq, dk, dv], lanes, near, [lse, stats], call.scales, accumulate,
+        lane_backward, lane_backward_settings, matrices, [dq, dk, dv], lanes, near, [lse, stats], [call.scales], accumulate,
         STORE_STATS=row_stats is not None,
     )  # fmt: skip

@@ -92,7 +92,7 @@ def value_panels(matrices: Sequence[Tensor]) -> int:
 
 def walk_launch(
     kernel: Any, setting: LaneSetting, call: Forward | Backward, matrices: Sequence[Any], results: Any, reach: int,
-    between: bool, scales: Sequence[float], **flags: bool,
+    between: bool, scales: Sequence[Any], **flags: bool,
 ) -> Launch:  # fmt: skip
     """The launch of a walk for Local(reach), whose programs share the positions of all heads. TMA copies those of `matrices`
     that are tensors, others are arguments as they are. results: those that a walk over documents also stores by rows.
@@ -128,7 +128,7 @@ def walk_launch(
 
 def lane_launch(
     kernel: Any, settings: Callable[..., LaneSetting], matrices: Sequence[Tensor], results: Sequence[Tensor],
-    lanes: Lanes, near: int, others: Sequence[Any], scales: Sequence[float], accumulate: bool, **flags: bool,
+    lanes: Lanes, near: int, others: Sequence[Any], scales: Sequence[Any], accumulate: bool, **flags: bool,
 ) -> Launch:  # fmt: skip
     """The launch for these lanes. TMA copies whole lanes of `matrices` in, and tiles of `results` out."""
     batch, heads, n, d = matrices[0].shape

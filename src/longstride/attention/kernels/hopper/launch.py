@@ -128,7 +128,7 @@ def _dq(call: Backward, row_stats: Tensor, pass_: Pass, window: bool, accumulate
     work = _work(call, pass_, tiles * job.lanes, tiles)
     arguments = (
         *(_lanes(x, job.index_stride, TILE) for x in (q, call.d_output)), *_key_descriptors(call.k, call.v, pass_),
-        RowStats(row_stats, row_stats.shape[2]), matrix(call.dq), job, work, *call.scales,
+        RowStats(row_stats, row_stats.shape[2]), matrix(call.dq), job, work, call.scales,
     )  # fmt: skip
     keys = _keys(call.v, job, pass_.summary, window)
     constants = {"D_QK": q.shape[3], "KEYS": keys, "ACCUMULATE": accumulate, "num_warps": 4}
@@ -155,7 +155,7 @@ def _dkv(call: Backward, row_stats: Tensor, pass_: Pass, cells: bool, accumulate
         _lanes(call.q, job.index_stride, ROWS),
         *(_cells(x, job) if cells else _lanes(x, job.index_stride, TILE) for x in (call.k, call.v)),
         _lanes(call.d_output, job.index_stride, ROWS),
-        Descriptor(row_stats, 0, stats_shape, row_stats.stride(), (1, 2, ROWS)), *results, job, work, *call.scales,
+        Descriptor(row_stats, 0, stats_shape, row_stats.stride(), (1, 2, ROWS)), *results, job, work, call.scales,
     )  # fmt: skip
     constants = {
         "D_QK": d_qk, "D_V": call.v.shape[3], "KEYS": _keys(call.v, job, cells), "SPLIT": splits > 1,

@@ -13,13 +13,11 @@ output is loaded into registers, and gradients are written from the tiles of q, 
 # mypy: ignore-errors
 # Triton compiles this file: its arguments have Triton's types, not Python's.
 
-from typing import Any, NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from longstride.attention.kernels.arguments import matrix
+from longstride.attention.kernels.arguments import Gradients, matrix
 from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper import lane_tiles, walk_documents
 from longstride.attention.kernels.hopper.lane_descriptors import value_panels, walk_launch
@@ -29,14 +27,6 @@ from longstride.attention.kernels.hopper.ring import make_barriers, make_panels,
 from longstride.attention.kernels.hopper.tiles import ROWS, head_pointer, mma_layout, row_layout, row_pointers
 from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.primitives import without_keys
-
-
-class Gradients(NamedTuple):
-    """As matrices."""
-
-    dq: Any
-    dk: Any
-    dv: Any
 
 
 @gluon.jit
@@ -125,7 +115,7 @@ def query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, place):
 
 @gluon.jit
 def walk_backward(
-    q, k, v, d_output, output, dq, dk, dv, gradient_rows, lse, work, scale, softmax_scale, WALK: gl.constexpr
+    q, k, v, d_output, output, dq, dk, dv, gradient_rows, lse, work, scales, WALK: gl.constexpr
 ):  # fmt: skip
     """q to dv: tensor descriptors, except `output` where values have several panels, which is a Matrix then. gradient_rows:
     `Gradients`, with documents."""
@@ -211,26 +201,28 @@ def walk_backward(
             dv_sum = lane_tiles.empty_sums(PANELS, D, sum_layout)
             queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, now)
             dq_sum, dk_sum, dv_sum = add_pairs(
-                (dq_next, dk_sum, dv_sum), queries, keys, d_scores_tile, scale, zero, 0, 0, FAR, PART, False, True
+                (dq_next, dk_sum, dv_sum), queries, keys, d_scores_tile, scales.scores, zero, 0, 0, FAR, PART, False, True
             )  # fmt: skip
             if position >= start:
                 dq_tile = staging.index(0) if PANELS == 1 else q_tiles[0].index(now)
                 dq_rows = gradient_rows.dq if DOCUMENTS else None
-                store_panel(dq_sum * softmax_scale, dq, dq_rows, batch, head, tile, tile_row, rows, dq_tile, WALK)
+                store_panel(dq_sum * scales.gradients, dq, dq_rows, batch, head, tile, tile_row, rows, dq_tile, WALK)
             queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, after)
             dq_next, dk_sum, dv_sum = add_pairs(
-                (dq_last, dk_sum, dv_sum), queries, keys, d_scores_tile, scale, zero, ROWS, 0, FAR, PART, BACK == 1, False
+                (dq_last, dk_sum, dv_sum), queries, keys, d_scores_tile, scales.scores, zero,
+                ROWS, 0, FAR, PART, BACK == 1, False,
             )  # fmt: skip
             if BACK == 2:
                 queries = query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, newest)
                 dq_last, dk_sum, dv_sum = add_pairs(
-                    (dq_last, dk_sum, dv_sum), queries, keys, d_scores_tile, scale, zero, 2 * ROWS, 0, FAR, PART, True, False
+                    (dq_last, dk_sum, dv_sum), queries, keys, d_scores_tile, scales.scores, zero,
+                    2 * ROWS, 0, FAR, PART, True, False,
                 )  # fmt: skip
             if position >= start:
                 dk_tile = staging.index(1) if PANELS == 1 else k_tile[0]
                 dk_rows = gradient_rows.dk if DOCUMENTS else None
                 dv_rows = gradient_rows.dv if DOCUMENTS else None
-                store_panel(dk_sum * softmax_scale, dk, dk_rows, batch, head, tile, tile_row, rows, dk_tile, WALK)
+                store_panel(dk_sum * scales.gradients, dk, dk_rows, batch, head, tile, tile_row, rows, dk_tile, WALK)
                 for panel in gl.static_range(PANELS):
                     dv_tile = staging.index(2) if PANELS == 1 else v_tile[panel]
                     store_panel(dv_sum[panel], dv, dv_rows, batch, head, tile, tile_row, rows, dv_tile, WALK, panel)
@@ -257,4 +249,4 @@ def launch_walk_backward(call: Backward, reach: int) -> Launch:
     matrices = q, k, v, d_output, output if v.shape[3] == q.shape[3] else matrix(output), dq, dk, dv
     rows = Gradients(matrix(dq), matrix(dk), matrix(dv))
     setting = walk_backward_settings(q.shape[3], value_panels(matrices))
-    return walk_launch(walk_backward, setting, call, matrices, rows, reach, True, call.scales)
+    return walk_launch(walk_backward, setting, call, matrices, rows, reach, True, [call.scales])
