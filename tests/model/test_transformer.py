@@ -312,14 +312,15 @@ def test_blocks_compile_without_a_graph_break(recompute, changes):
     torch.testing.assert_close(torch.autograd.grad(compiled(h, rotation=rotation).square().sum(), inputs), expected)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("changes", [{}, MODERN], ids=str)
-def test_one_graph_for_torch_compile(changes):
+def test_one_graph_for_torch_compile(changes, dynamic):
     """The look at the bytes' range is left out there: it would break the graph."""
     torch._dynamo.reset()
-    made, tokens = model(layers=1, **changes), some_bytes()
-    compiled = torch.compile(made, fullgraph=True, backend="eager")
+    made, tokens = model(layers=2, **changes), some_bytes()
+    compiled = torch.compile(made, fullgraph=True, backend="eager", dynamic=dynamic)
     assert torch.equal(compiled(tokens), made(tokens))
-    loss = torch.compile(made.loss, fullgraph=True, backend="eager")(tokens)
+    loss = torch.compile(made.loss, fullgraph=True, backend="eager", dynamic=dynamic)(tokens)
     assert torch.equal(loss, made.loss(tokens))
     loss.backward()
     assert all(x.grad is not None for x in made.parameters())

@@ -4,7 +4,8 @@ Norms and gelu save only their input for the gradient and recompute the rest: th
 third of a block's memory.
 
 Their forward passes call nothing that works in place, and return nothing from a `to` that may return its input:
-torch.compile of PyTorch 2.11 loses the gradients of such results (pytorch/pytorch#180642).
+torch.compile of PyTorch 2.11 loses the gradients of such results (pytorch/pytorch#180642). They have the numbers SLOPE and
+EPSILON written out: torch.compile(dynamic=True) makes a global number symbolic, and fails where two layers read it.
 """
 
 from typing import Any
@@ -94,7 +95,7 @@ class _Normalize(torch.autograd.Function):
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         compute_dtype = _compute_dtype(x)
         result, mean, scale = torch.native_layer_norm(
-            x.to(compute_dtype), weight.shape, weight.to(compute_dtype), bias.to(compute_dtype), EPSILON
+            x.to(compute_dtype), weight.shape, weight.to(compute_dtype), bias.to(compute_dtype), 1e-5
         )  # fmt: skip
         return result if x.dtype == compute_dtype else result.to(x.dtype), mean, scale
 
@@ -148,7 +149,7 @@ def gelu(x: Tensor) -> Tensor:
 class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return x * (SLOPE * x).sigmoid()
+        return x * (1.702 * x).sigmoid()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -161,7 +162,7 @@ class _Gelu(torch.autograd.Function):
 
 def gelu_gradient(d_output: Tensor, x: Tensor) -> Tensor:
     """Returns the gradient of x. gelu(x) = silu(SLOPE x) / SLOPE, and PyTorch has silu's gradient as one operator."""
-    dx: Tensor = torch.ops.aten.silu_backward(d_output, SLOPE * x)
+    dx: Tensor = torch.ops.aten.silu_backward(d_output, 1.702 * x)
     return dx
 
 
