@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -269,6 +270,26 @@ def test_compiles_without_a_graph_break(impl, case):
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     expected = torch.autograd.grad(call(*inputs), inputs)
     torch.testing.assert_close(torch.autograd.grad(compiled(*inputs), inputs), expected)
+
+
+@pytest.mark.parametrize("impl", ["blocked", SLOW_TRITON])
+def test_other_lengths_compile_nothing_new(impl):
+    """Lengths become symbolic when they change; a graph for each list would reach torch.compile's limit of eight."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def call(*inputs, documents):
+        return attend(*inputs, Local(5) | Block(4), documents=documents, impl=impl)
+
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    inputs = [x.requires_grad_() for x in torch.randn(3, 1, 1, 31, 4, device=DEVICE).unbind()]
+    for lengths in ([10, 4, 17], [11, 3, 17], [5, 5, 21], [6, 7, 18], [1, 29, 1], [2, 2, 27]):
+        result, expected = compiled(*inputs, documents=lengths), call(*inputs, documents=lengths)
+        torch.testing.assert_close(result, expected)
+        gradients = (torch.autograd.grad(x.square().sum(), inputs) for x in (result, expected))
+        torch.testing.assert_close(*gradients)
+    assert counter.frame_count <= 3
+
 
 
 @pytest.mark.parametrize("impl", ["blocked", SLOW_TRITON])

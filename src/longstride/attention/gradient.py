@@ -63,7 +63,7 @@ def define_ops(impl: str, forward: Any, forward_like: Any, fill_gradients: Any, 
     def flops(d_output: Any, d_stats: Any, q: Any, k: Any, v: Any, output: Any, stats: Any, *settings: Any, **_: Any) -> int:
         return backward_flops(q, k, v, *settings[:-1])
 
-    inputs, settings = "Tensor q, Tensor k, Tensor v", "str patterns, float scale, int[] documents"
+    inputs, settings = "Tensor q, Tensor k, Tensor v", "str patterns, float scale, SymInt[] documents"
     schema = f"({inputs}, {settings}) -> (Tensor, Tensor)"
     forward_op = define(f"{impl}_forward", schema, forward, forward_like, forward_flops)
     given = f"Tensor d_output, Tensor? d_stats, {inputs}, Tensor output, Tensor stats, {settings}, bool[] needed"
