@@ -291,7 +291,6 @@ def test_other_lengths_compile_nothing_new(impl):
     assert counter.frame_count <= 3
 
 
-
 @pytest.mark.parametrize("impl", ["blocked", SLOW_TRITON])
 @pytest.mark.parametrize("case", LAYOUTS.values(), ids=LAYOUTS)
 def test_operators_keep_their_promises(impl, case):

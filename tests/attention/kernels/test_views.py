@@ -94,6 +94,17 @@ def test_a_gradient_of_the_lse_takes_the_kernels_for_documents(least, plain_call
     assert plain_calls[-1] == ("run_backward", (1, 2, 32), False)
 
 
+@pytest.mark.parametrize(("apart", "dtype"), [(False, torch.float32), (True, torch.float16)])
+def test_heads_take_turns_over_documents_of_a_walk(apart, dtype, plain_calls, poisoned, monkeypatch):
+    """As on Hopper. Here other kernels compute the documents of each turn."""
+    monkeypatch.setattr(ops, "walks_documents", lambda tensors, *_: tensors[0].shape == tensors[1].shape)
+    case = OF_GROUPS._replace(heads=[Local(3)] * 4)
+    with tiles_of(16, 16):
+        case.check("triton", dtype, DEVICE, of_lse=False, apart=apart)
+    turns = [((1, 2, 28), False)] * 2  # Heads 0 and 2, which have a head of keys each, then 1 and 3.
+    assert plain_calls == [(name, *turn) for name in ("run_forward", "run_backward") for turn in turns]
+
+
 def test_pieces_do_not_see_each_other(plain_calls, monkeypatch):
     """Not one bit of a piece, or of a document in it, depends on another; nor on the future."""
     monkeypatch.setattr(views, "LEAST_ROWS", 24)

@@ -2,8 +2,8 @@
 
 The output has the layout of v, or of q if the shapes differ, and each gradient that of its input. A plain call, whose q, k
 and v are alike and whose rows are one document, is one run (`run.py`). Documents with many rows, and heads that share
-keys, become plain calls by `views.py`; Hopper's walk takes documents as they are; the gradient of an lse takes the general
-kernels, and so does all the rest.
+keys, become plain calls by `views.py`; Hopper's walk takes documents as they are, also of heads in turns; the gradient of an
+lse takes the general kernels, and so does all the rest.
 """
 
 from collections.abc import Sequence
@@ -72,9 +72,9 @@ def triton_forward(
     if q.shape == k.shape and not documents:
         run_forward(q, k, v, output, lse, patterns, scale)
         return output, lse
-    pieces = not walks_documents((q, k, v), patterns, documents)
-    for (queries, keys, values, part, rows), own in parts((q, k, v, output, lse), documents, pieces):
-        group = 1 if own else turns(queries, keys)
+    walks = _are_one_walk((q,), k, v, patterns, documents)
+    for (queries, keys, values, part, rows), own in parts((q, k, v, output, lse), documents, not walks):
+        group = 1 if own and not walks else turns(queries, keys)
         rows = turn_rows(rows, group)
         found = rows if rows.is_contiguous() else torch.empty_like(rows, memory_format=torch.contiguous_format)
         by_head = turn_heads(queries, group), turn_heads(part, group), turn_patterns(patterns, group)
@@ -90,7 +90,7 @@ def fill_gradients(
     patterns: str, scale: float, documents: Sequence[int], needed: Sequence[bool],
 ) -> None:  # fmt: skip
     """Fills those of dq, dk and dv that are needed."""
-    q, k, _ = inputs
+    q, k, v = inputs
     if q.shape == k.shape and not documents and d_lse is None:
         run_backward(gradients, d_output, inputs, saved, patterns, scale, needed)
         return
@@ -98,10 +98,11 @@ def fill_gradients(
     # kernels.
     d_natural_lse = () if d_lse is None else ((d_lse * LOG2_E).contiguous(),)
     output, lse = saved
-    pieces = d_lse is None and not walks_documents((*inputs, d_output), patterns, documents)
+    walks = d_lse is None and _are_one_walk((q, d_output), k, v, patterns, documents)
+    pieces = d_lse is None and not walks
     for tensors, own in parts((*inputs, output, d_output, *gradients, lse, *d_natural_lse), documents, pieces):
         (q, k, v, output, d_part, dq, *d_keys), rows = tensors[:8], tensors[8:]
-        group = 1 if own else turns(q, k)
+        group = 1 if own and not walks else turns(q, k)
         sums = [x[None] for x in d_keys]
         if group > 1:
             sums = [empty_in_order(x, group, *x.shape) if x.dim() == 4 else x.expand(group, 0) for x in d_keys]
@@ -117,6 +118,20 @@ def fill_gradients(
                 torch.sum(total, 0, out=x)  # In float32.
             elif total.dtype != x.dtype:
                 x.copy_(total[0])
+
+
+def _are_one_walk(by_query: Sequence[Tensor], k: Tensor, v: Tensor, patterns: str, documents: Sequence[int]) -> bool:
+    """Whether Hopper's walk takes all documents in one launch, or in one for each turn of the heads that share keys.
+
+    by_query: q, and other tensors with its heads that the walk reads."""
+    if not documents:
+        return False
+    group = turns(by_query[0], k)
+    by_turn = zip(*(turn_heads(x, group) for x in by_query))
+    return all(
+        walks_documents((own[0], k, v, *own[1:]), chosen, documents)
+        for own, chosen in zip(by_turn, turn_patterns(patterns, group))
+    )
 
 
 def _layout(q: Tensor, k: Tensor, documents: Sequence[int], d_lse: Tensor | None = None) -> Layout | None:

@@ -161,6 +161,7 @@ SHARED = [  # As CASES, then heads of keys, and documents
     ("merged(strided(128))", 1, 2, 2000, 64, 64, WALK * 2, ["walk_backward"] * 2, 2, [1000, *[100] * 10]),
     ("local(128)", 1, 2, 60_000, 64, 64, WALK, ["walk_backward"], 2, [59_000, *[99, 101] * 5]),
     ("local(128)", 2, 2, 1000, 64, 64, WALK, ["walk_backward"], 2, [500, 500]),
+    ("local(128)", 2, 6, 60_000, 64, 64, WALK * 3, ["walk_backward"] * 3, 2, [59_000, *[99, 101] * 5]),
     ("local(128)", 2, 2, 60_000, 64, 128, WALK, ["walk_backward"], 2, [59_500, 500, 1, 59_999]),
     ("local(100)", 2, 2, 60_000, 32, 32, WALK, ["walk_backward"], 2, [1, 63, 59_936]),
     ("block(128)", 1, 2, 200, 64, 64, WALK, ["walk_backward"], 2, [128, 72]),
