@@ -1,6 +1,7 @@
 import matplotlib.image
 import numpy as np
 import pytest
+from PIL import Image
 
 import longstride.pictures.patterns
 from longstride.commands.bench import sampling
@@ -103,9 +104,30 @@ def test_the_legend_has_the_colour_of_keys_that_several_heads_see(tmp_path, monk
 def test_a_large_matrix_keeps_its_thin_lines(tmp_path, drawn):
     plot_patterns(schemes("column(50)"), tmp_path / "figure.png", height=50, width=50)
     _, matrix = drawn
-    assert len(matrix) < 1024
     coloured = (matrix == longstride.pictures.patterns.to_rgb(longstride.pictures.patterns.HEADS[0])).all(-1)
     assert coloured.any(axis=1).all()
+
+
+def test_thin_lines_have_pixels(tmp_path):
+    """One column of 32, of a matrix that has more columns than its panel has pixels."""
+    plot_patterns([Scheme("heads", parse("summary(32, 1)"))], tmp_path / "figure.png", height=32, width=32)
+    with Image.open(tmp_path / "figure.png") as picture:
+        row = np.asarray(picture.convert("RGB"))[picture.height * 6 // 7]
+    cells = np.array(longstride.pictures.patterns.to_rgb(longstride.pictures.patterns.HEADS[0])) * 255
+    blue = np.abs(row - cells).max(-1) < 2
+    assert (blue[1:] & ~blue[:-1]).sum() >= 28
+
+
+def test_each_pixel_of_the_image_has_its_borders(tmp_path, monkeypatch):
+    borders = []
+
+    def grid(axes, *_, which="major", **__):
+        if which == "minor":
+            borders.append([len(axis.get_minorticklocs()) for axis in (axes.xaxis, axes.yaxis)])
+
+    monkeypatch.setattr(longstride.pictures.patterns.Axes, "grid", grid)
+    plot_patterns(schemes("column(17)"), tmp_path / "figure.png", height=3, width=17)
+    assert borders == [[18, 4]]
 
 
 @pytest.mark.parametrize(

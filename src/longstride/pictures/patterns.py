@@ -24,7 +24,8 @@ QUERY = "#0b2545"
 UNSEEN = "#ffffff"
 FUTURE = "#ececec"
 LARGEST = 16_384
-PIXELS = 1_024
+SQUARES = 400
+"""The most squares of a connectivity matrix along a side: its panel has about 470 pixels."""
 
 Image = npt.NDArray[np.float64]
 
@@ -111,6 +112,8 @@ def _draw_image(axes: Axes, heads: Sequence[Pattern], height: int, width: int, q
     colours = _mix(seen, future=np.arange(n) > query)
     axes.imshow(colours.reshape(height, width, 3), interpolation="nearest")
     axes.add_patch(Rectangle((query % width - 0.5, query // width - 0.5), 1, 1, facecolor=QUERY))
+    axes.set_xticks([])  # Minor ticks at the place of another would be left out.
+    axes.set_yticks([])
     if n <= 1024:
         axes.set_xticks(np.arange(width + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(height + 1) - 0.5, minor=True)
@@ -121,8 +124,8 @@ def _draw_image(axes: Axes, heads: Sequence[Pattern], height: int, width: int, q
 
 def _draw_matrix(axes: Axes, heads: Sequence[Pattern], n: int) -> bool:
     """Draws all pairs. Returns whether several heads see one of them."""
-    # A pixel stands for a square of (query, key) pairs and is coloured if any of them is seen: thin lines do not vanish.
-    size = -(-n // PIXELS)
+    # A square stands for some (query, key) pairs and is coloured if any of them is seen: thin lines do not vanish.
+    size = -(-n // SQUARES)
     seen = [_any_in_squares(pattern, n, size) for pattern in heads]
     at = np.arange(len(seen[0]))
     axes.imshow(_mix(seen, future=at[None, :] > at[:, None]), interpolation="nearest", extent=(0, n, n, 0))
