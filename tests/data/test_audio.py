@@ -123,7 +123,6 @@ def test_files_stay_whole(tmp_path):
         ([5, 5], {"train": 1, "valid": 1}),
         ([5, 5, 5], {"train": 1, "valid": 1, "test": 1}),
         ([900, 50, 50], {"train": 1, "valid": 1, "test": 1}),
-        ([1, 1, 1000], {"train": 1, "valid": 1, "test": 1}),
         ([1000, 1, 1, 1], {"train": 1, "valid": 1, "test": 2}),
         ([100] * 100, {"train": 90, "valid": 5, "test": 5}),
     ],
@@ -133,6 +132,21 @@ def test_shares_of_whole_files(sizes, counts):
     assigned = audio.assign_files(given)
     assert {name: len(paths) for name, paths in assigned.items()} == counts
     assert [path for paths in assigned.values() for path in paths] == list(given)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([1, 2, 1000], {"train": ["2"], "valid": ["1"], "test": ["0"]}),
+        ([144, 397, 84], {"train": ["1"], "valid": ["0"], "test": ["2"]}),
+        ([30, 20, 30, 20], {"train": ["0", "2"], "valid": ["1"], "test": ["3"]}),
+        ([10, 70, 10, 10], {"train": ["0", "1"], "valid": ["2"], "test": ["3"]}),
+    ],
+)
+def test_few_long_files_train(sizes, expected):
+    """In sorted order, unless that would hold out most of the bytes."""
+    assigned = audio.assign_files({Path(str(number)): size for number, size in enumerate(sizes)})
+    assert {name: [str(path) for path in paths] for name, paths in assigned.items()} == expected
 
 
 def test_named_files_are_the_splits(tmp_path):

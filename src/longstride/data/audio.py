@@ -37,6 +37,7 @@ SILENCE = b"\x80"
 PAUSE = 0.25
 """Seconds of silence between two sounds in one file."""
 SHARE = 0.05
+LEAST_TRAINING = 0.7
 RATES = range(1_000, 768_001)
 """Supported sample rates. Far below RATE one sample becomes thousands, which soxr holds in memory at once."""
 CHANNELS = 64
@@ -60,7 +61,7 @@ class Audio(DataKind):
     def plan(
         cls, source: Path, limit: Limit | None = None, join: bool = False, others: Sequence[str] = ()
     ) -> Plan:  # fmt: skip
-        """Plans one file, split 90/5/5 per cent, or a folder, whose files go to train, valid and test in sorted order,
+        """Plans one file, split 90/5/5 per cent, or a folder, whose files go to train, valid and test by `assign_files`,
         unless files or folders are named so; with `join` names do not count."""
         limit = limit or Limit(source)
         paths = files_under(source, cls.suffixes) if source.is_dir() else [source]
@@ -74,7 +75,7 @@ class Audio(DataKind):
         if groups:
             paths = [path for members in groups.values() for path in members]
         sizes = {path: expected_bytes(path, limit) for path in paths}
-        how = "splits as its files are named" if groups else "whole files, in sorted order"
+        how = "splits as its files are named" if groups else "whole files, in sorted order; few long ones by size"
         splits: dict[str, Iterable[Bytes] | Bytes] = {}
         for name, members in (groups or assign_files(sizes)).items():
             splits[name] = chain.from_iterable(read(path, RATE, limit) for path in members)
@@ -234,8 +235,17 @@ def expected_bytes(path: Path, limit: Limit | None = None) -> int:
 
 
 def assign_files(sizes: dict[Path, int]) -> dict[str, list[Path]]:
-    """Assigns files from the end of the list to test, then valid, each as close to 5 per cent of the bytes as possible."""
-    left = list(sizes)
+    """Assigns files from the end of the list to test, then valid, each as close to 5 per cent of the bytes as possible.
+
+    If few long files leave less than LEAST_TRAINING for train, the largest files are train, and the smallest test.
+    """
+    in_order = _assign(list(sizes), sizes)
+    if sum(sizes[path] for path in in_order["train"]) >= LEAST_TRAINING * sum(sizes.values()):
+        return in_order
+    return _assign(sorted(sizes, key=lambda path: -sizes[path]), sizes)
+
+
+def _assign(left: list[Path], sizes: dict[Path, int]) -> dict[str, list[Path]]:
     target = SHARE * sum(sizes.values())
     taken: dict[str, list[Path]] = {}
     for name in ("test", "valid") if len(left) > 2 else ("valid",):
