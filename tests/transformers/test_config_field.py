@@ -50,6 +50,19 @@ def test_another_implementation_is_used_when_asked_for(tmp_path):
     assert not torch.equal(dense(tokens()).logits, model(tokens()).logits)
 
 
+def test_what_was_switched_back_is_saved_with_its_pattern(tmp_path):
+    """By set_attn_implementation and by from_pretrained alike."""
+    model = make()
+    expected = model(tokens()).logits
+    for folder in (tmp_path / "switched", tmp_path / "loaded"):
+        model.set_attn_implementation("sdpa")
+        model.save_pretrained(folder)
+        assert json.loads((folder / "config.json").read_text())["attn_implementation"] == "longstride"
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(tokens()).logits, expected)
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+        assert not torch.equal(model(tokens()).logits, expected)
+
+
 def test_folders_that_do_not_name_the_implementation_keep_the_pattern(tmp_path):
     model, path = make(), tmp_path / "config.json"
     model.save_pretrained(tmp_path)

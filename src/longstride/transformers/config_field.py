@@ -1,7 +1,7 @@
 """longstride_pattern: the field of a model's config with the patterns of its layers.
 
 It is text, or a list with the text of each layer and None for layers that keep their own sliding window, or for those
-without attention. A config that has it also has attn_implementation = "longstride" in its config.json, which transformers
+without attention. A config that has it writes attn_implementation = "longstride" to its config.json, which transformers
 reads: without `import longstride.transformers` such a folder is refused instead of attending densely.
 """
 
@@ -103,16 +103,19 @@ def _set(config: PretrainedConfig, given: Any) -> None:
     """Called with what config.json has, too."""
     if given is None:
         config.__dict__.pop(FIELD, None)
-        config.__dict__.pop(SAVED, None)
         return
     config.__dict__[FIELD] = check_patterns(type(config).__name__, FIELD, config, given)
-    config.__dict__[SAVED] = NAME
 
 
 def register_field() -> None:
     """Makes configs of transformers validate the field, and models attend by it unless told another attn_implementation."""
     setattr(PretrainedConfig, FIELD, property(_get, _set))
-    choose = PreTrainedModel.get_correct_attn_implementation
+    choose, write_fields = PreTrainedModel.get_correct_attn_implementation, PretrainedConfig.to_dict
+
+    @functools.wraps(write_fields)
+    def to_dict(config: PretrainedConfig) -> dict[str, Any]:
+        # As an attribute of the config, it would be what from_pretrained(attn_implementation=...) sets.
+        return {**write_fields(config), **({SAVED: NAME} if FIELD in config.__dict__ else {})}
 
     @functools.wraps(choose)
     def choose_by_field(model: PreTrainedModel, requested_attention: str | None, *others: Any, **given: Any) -> Any:
@@ -125,4 +128,5 @@ def register_field() -> None:
             check_patterns(type(model.config).__name__, FIELD, model.config, patterns)
         return chosen
 
+    PretrainedConfig.to_dict = to_dict
     PreTrainedModel.get_correct_attn_implementation = choose_by_field
