@@ -99,6 +99,14 @@ def test_windows_generate_what_recomputation_does(name):
     )
 
 
+def test_the_first_layers_alone_may_assist():
+    """transformers then makes the mask of the full layers, too, which none reads, for a cache without them."""
+    model, given = windowed(), tokens(1, 20)
+    settings = {"attention_mask": torch.ones_like(given), "max_new_tokens": 11, "do_sample": False}
+    found = model.generate(given, assistant_early_exit=1, **settings)
+    assert torch.equal(found, recomputed(model, given, 11))
+
+
 def test_a_list_has_none_for_layers_with_a_window():
     model = windowed()
     expected = model(tokens()).logits

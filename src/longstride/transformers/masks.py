@@ -4,7 +4,8 @@ Every mask is an int16 tensor, also where nothing is padded: a layer without one
 mask from here, and is refused. Its shape is [rows, 1 + window, 1, n_k], with a window of 0 for layers that have none; the
 second dimension only carries the number. The third is that of the queries: Gemma 4 keeps the last of them in some layers, of
 the mask as of the hidden states. There are `batch` rows, in which equal neighbours are of one document, or none where each
-row is one document.
+row is one document. The third dimension is 0 where the cache does not fit: `read_mask` raises, since there may be no
+layer that reads the mask, as in the first layers alone (assistant_early_exit).
 """
 
 from collections.abc import Callable
@@ -46,9 +47,7 @@ def longstride_mask(
     window, packed = (None, None) if mask_function is causal_mask_function else _parts(mask_function)
     own_keys = kv_offset == 0 or window is not None
     if not own_keys or not isinstance(q_offset, int) or q_offset + q_length != kv_offset + kv_length:
-        raise ValueError(
-            "longstride: the cache must hold all keys and no others; use the default DynamicCache, no static or other one"
-        )
+        return torch.empty(0, 1, 0, kv_length, dtype=DTYPE, device=device)
     documents = packed
     if attention_mask is not None:  # transformers looks for packed sequences only without one.
         total = kv_offset + kv_length
@@ -66,6 +65,10 @@ def read_mask(mask: Tensor | None, n_k: int) -> Mask:
         raise ValueError(
             "longstride: a layer has no mask, as in cross-attention and in models that do not call create_causal_mask; "
             "only causal self-attention is computed; use another attn_implementation"
+        )
+    if isinstance(mask, Tensor) and mask.dtype == DTYPE and mask.dim() == 4 and not mask.shape[2]:
+        raise ValueError(
+            "longstride: the cache must hold all keys and no others; use the default DynamicCache, no static or other one"
         )
     if not isinstance(mask, Tensor) or mask.dtype != DTYPE or mask.dim() != 4 or mask.shape[2] != 1:
         got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
