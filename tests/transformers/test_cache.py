@@ -91,6 +91,15 @@ def test_sampling_draws_the_same_with_and_without_a_cache():
     assert not torch.equal(found[0][0], found[0][1])
 
 
+def test_a_compiled_model_generates():
+    """Compiled is what computes without a cache."""
+    model, given = wrapped(layers=1, pattern="interleave(local(4))"), tokens()
+    expected, logits = greedy(model, given, 3), model(given).logits
+    model.compile(backend="aot_eager")
+    assert torch.equal(greedy(model, given, 3), expected)
+    torch.testing.assert_close(model(given).logits, logits)
+
+
 def test_the_cache_is_smaller_than_one_of_all_keys():
     model = wrapped(pattern="interleave(local(4))")
     cache = model(tokens(), use_cache=True).past_key_values

@@ -28,6 +28,7 @@ class LongstrideCache(Cache):
         self.tokens = most if tokens is None else min(tokens, most)
         self.decoder: Decoder | None = None
 
+    @torch.compiler.disable(reason="longstride: generation with a cache is not compiled")  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def extend(self, tokens: Tensor) -> Tensor:
         """Takes more tokens [batch, n] and returns logits of next tokens: after the last one, [batch, 1, 256], if it was
