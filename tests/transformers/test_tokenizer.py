@@ -41,6 +41,8 @@ def test_there_is_no_padding():
         lambda tokenizer: tokenizer.add_tokens(["<pad>"]),
         lambda tokenizer: tokenizer.add_tokens(["ÿ"]),
         lambda tokenizer: setattr(tokenizer, "pad_token", "<pad>"),
+        lambda tokenizer: setattr(tokenizer, "pad_token_id", 200),
+        lambda tokenizer: setattr(tokenizer, "extra_special_tokens_ids", [65, 200]),
         lambda _: ByteTokenizer(pad_token="<pad>"),
     ],
 )
@@ -52,9 +54,10 @@ def test_no_token_is_added(add):
     assert tokenizer.decode(tokenizer.encode("a<pad>ÿ"), skip_special_tokens=True) == "a<pad>ÿ"
 
 
-def test_a_byte_may_pad(tmp_path):
+@pytest.mark.parametrize("pad", [("pad_token", "\0"), ("pad_token_id", 0)])
+def test_a_byte_may_pad(tmp_path, pad):
     tokenizer = ByteTokenizer()
-    tokenizer.pad_token = "\0"
+    setattr(tokenizer, *pad)
     tokenizer.save_pretrained(tmp_path)
     for one in (tokenizer, ByteTokenizer.from_pretrained(tmp_path)):
         found = one(["abc", "d"], padding=True)
@@ -69,6 +72,13 @@ def test_what_is_no_byte_is_named():
         ByteTokenizer().decode([97, 256])
     with pytest.raises(ValueError, match="'<pad>' is no token"):
         ByteTokenizer().convert_tokens_to_ids("<pad>")
+    with pytest.raises(ValueError, match="300 is no id"):
+        ByteTokenizer().pad_token_id = 300
+
+
+def test_text_that_utf_8_cannot_encode_is_named():
+    with pytest.raises(ValueError, match=r"'\\ud800' is half of a character, which UTF-8 cannot encode; give text.encode\("):
+        ByteTokenizer()("ab\ud800")
 
 
 def test_generation_takes_stop_strings():

@@ -33,11 +33,18 @@ class ByteTokenizer(PreTrainedTokenizer):
         return {chr(byte): byte for byte in range(BYTES)} | self.added_tokens_encoder
 
     def _tokenize(self, text: str, **_: Any) -> list[str]:
-        return [chr(byte) for byte in text.encode("utf-8")]
+        try:
+            return [chr(byte) for byte in text.encode("utf-8")]
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{OWNER}: {short_repr(text[error.start])} is half of a character, which UTF-8 cannot encode; give "
+                "text.encode('utf-8', 'replace').decode()"
+            ) from None
 
     def __setattr__(self, key: str, value: Any) -> None:
-        if key in (*self.SPECIAL_TOKENS_ATTRIBUTES, "extra_special_tokens"):
-            _check_tokens(value)
+        name = key.removesuffix("_ids").removesuffix("_id")
+        if name in (*self.SPECIAL_TOKENS_ATTRIBUTES, "extra_special_tokens"):
+            _check_tokens(value if name == key or value is None else self.convert_ids_to_tokens(value))
         super().__setattr__(key, value)
 
     def add_special_tokens(self, special_tokens_dict: dict[str, Any], *others: Any, **given: Any) -> int:
