@@ -166,6 +166,33 @@ def test_caches_of_others_are_refused():
         other(tokens(), past_key_values=LongstrideCache(model.network))
 
 
+def test_bad_arguments_of_a_cache_are_refused():
+    model = wrapped(layers=1, pattern="interleave(local(4))")
+    for network in (5, model):
+        with pytest.raises(ValueError, match=f"network must be a SparseTransformer, got {type(network).__name__}; give model.n"):
+            LongstrideCache(network)
+    with pytest.raises(ValueError, match="tokens must be a whole number of at least 1, got 'a'"):
+        LongstrideCache(model.network, "a")
+    with pytest.raises(ValueError, match="tokens must be at least 1, got -3"):
+        LongstrideCache(model.network, -3)
+    with pytest.raises(ValueError, match="input_ids has no rows; give at least one"):
+        model(tokens(2)[:0], use_cache=True)
+    cache = model(tokens(2), use_cache=True).past_key_values
+    for rows, got in ((torch.tensor([0]), r"\[1\]"), ([0, 1], r"\[0, 1\]")):
+        with pytest.raises(ValueError, match=f"beam_idx must be a tensor of the 2 rows to go on from, got {got}"):
+            cache.reorder_cache(rows)
+
+
+def test_hooks_run_without_a_cache():
+    """A cache reads the weights alone."""
+    model, given = wrapped(layers=1, pattern="interleave(local(4))"), tokens(1)
+    before = greedy(model, given, 3)
+    model.blocks[0].register_forward_hook(lambda _, __, h: h.flip(-1))
+    with pytest.raises(ValueError, match=r"blocks\.0 has hooks.*or give generate\(\) use_cache=False"):
+        greedy(model, given, 3)
+    assert not torch.equal(greedy(model, given, 3, use_cache=False), before)
+
+
 @pytest.mark.parametrize("given", [{"prompt_lookup_num_tokens": 2}, {"assistant_model": wrapped()}])
 def test_assisted_generation_is_refused(given):
     """From the start, and not when the first guess is wrong."""

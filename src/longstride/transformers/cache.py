@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from longstride.common.checks import short_repr, whole_number
 from longstride.model import SparseTransformer
+from longstride.model.layers import check_plain
 from longstride.sampling.decoder import Decoder
 
 OWNER = "LongstrideCache"
@@ -23,9 +25,13 @@ class LongstrideCache(Cache):
     def __init__(self, network: SparseTransformer, tokens: int | None = None) -> None:
         """`tokens`: the most that will be given, prompt included; as many as the context allows if None."""
         super().__init__(layers=[])
+        if not isinstance(network, SparseTransformer):
+            raise ValueError(
+                f"{OWNER}: network must be a SparseTransformer, got {type(network).__name__}; give model.network"
+            )
         self.network = network
         most = network.config.context - 1  # The last position predicts a token that has none of its own.
-        self.tokens = most if tokens is None else min(tokens, most)
+        self.tokens = most if tokens is None else min(whole_number(OWNER, "tokens", tokens, 1), most)
         self.decoder: Decoder | None = None
 
     @torch.compiler.disable(reason="longstride: generation with a cache is not compiled")  # type: ignore[untyped-decorator]
@@ -34,6 +40,8 @@ class LongstrideCache(Cache):
         """Takes more tokens [batch, n] and returns logits of next tokens: after the last one, [batch, 1, 256], if it was
         empty, and after each of them, [batch, n, 256], if it was not."""
         batch, total = len(tokens), self.get_seq_length() + tokens.shape[1]
+        if not batch:
+            raise ValueError(f"{OWNER}: input_ids has no rows; give at least one")
         if total > self.tokens:
             is_whole = self.tokens == self.network.config.context - 1
             fix = "" if is_whole else ", or LongstrideCache(model.network) as past_key_values from the first call on"
@@ -42,6 +50,8 @@ class LongstrideCache(Cache):
                 f"{self.network.config.context:,}, and the last token is only predicted); give a smaller max_new_tokens{fix}"
             )
         if self.decoder is None:
+            fix = "merge what they add into the layers' weights, or give generate() use_cache=False"
+            check_plain(OWNER, self.network, fix)
             self.decoder = Decoder(self.network, batch, self.tokens + 1)
             self.decoder.prefill(tokens)
             tokens = tokens[:, -1:]
@@ -68,8 +78,13 @@ class LongstrideCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row r takes the keys and values of row beam_idx[r]."""
-        if self.decoder is not None:
-            self.decoder.reorder(beam_idx)
+        if self.decoder is None:
+            return
+        rows = self.decoder.batch
+        if not isinstance(beam_idx, Tensor) or beam_idx.shape != (rows,):
+            got = list(beam_idx.shape) if isinstance(beam_idx, Tensor) else short_repr(beam_idx)
+            raise ValueError(f"{OWNER}: beam_idx must be a tensor of the {rows} rows to go on from, got {got}")
+        self.decoder.reorder(beam_idx)
 
     def reset(self) -> None:
         self.decoder = None
