@@ -23,6 +23,8 @@ CHANGEABLE = ("dropout", "precision", "recompute", "chunk")
 """Config fields that may change on loading: they do not affect the weights."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Dtypes of the weights in model.safetensors."""
+SHARDS = "model.safetensors.index.json"
+"""What transformers writes beside weights in several files."""
 WEIGHT_BYTES = 2
 """The fewest bytes of a weight in model.safetensors."""
 
@@ -60,6 +62,11 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
         if not path.is_file():
             if str(folder) in NAMES and not folder.exists():
                 raise ValueError(f"from_pretrained: {folder} is not here: {why_absent(str(folder))}")
+            if path == owner and (folder / SHARDS).is_file():
+                raise ValueError(
+                    f"{folder} has its weights in shards, by {SHARDS}; read it with LongstrideForCausalLM, and save it "
+                    "with a larger max_shard_size"
+                )
             raise ValueError(f"{folder} is no saved model: it has no {path.name}")
     for name in changes:
         if name not in CHANGEABLE:

@@ -77,6 +77,9 @@ class LongstrideConfig(PretrainedConfig):
             network = {name: value for name, value in content.items() if name != COMMIT}
             content = {"model": model if isinstance(model, dict) else network}
         changes = {name: given.pop(name) for name in CHANGEABLE if name in given}
+        for name in ("model", *FIELDS, *SIZES):
+            if name in given:
+                raise ValueError(f"{cls.__name__}: {name} cannot be changed, only {', '.join(CHANGEABLE)}")
         if changes and isinstance(content.get("model"), dict):
             content["model"] = {**content["model"], **changes}
         return super().from_dict(content, **given)

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from longstride.common.checks import short_repr, suggest
+from longstride.common.checks import short_reason, short_repr, suggest
 from longstride.model import ModelConfig, SparseTransformer, recompute
 from longstride.model.card import Card
 from longstride.model.config import BYTES
@@ -57,7 +58,10 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
     supports_gradient_checkpointing = True
     _no_split_modules = ["ResidualBlock"]  # noqa: RUF012  # As in the base class.
 
-    def __init__(self, config: LongstrideConfig) -> None:
+    def __init__(self, config: LongstrideConfig, **unknown: Any) -> None:
+        """`unknown`: what from_pretrained was given that is neither its own nor a field of the config."""
+        for name in unknown:
+            raise ValueError(f"{OWNER}: from_pretrained has no argument {name!r}, nor has the config; leave it out")
         super().__init__(config)
         network = SparseTransformer(config.network)
         # The network is no module of this model, but its parts are: so the names of all weights are the network's.
@@ -133,7 +137,7 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: Return only this many, the last ones; 0: all. Or a tensor of positions.
             num_items_in_batch: Number that the sum of the loss is divided by, instead of the number of scored labels.
         """
-        for name, given in others.items():
+        for name, given in {"output_hidden_states": self.config.output_hidden_states, **others}.items():
             if given is not None and given is not False and name != "tokenizer":  # generate() has one for stop_strings.
                 shown = "a tensor" if isinstance(given, Tensor) else short_repr(given)
                 raise ValueError(f"{OWNER}: {name} = {shown} is not supported; leave it out")
@@ -227,10 +231,13 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             assert isinstance(block, ResidualBlock)
             block.ff.recompute = choice != "off"
 
-    def save_pretrained(self, save_directory: str | Path, **given: Any) -> None:
+    def save_pretrained(self, save_directory: str | Path, is_main_process: bool = True, **given: Any) -> None:
         """Writes a folder that transformers and longstride read. Others load it with trust_remote_code=True."""
-        super().save_pretrained(save_directory, **given)
-        write_code(Path(save_directory))
+        if Path(save_directory).is_file():
+            raise ValueError(f"{OWNER}: save_directory = {save_directory} is a file; give a folder")
+        super().save_pretrained(save_directory, is_main_process=is_main_process, **given)
+        if is_main_process:
+            write_code(Path(save_directory))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModelForCausalLM") -> None:
@@ -249,29 +256,38 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         """Reads a folder of transformers or of longstride, a run, one of a run's checkpoints, a model that comes with
         longstride ("text"), or a name on the Hub. Weights become float32.
 
-        `given`: dtype is the precision of the activations; also fields that do not affect the weights, such as recompute.
+        `given`: dtype is the precision of the activations; also fields that do not affect the weights, such as recompute,
+        and those of the generation config, such as pad_token_id.
         """
         folder = find_model(Path(str(pretrained_model_name_or_path)))
+        is_local = folder.is_dir()
+        if is_local:
+            pretrained_model_name_or_path = folder = folder / (given.pop("subfolder", None) or "")
         changes = {name: given.pop(name) for name in CHANGEABLE if name in given}
         dtype = given.pop("dtype", None) or given.pop("torch_dtype", None)
         if dtype is not None and dtype != "auto":
             changes["precision"] = _precision(dtype)
         config = given.pop("config", None)
-        if config is None and folder.is_dir():
+        if config is None and is_local:
             config = find_settings(OWNER, folder)  # A checkpoint's is in its run.
         if isinstance(config, PretrainedConfig):
-            config = cls.config_class.from_dict(config.to_dict(), **changes)
+            content = config.to_dict()
         else:
             hub = {name: given[name] for name in HUB if name in given}
-            config = cls.config_class.from_pretrained(config or pretrained_model_name_or_path, **changes, **hub)
-        if folder.is_dir():
-            pretrained_model_name_or_path = folder
-            if not (folder / "generation_config.json").is_file():
-                given.setdefault("generation_config", GenerationConfig())
+            content, _ = cls.config_class.get_config_dict(config or pretrained_model_name_or_path, **hub)
+        generation = {name: given[name] for name in vars(GenerationConfig()) if name in given}
+        config, given = cls.config_class.from_dict(content, return_unused_kwargs=True, **changes, **given)
+        given = {name: value for name, value in given.items() if name not in generation}
+        if is_local and not (folder / "generation_config.json").is_file():
+            given.setdefault("generation_config", GenerationConfig())
         wants_info = given.pop("output_loading_info", False)
-        model, info = super().from_pretrained(
-            pretrained_model_name_or_path, *others, config=config, dtype=torch.float32, output_loading_info=True, **given
-        )
+        try:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *others, config=config, dtype=torch.float32, output_loading_info=True, **given
+            )
+        except SafetensorError as error:
+            raise ValueError(f"{pretrained_model_name_or_path}: the weights cannot be read: {short_reason(error)}") from None
+        model.generation_config.update(**generation)
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
             if info.get(problem):
                 first = sorted(map(str, info[problem]))[0]
