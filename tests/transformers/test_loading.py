@@ -87,3 +87,26 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
     path.write_text("")
     with pytest.raises(ValueError, match=f"save_directory = {path} is a file; give a folder"):
         tiny().save_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda model, output: setattr(model.network, "output", output),
+        lambda model, output: model.add_module("output", output),
+        lambda model, output: model._modules.update(output=output),
+    ],
+)
+def test_parts_that_are_replaced_at_one_place_alone_are_refused(tmp_path, replace):
+    model = tiny()
+    replace(model, torch.nn.Linear(16, 256, bias=False))
+    for call in (
+        lambda: model(tokens()),
+        lambda: model.save_pretrained(tmp_path),
+        lambda: model.generate(tokens(), max_new_tokens=1),
+    ):
+        with pytest.raises(
+            ValueError, match=r"model\.output and model\.network\.output are not the same.*by model\.output = "
+        ):
+            call()
+    assert not list(tmp_path.iterdir())

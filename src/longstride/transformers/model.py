@@ -78,6 +78,15 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         if network is not None and name in network._modules:
             setattr(network, name, value)
 
+    def _check_parts(self) -> None:
+        """Raises ValueError where a part was replaced here alone, or in the network alone."""
+        for name, part in self.network.named_children():
+            if self._modules.get(name) is not part:
+                raise ValueError(
+                    f"{OWNER}: model.{name} and model.network.{name} are not the same module; replace it by "
+                    f"model.{name} = module, which sets both"
+                )
+
     def _replicate_for_data_parallel(self) -> Any:
         """Called by nn.DataParallel, which then sets the replica's parts."""
         replica = super()._replicate_for_data_parallel()
@@ -137,6 +146,7 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: Return only this many, the last ones; 0: all. Or a tensor of positions.
             num_items_in_batch: Number that the sum of the loss is divided by, instead of the number of scored labels.
         """
+        self._check_parts()
         for name, given in {"output_hidden_states": self.config.output_hidden_states, **others}.items():
             if given is not None and given is not False and name != "tokenizer":  # generate() has one for stop_strings.
                 shown = "a tensor" if isinstance(given, Tensor) else short_repr(given)
@@ -235,6 +245,7 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
         """Writes a folder that transformers and longstride read. Others load it with trust_remote_code=True."""
         if Path(save_directory).is_file():
             raise ValueError(f"{OWNER}: save_directory = {save_directory} is a file; give a folder")
+        self._check_parts()
         super().save_pretrained(save_directory, is_main_process=is_main_process, **given)
         if is_main_process:
             write_code(Path(save_directory))
