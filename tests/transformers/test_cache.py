@@ -136,6 +136,15 @@ def test_copies_of_a_cache_go_on_from_one_prompt(variant, precision):
     assert copy.deepcopy(LongstrideCache(model.network)).get_seq_length() == 0
 
 
+@pytest.mark.parametrize("n", [6, 11])
+def test_a_cache_of_more_tokens_than_are_given_is_refused(n):
+    """transformers takes the tokens that are not in the cache from the end, and would give some of them twice."""
+    model, given = wrapped(layers=1, pattern="interleave(local(4))"), tokens()
+    cache = model(given, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=r"past_key_values has 11 tokens; give generate.* with at least one token more"):
+        greedy(model, given[:, :n], 3, past_key_values=cache)
+
+
 def test_generation_ends_with_the_context():
     model = wrapped()
     assert greedy(model, tokens(), 29).shape == (2, 40)
@@ -147,6 +156,8 @@ def test_caches_of_others_are_refused():
     model = wrapped()
     with pytest.raises(ValueError, match="past_key_values must be a LongstrideCache, got DynamicCache; leave it out"):
         model(tokens(), past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="past_key_values must be a LongstrideCache, got tuple; leave it out"):
+        greedy(model, tokens(), past_key_values=())
     with pytest.raises(ValueError, match="cache_implementation = 'static' is not supported; leave it out"):
         greedy(model, tokens(), cache_implementation="static")
     cache = model(tokens(), use_cache=True).past_key_values
@@ -169,7 +180,9 @@ def test_caches_of_others_are_refused():
 def test_bad_arguments_of_a_cache_are_refused():
     model = wrapped(layers=1, pattern="interleave(local(4))")
     for network in (5, model):
-        with pytest.raises(ValueError, match=f"network must be a SparseTransformer, got {type(network).__name__}; give model.n"):
+        with pytest.raises(
+            ValueError, match=f"network must be a SparseTransformer, got {type(network).__name__}; give model.n"
+        ):
             LongstrideCache(network)
     with pytest.raises(ValueError, match="tokens must be a whole number of at least 1, got 'a'"):
         LongstrideCache(model.network, "a")

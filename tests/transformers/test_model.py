@@ -269,6 +269,11 @@ def test_replaced_embeddings_compute():
     [
         ({"input_ids": None}, r"input_ids must be bytes \[batch, n\], got None"),
         ({"input_ids": torch.zeros(3, dtype=torch.long)}, r"must be bytes \[batch, n\], got \[3\]"),
+        ({"input_ids": [[1, 2]]}, r"input_ids must be a tensor \[batch, n\], got \[\[1, 2\]\]"),
+        ({"attention_mask": [[1]]}, r"attention_mask must be a tensor \[batch, n\], got \[\[1\]\]"),
+        ({"labels": [[1]]}, r"labels must be a tensor \[batch, n\], got \[\[1\]\]"),
+        ({"logits_to_keep": "x"}, "logits_to_keep must be a whole number of at least 0, got 'x'"),
+        ({"logits_to_keep": -1}, "logits_to_keep must be at least 0, got -1"),
         ({"input_ids": torch.full((1, 3), 256)}, "bytes must be 0 to 255, got 0 to 256"),
         ({"attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}, "padding before tokens.*pad on the right"),
         ({"attention_mask": torch.tensor([[1, 0, 1], [1, 1, 1]])}, "padding before tokens"),

@@ -9,6 +9,7 @@ loss; `network.nats` has it. The last of `context` tokens has no next position: 
 Names and values of the weights are those of `SparseTransformer`, so both read each other's folders.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, Pr
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from longstride.common.checks import short_reason, short_repr, suggest
+from longstride.common.checks import short_reason, short_repr, suggest, whole_number
 from longstride.model import ModelConfig, SparseTransformer, recompute
 from longstride.model.card import Card
 from longstride.model.config import BYTES
@@ -151,6 +152,9 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             if given is not None and given is not False and name != "tokenizer":  # generate() has one for stop_strings.
                 shown = "a tensor" if isinstance(given, Tensor) else short_repr(given)
                 raise ValueError(f"{OWNER}: {name} = {shown} is not supported; leave it out")
+        for name, given in (("input_ids", input_ids), ("attention_mask", attention_mask), ("labels", labels)):
+            if given is not None and not isinstance(given, Tensor):
+                raise ValueError(f"{OWNER}: {name} must be a tensor [batch, n], got {short_repr(given)}")
         if input_ids is None or input_ids.dim() != 2:
             got = None if input_ids is None else list(input_ids.shape)
             raise ValueError(f"{OWNER}: input_ids must be bytes [batch, n], got {got}")
@@ -158,6 +162,8 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"{OWNER}: input_ids has no tokens; give at least one byte (longstride sample starts from none)"
             )
+        if not isinstance(logits_to_keep, Tensor):
+            logits_to_keep = whole_number(OWNER, "logits_to_keep", logits_to_keep, 0)
         cached = bool(use_cache) or past_key_values is not None
         earlier = 0 if past_key_values is None else self._own_cache(past_key_values).get_seq_length()
         _check_mask(attention_mask, len(input_ids), earlier + input_ids.shape[1], cached)
@@ -222,8 +228,20 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{OWNER}: cache_implementation = {generation_config.cache_implementation!r} is not supported; leave it "
                 "out, and generate() makes a LongstrideCache"
             )
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+        if model_kwargs.get("past_key_values") is not None:
+            self._own_cache(model_kwargs["past_key_values"])
+        elif generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = LongstrideCache(self.network, max_cache_length)
+
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # transformers reads its signature.
+    def prepare_inputs_for_generation(self, *given: Any, **others: Any) -> Any:
+        new = others.get("next_sequence_length")
+        if new is not None and new < 1:
+            raise ValueError(
+                f"{OWNER}: past_key_values has {others['past_key_values'].get_seq_length():,} tokens; give generate() the "
+                "whole text as input_ids, with at least one token more"
+            )
+        return super().prepare_inputs_for_generation(*given, **others)
 
     def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
         """Called by generate_batch(), too."""
