@@ -35,11 +35,19 @@ def test_unknown_fields_are_named(tmp_path, load):
             load(tmp_path, **{name: 3})
 
 
-def test_hidden_states_that_a_config_asks_for_are_refused(tmp_path):
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_other_results_that_a_config_asks_for_are_refused(tmp_path, name):
     tiny().save_pretrained(tmp_path)
-    model = LongstrideForCausalLM.from_pretrained(tmp_path, output_hidden_states=True)
-    with pytest.raises(ValueError, match="output_hidden_states = True is not supported; leave it out"):
+    model = LongstrideForCausalLM.from_pretrained(tmp_path, **{name: True})
+    with pytest.raises(ValueError, match=f"{name} = True is not supported; leave it out"):
         model(tokens())
+
+
+def test_a_config_may_ask_for_tuples(tmp_path):
+    model = tiny()
+    model.save_pretrained(tmp_path)
+    (logits,) = LongstrideForCausalLM.from_pretrained(tmp_path, return_dict=False)(tokens())
+    assert torch.equal(logits, model(tokens()).logits)
 
 
 @pytest.mark.parametrize("load", LOADS)

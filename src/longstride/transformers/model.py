@@ -148,7 +148,8 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             num_items_in_batch: Number that the sum of the loss is divided by, instead of the number of scored labels.
         """
         self._check_parts()
-        for name, given in {"output_hidden_states": self.config.output_hidden_states, **others}.items():
+        asked = {name: getattr(self.config, name) for name in ("output_attentions", "output_hidden_states")}
+        for name, given in {**asked, **others}.items():
             if given is not None and given is not False and name != "tokenizer":  # generate() has one for stop_strings.
                 shown = "a tensor" if isinstance(given, Tensor) else short_repr(given)
                 raise ValueError(f"{OWNER}: {name} = {shown} is not supported; leave it out")
@@ -177,7 +178,7 @@ class LongstrideForCausalLM(PreTrainedModel, GenerationMixin):
             loss = None if labels is None else _loss(logits, labels, num_items_in_batch)
         kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)
         output = CausalLMOutputWithPast(loss=loss, logits=logits[:, kept], past_key_values=cache)
-        return output if return_dict is not False else output.to_tuple()
+        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def _logits(self, tokens: Tensor, has_labels: bool) -> Tensor:
         n, context = tokens.shape[1], self.network.config.context
