@@ -18,6 +18,7 @@ from longstride.commands import main as cli
 from longstride.commands.exits import exit_with_message
 from longstride.commands.verbs import find_verbs
 from longstride.data.store import open_store
+from longstride.patterns.notation import parse
 
 
 def run(capsys, *words):
@@ -103,6 +104,20 @@ def test_plot_patterns(capsys, tmp_path):
     assert code == 0
     assert f"wrote {path}" in out
     assert path.exists()
+
+
+def test_plot_patterns_of_a_network(capsys, monkeypatch):
+    import longstride.pictures.patterns
+
+    called = []
+    monkeypatch.setattr(longstride.pictures.patterns, "plot_patterns", lambda schemes, *rest: called.extend(schemes))
+    text = "column(4) + 3*distinct(merged(fixed(4, 2)))"  # Longer than a line above a column.
+    run(capsys, "plot", "patterns", "--patterns", text, "--heads", "3")
+    first, second = called
+    assert first == (text.replace(" 3", "\n3") + "\nblock 1 of 4", parse("column(4)"))
+    assert second.name.endswith("\nblock 2 of 4")
+    assert second.heads == parse("block(4) | summary(4, 2), block(4) | summary(4, 2, 1)")
+    assert run(capsys, "plot", "patterns", "--patterns", "3*lokal(4)")[2].count("there is no 'lokal'; did you mean 'local'?")
 
 
 def test_plot_patterns_is_the_papers_figure_by_default(capsys, tmp_path, monkeypatch):

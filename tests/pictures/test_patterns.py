@@ -140,6 +140,7 @@ def test_each_pixel_of_the_image_has_its_borders(tmp_path, monkeypatch):
         (["dense()"], {"row": 6}, "row must be 0 to 5, got 6"),
         (["dense()"], {"column": -1}, "column must be 0 to 5, got -1"),
         (["grid(1000, 7)"], {}, "has 7 heads, and there are colours for 6"),
+        ([f"local({l})" for l in range(13)], {}, "13 columns are too many .* at most 12"),
     ],
 )
 def test_mistakes_are_named_and_leave_nothing(tmp_path, texts, options, says):

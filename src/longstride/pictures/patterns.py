@@ -24,6 +24,7 @@ QUERY = "#0b2545"
 UNSEEN = "#ffffff"
 FUTURE = "#ececec"
 LARGEST = 16_384
+MOST_SCHEMES = 12
 SQUARES = 400
 """The most squares of a connectivity matrix along a side: its panel has about 470 pixels."""
 
@@ -76,6 +77,8 @@ def _check(schemes: Sequence[Scheme], path: Path, height: int, width: int, row: 
         raise ValueError(f"plot patterns: out = {str(path)!r} must end in {' or '.join(FORMATS)}")
     if not schemes:
         raise ValueError("plot patterns: no patterns were given; name at least one, such as 'strided(6)'")
+    if len(schemes) > MOST_SCHEMES:
+        raise ValueError(f"plot patterns: {len(schemes)} columns are too many for a figure; draw at most {MOST_SCHEMES}")
     for name, size in (("height", height), ("width", width)):
         if size < 1:
             raise ValueError(f"plot patterns: {name} must be at least 1, got {size}")
