@@ -83,6 +83,7 @@ def test_bundled_samples(tmp_path, name, kind):
     [
         ("Das Café öffnet früh. ".encode("latin-1") * 40, None, True),
         ("Das Café öffnet früh. ".encode("latin-1") * 40, "text", False),
+        ("Das Café öffnet früh. ".encode("utf-16") * 40, None, True),
         ("Das Café öffnet früh. ".encode() * 40, None, False),
         (bytes(range(256)) * 4, None, False),
         (b"\0some letters" * 40, None, False),
@@ -188,6 +189,14 @@ def test_twice_is_once(tmp_path):
     a_file(tmp_path / "a.txt", TEXT + b"more")
     with pytest.raises(ValueError, match="made already holds other data"):
         prepare(tmp_path / "a.txt", tmp_path / "made")
+
+
+def test_a_cache_that_cannot_be_written_has_remedies(tmp_path):
+    a_file(tmp_path / "book", TEXT)
+    a_file(tmp_path / "cache", TEXT)
+    says = r"cannot be written: .*cache is a file; set LONGSTRIDE_CACHE .* longstride data prepare SOURCE STORE"
+    with pytest.raises(ValueError, match=says):
+        open_data(tmp_path / "book", tmp_path / "cache")
 
 
 def test_open_data_prepares_once(tmp_path, monkeypatch):

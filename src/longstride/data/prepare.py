@@ -142,6 +142,11 @@ def open_data(path: str | Path, cache: str | Path | None = None, kind: str | Non
             return open_store(place)
         except ValueError as error:
             raise ValueError(f"the cache is damaged, remove {place}: {error}") from None
+    try:
+        check_target(place)
+    except ValueError as error:
+        fix = "set LONGSTRIDE_CACHE to a folder for prepared data, or use longstride data prepare SOURCE STORE"
+        raise ValueError(f"{error}; {fix}") from None
     return prepare(path, place, kind, progress)
 
 

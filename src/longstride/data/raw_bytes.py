@@ -1,5 +1,6 @@
 """Raw bytes of any files, without decompression."""
 
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,8 +34,9 @@ class RawBytes(DataKind):
 
     @classmethod
     def remark(cls, path: Path) -> str | None:
-        """Names text in another encoding than UTF-8, such as Latin-1, most of whose bytes are ASCII letters and signs."""
+        """Names text in another encoding than UTF-8: Latin-1 is mostly ASCII letters and signs, UTF-16 has a mark."""
         start = read_start(path, False, INSPECTED_BYTES)
-        if 0 in start or sum(byte in ASCII for byte in start) < MOST * len(start):
+        is_mostly_ascii = 0 not in start and sum(byte in ASCII for byte in start) >= MOST * len(start)
+        if not is_mostly_ascii and not start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             return None
         return "no UTF-8, so it is read as bytes; convert it, or longstride data prepare SOURCE STORE --kind text"
