@@ -92,6 +92,11 @@ def test_the_command_names_the_recomputation_also_if_it_is_that_of_the_preset(re
     assert command[command.index("--model.recompute") + 1] == recompute
 
 
+def test_the_most_sequences_are_those_of_the_recomputation_that_was_given(capsys):
+    text = said(capsys, "enwik8 --gpu-memory 16GB --recompute on")
+    assert text.split("Most sequences at a time: ")[1].split("\n")[0].endswith(", with recompute on.")
+
+
 def test_settings_that_are_given(capsys):
     text = said(capsys, "enwik8 --gpu-memory 80GB --batch 3 --recompute '10*off + 20*on' --optimizer muon")
     assert "10*off + 20*on" in text

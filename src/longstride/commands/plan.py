@@ -81,7 +81,7 @@ def show(
         + f"; the CUDA context takes {CONTEXT_BYTES / GIB:.1f} more.",
         highlight=False,
     )
-    most = largest_batch(_changed(config, "auto", 1), memory, host)
+    most = largest_batch(config, memory, host)
     if most is not None:
         console.print(
             f"Most sequences at a time: {most.config.batch:,}, with recompute {most.config.model.recompute}.",
