@@ -99,6 +99,7 @@ def test_windows_generate_what_recomputation_does(name):
     )
 
 
+@pytest.mark.skipif(transformers.__version__.startswith("5.17."), reason="5.17 gives that cache a mask of another length")
 def test_the_first_layers_alone_may_assist():
     """transformers then makes the mask of the full layers, too, which none reads, for a cache without them."""
     model, given = windowed(), tokens(1, 20)
