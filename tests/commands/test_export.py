@@ -57,6 +57,20 @@ def test_a_run_becomes_a_small_model(run, tmp_path, capsys):
     assert f"wrote {folder}: {card.parameters:,} weights in float16, {size:,} bytes" in capsys.readouterr().out
 
 
+def test_the_card_has_the_step_of_the_weights(tmp_path):
+    """Of the best validation, not of the plan; and the bytes that there were to score."""
+    data = store(tmp_path / "data", TEXT[:9_000], TEXT[9_000:9_200])
+    train(config(tmp_path, data=data, model=MODEL, steps=2000, validate_every=2), until=3)
+    card = export(tmp_path / "run", tmp_path / "mine")
+    best = min(
+        (json.loads(line) for line in _metrics(tmp_path / "run")), key=lambda row: row.get("valid_bits_per_byte", inf)
+    )
+    assert (card.steps, card.planned_steps, card.figures[0].bytes) == (best["step"], 2000, 192)
+    assert f"{best['step']} of 2,000 steps" in (tmp_path / "mine/README.md").read_text()
+    assert export(tmp_path / "run", tmp_path / "last", checkpoint="step-3").steps == 3
+    assert export(tmp_path / "mine", tmp_path / "again").steps == best["step"]
+
+
 def _metrics(run):
     return (run / "metrics.jsonl").read_text().splitlines()
 

@@ -37,6 +37,16 @@ def test_the_page_has_every_field(tmp_path):
     assert page.index("1.2500") < page.index("1.5000")
 
 
+def test_the_page_says_how_far_the_run_was(tmp_path):
+    for steps, planned, words in (
+        (200, 2000, "200 of 2,000 steps; train"),
+        (200, 200, "\n200 steps; train"),
+        (0, 200, "\ntrain"),
+    ):
+        write_card(tmp_path, replace(CARD, steps=steps, planned_steps=planned), small.config())
+        assert f"{words}.json has all settings" in (tmp_path / PAGE).read_text()
+
+
 def test_data_whose_name_is_no_text(tmp_path):
     write_card(tmp_path, replace(CARD, data="a\udcff.txt: bytes in order"), small.config())
     assert "a?.txt: bytes in order" in (tmp_path / PAGE).read_text(encoding="utf-8")

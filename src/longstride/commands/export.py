@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from longstride.common.atomic import atomic_path
-from longstride.common.checks import finite_number, suggest, whole_number
+from longstride.common.checks import suggest
 from longstride.common.files import file_sha256, read_json, read_text
 from longstride.data.store import read_manifest
 from longstride.model import SparseTransformer
 from longstride.model.card import SETTINGS, Card, Figure, write_card
 from longstride.sampling.data_kind import find_data_kind
 from longstride.training.config import TrainConfig
-from longstride.training.metrics import read_metrics
-from longstride.training.run import WEIGHTS
+from longstride.training.run import WEIGHTS, Run
 from longstride.training.source import Source, open_source
 
 OWNER = "export"
@@ -83,17 +82,23 @@ def _card(name: str, source: Source, model: SparseTransformer, figures: tuple[Fi
         known = source.card or Card(name, "")
         return replace(known, name=name, parameters=model.parameter_count(), figures=figures or known.figures)
     manifest = source.folder / "data.json"
-    about = read_manifest(source.folder, manifest).source if manifest.is_file() else ""
+    store = read_manifest(source.folder, manifest) if manifest.is_file() else None
     data = Path(source.config.data).name
-    step = int(source.checkpoint.removeprefix("step-")) if source.checkpoint else source.config.steps
+    best = Run(source.folder).best() or (0, None)
+    step, bits = (int(source.checkpoint.removeprefix("step-")), None) if source.checkpoint else best
+    if bits is not None and store and not figures:
+        context = model.config.context
+        scored = max(1, min(source.config.validate_bytes, store.splits["valid"]) // context) * context
+        figures = (Figure(f"{data}, validation of the run", scored, 0, bits),)
     return Card(
         name=name,
         kind=find_data_kind(source, model.config, None).name,
-        data=about or data,
+        data=(store.source if store else "") or data,
         command=f"longstride train --config {SETTINGS} --data {data} --out RUN",
         steps=step,
+        planned_steps=source.config.steps,
         parameters=model.parameter_count(),
-        figures=figures or _best_validation(source, data),
+        figures=figures,
     )
 
 
@@ -108,18 +113,6 @@ def _own_results(source: Source) -> list[Path]:
         return []
     digest = file_sha256(source.weights / WEIGHTS)
     return [path for path in sorted(source.folder.glob("eval-*.json")) if read_json(path).get("weights_sha256") == digest]
-
-
-def _best_validation(source: Source, data: str) -> tuple[Figure, ...]:
-    """The best validation of the run, whose weights are exported; nothing for a checkpoint."""
-    if source.config is None or source.checkpoint is not None or not (source.folder / "metrics.jsonl").is_file():
-        return ()
-    rows = [row["valid_bits_per_byte"] for row in read_metrics(source.folder) if "valid_bits_per_byte" in row]
-    if not rows:
-        return ()
-    best = min(finite_number(OWNER, "valid_bits_per_byte", bits) for bits in rows)
-    scored = whole_number(OWNER, "validate_bytes", source.config.validate_bytes, 1)
-    return (Figure(f"{data}, validation of the run", scored, 0, best),)
 
 
 def _check_target(folder: Path, source: Source, force: bool) -> None:

@@ -50,6 +50,9 @@ class Card:
     command: str = ""
     """The command that trained it."""
     steps: int = 0
+    """Steps after which the weights were taken; 0 if they are not known."""
+    planned_steps: int = 0
+    """Steps of the whole run."""
     parameters: int = 0
     dtype: str = "float32"
     """Of the weights in their file."""
@@ -103,7 +106,7 @@ FIGURE_RULES: dict[str, Rule] = {
 WORDS = ("name", "kind", "title", "data", "licence", "terms", "command", "dtype", "sha256", "samples", "limits")
 RULES: dict[str, Rule] = {
     **{name: Text("text") for name in WORDS},
-    **{name: Whole(0) for name in ("steps", "parameters", "size")},
+    **{name: Whole(0) for name in ("steps", "planned_steps", "parameters", "size")},
     "figures": Figures(),
     "check": OneFigure(),
 }
@@ -146,7 +149,9 @@ def card_page(card: Card, config: ModelConfig, use: str = "") -> str:
     if card.check is not None:
         parts.append(f"Repeat the last row: `longstride eval {card.name} --most-bytes {card.check.bytes}`")
     licence = " ".join(filter(None, (card.licence and f"{card.licence}.", card.terms)))
-    training = f"{card.steps:,} steps; train.json has all settings:\n\n    {card.command}" if card.command else ""
+    planned = f" of {card.planned_steps:,}" if card.planned_steps > card.steps else ""
+    steps = f"{card.steps:,}{planned} steps; " if card.steps else ""
+    training = f"{steps}train.json has all settings:\n\n    {card.command}" if card.command else ""
     texts = {"Data": card.data, "Licence": licence, "Training": training, "Samples": card.samples, "Limits": card.limits}
     for title, text in texts.items():
         parts += [f"## {title}", text] if text else []

@@ -167,7 +167,7 @@ class Run:
 
     def keep_best(self, weights: dict[str, Tensor], step: int, bits: float) -> None:
         """Writes the best weights so far. Those of a later step, to be repeated, are replaced only by better ones."""
-        existing = self._best()
+        existing = self.best()
         if existing is None or existing[0] <= step or bits < existing[1]:
             save_weights(self.folder, weights, {"step": str(step), "bits_per_byte": repr(bits)})
 
@@ -179,7 +179,7 @@ class Run:
         except (OSError, SafetensorError) as error:
             return "it is missing" if isinstance(error, FileNotFoundError) else short_reason(error)
 
-    def _best(self) -> tuple[int, float] | None:
+    def best(self) -> tuple[int, float] | None:
         """Returns the step and bits per byte of the existing weights, if their file has them."""
         try:
             with safe_open(self.folder / WEIGHTS, framework="pt") as file:

@@ -59,8 +59,9 @@ function cardSections(card) {
     if (text) sections.push(section(title, element("p", {}, breakable(text))));
   }
   if (card.command) {
-    const command = element("pre", { tabindex: 0 }, card.command);
-    sections.push(section("Training", element("p", {}, count(card.steps, "step")), command));
+    const taken = card.planned_steps > card.steps ? `${card.steps.toLocaleString("en")} of ` : "";
+    const steps = card.steps ? element("p", {}, taken + count(Math.max(card.steps, card.planned_steps), "step")) : null;
+    sections.push(section("Training", steps, element("pre", { tabindex: 0 }, card.command)));
   }
   return sections;
 }
