@@ -122,6 +122,20 @@ def test_figures_come_from_results(run, tmp_path, capsys):
     assert not (tmp_path / "other").exists()
 
 
+def test_rows_of_the_card_can_be_told_apart(run, tmp_path, capsys):
+    (tmp_path / "book.txt").write_bytes(TEXT[:20_000])
+    words = [str(run), "--data", str(tmp_path / "book.txt"), "--most-bytes"]
+    files = [tmp_path / f"{number}.json" for number in range(3)]
+    for file, more in zip(files, (["256", "--min-context", "0", "8"], ["512"], ["256", "--precision", "float32"])):
+        main(["eval", *words, *more, "--json", str(file)])
+    card = export(run, tmp_path / "mine", results=files)
+    assert [(figure.data, figure.bytes, figure.min_context) for figure in card.figures] == [
+        ("book.txt, valid", 256, 8),
+        ("book.txt, valid", 512, 0),
+        ("book.txt, valid, in float32", 256, 0),
+    ]
+
+
 def test_results_in_the_run_are_those_of_its_weights(run, tmp_path, capsys):
     main(["eval", str(run), "--most-bytes", "256"])
     try:

@@ -65,7 +65,7 @@ def evaluate(
             "evaluated": str(source.weights),
             "weights_sha256": _digest(source.weights / WEIGHTS, ranks),
             "model": asdict(model.config),
-            "data": {"path": str(store.folder), "kind": store.kind, "split": split, "sha256": store.sha256[split]},
+            "data": {"path": str(opened.path), "kind": store.kind, "split": split, "sha256": store.sha256[split]},
             "bytes": data_bytes.size,
         }
         how = {"batch": batch, "processes": ranks.count, "machine": describe_machine(place)}

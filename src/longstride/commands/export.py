@@ -47,7 +47,8 @@ def export(
     _check_target(folder, source, force)
     changes: dict[str, Any] = {"recompute": "off"} | ({"precision": precision} if precision else {})
     model = SparseTransformer.from_pretrained(source.weights, **changes)
-    figures = tuple(figure for path in results or _own_results(source) for figure in read_figures(path))
+    files = results or _own_results(source)
+    figures = _on_most_bytes([figure for path in files for figure in read_figures(path, model.config.precision)])
     card = _card(folder.name, source, model, figures)
     model.save_pretrained(folder, dtype)
     settings = source.config or _saved_settings(source.weights / SETTINGS)
@@ -66,15 +67,25 @@ def export(
     return card
 
 
-def read_figures(path: Path) -> list[Figure]:
-    """Reads the rows of a results file of `longstride eval`."""
+def read_figures(path: Path, precision: str | None = None) -> list[Figure]:
+    """Reads the rows of a results file of `longstride eval`. `precision`: the model's; rows in another one say so."""
     content = read_json(path)
     try:
         data, rows = content["data"], list(content["rows"])
-        where = f"{Path(data['path']).name}, {data['split']}"
+        where, used = f"{Path(data['path']).name}, {data['split']}", content["model"]["precision"]
+        where += f", in {used}" if precision not in (None, used) else ""
         return [Figure(where, row["bytes"], row["min_context"], row["bits_per_byte"]) for row in rows]
     except (LookupError, TypeError):
         raise ValueError(f"{OWNER}: {path} is no results file; longstride eval --json writes one") from None
+
+
+def _on_most_bytes(figures: Sequence[Figure]) -> tuple[Figure, ...]:
+    """Leaves out figures that others have on more bytes of the same data."""
+    most: dict[tuple[str, int], int] = {}
+    for figure in figures:
+        key = figure.data, figure.min_context
+        most[key] = max(figure.bytes, most.get(key, 0))
+    return tuple(figure for figure in figures if figure.bytes == most[figure.data, figure.min_context])
 
 
 def _card(name: str, source: Source, model: SparseTransformer, figures: tuple[Figure, ...]) -> Card:
