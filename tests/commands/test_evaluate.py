@@ -396,7 +396,7 @@ def test_a_line_has_the_bits_per_byte_so_far():
     console = Console(file=io.StringIO(), width=120)
     with Progress(1000, console, name="min context 0") as progress:
         for done in range(1, 21):
-            show_score(progress, done / 20, 25 * done, 25.0 * done)
+            show_score(progress, True, done / 20, 25 * done, 25.0 * done)
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 10
     assert lines[-1] == "min context 0  1,000 of 1,000 bytes  1.4427 bits/byte  0:00 left"
@@ -419,6 +419,7 @@ def test_two_processes_agree_with_one_and_one_speaks(capsys, folder):
         assert {**ours, "seconds": 0, "processes": 0} == {**theirs, "seconds": 0, "processes": 0}
     assert f"wrote {path}" in first.out
     assert "2,000 of 2,000 bytes" in first.err
+    assert "bits/byte" not in first.err  # Those of its own windows are not those of all bytes.
     assert (second.out, second.err) == ("", "")
 
 

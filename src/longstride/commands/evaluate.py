@@ -83,7 +83,7 @@ def evaluate(
         rows: list[Score] = []
         for context in contexts:
             with Progress(data_bytes.size, console, name=f"min context {context:,}") as progress:
-                report = partial(show_score, progress)
+                report = partial(show_score, progress, ranks.count == 1)
                 rows.append(bits_per_byte(model, data_bytes, min_context=context, batch=batch, ranks=ranks, progress=report))
             if file is not None:
                 file.add({**asdict(rows[-1]), **how})
@@ -94,9 +94,10 @@ def evaluate(
     return rows
 
 
-def show_score(progress: Progress, share: float, scored: int, nats: float) -> None:
-    """Shows the bits per byte so far. `share`: of this process's work; others have done about as much."""
-    progress.update(share * progress.total, f"{nats / scored / log(2):.4f} bits/byte" if scored else "")
+def show_score(progress: Progress, alone: bool, share: float, scored: int, nats: float) -> None:
+    """Shows the bits per byte so far; one process of several knows only its own. `share`: of this process's work; others
+    have done about as much."""
+    progress.update(share * progress.total, f"{nats / scored / log(2):.4f} bits/byte" if alone and scored else "")
 
 
 def _bytes_to_score(store: Store, split: str, most: int | None) -> Bytes:
