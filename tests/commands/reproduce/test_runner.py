@@ -13,6 +13,7 @@ from longstride.commands.reproduce import runner
 from longstride.commands.reproduce.experiments import TABLE_2, config_of
 from longstride.commands.reproduce.results import read_results
 from longstride.data import samples
+from longstride.data.store import write_store
 from longstride.training import loop, train
 from longstride.training.metrics import read_metrics
 from longstride.training.trainer import Trainer
@@ -208,18 +209,40 @@ def test_memory_is_freed_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--rows", FIXED, "--steps", "5"], "has enwik8-fixed with steps None, and now it is 5; give the same"),
+        (["--rows", FIXED, "--steps", "5"], "has enwik8-dense, seed 0, with --steps 4, and now it is 5; give the same, or"),
+        (["--rows", FIXED, "--seeds", "1", "--seconds", "2"], "with --seconds left out, and now it is 2.0; give the same"),
+        (["--rows", "enwik8-strided", "--data", "BOOK"], "has enwik8-dense, seed 0, with other --data; give the same, or"),
         (["--rows", IMAGES, "--data", "BOOK"], "--data has no images, which cifar10-strided need"),
+        (["--rows", IMAGES, "--data", "IMAGES"], "the model is for images of 32 x 32 x 3; table2 is for CIFAR-10, which lo"),
         (["--data", "BOOK", "BOOK"], "both text; give one of them"),
     ],
 )
 def test_what_does_not_fit_is_refused(done, tmp_path, words, says, capsys):
     book = tmp_path / "book.txt"
     book.write_bytes(samples.text()[:40_000])
+    images = samples.patches()[:2, :8, :8]
+    write_store(tmp_path / "images", "images", {"train": images, "valid": images}, item=(8, 8, 3))
+    paths = {"BOOK": str(book), "IMAGES": str(tmp_path / "images")}
     with pytest.raises(SystemExit) as ending:
-        reproduce("table2", done, *(str(book) if word == "BOOK" else word for word in words))
+        reproduce("table2", done, *(paths.get(word, word) for word in words))
     assert ending.value.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_results_of_earlier_versions_are_gone_on_with(done, monkeypatch, capsys):
+    """They have no hashes of the data, and None for the steps of the scale."""
+    path = done / "table2.json"
+    content = json.loads(path.read_text())
+    for row in content["rows"]:
+        del row["settings"]["data"]
+        row["settings"]["steps"] = None
+    path.write_text(json.dumps(content))
+    monkeypatch.setattr(runner, "train", refuse)
+    reproduce("table2", done, "--rows", DENSE, FIXED, IMAGES)
+    assert capsys.readouterr().out.count(" is done") == 3
+    with pytest.raises(SystemExit):
+        reproduce("table2", done, "--rows", DENSE, "--steps", "9")
+    assert "with --steps 4, and now it is 9" in capsys.readouterr().err
 
 
 def test_results_of_another_experiment_are_not_mixed_in(done, monkeypatch, capsys):
@@ -233,11 +256,11 @@ def test_results_of_another_experiment_are_not_mixed_in(done, monkeypatch, capsy
     assert (done / "contest.json").read_text() == before
 
 
-def test_rows_without_data_are_left_out(done, tmp_path, monkeypatch, capsys):
+def test_rows_without_data_are_left_out(tmp_path, monkeypatch, capsys):
     book = tmp_path / "book.txt"
     book.write_bytes(samples.text()[:40_000])
     monkeypatch.setattr(runner.RowRunner, "run", lambda self: None)
-    reproduce("table2", done, "--data", str(book))
+    main(["reproduce", "table2", "--scale", "tiny", "--out", str(tmp_path / "out"), "--data", str(book)])
     assert (
         "left out, as --data has nothing for them: cifar10-dense, cifar10-fixed, cifar10-strided" in capsys.readouterr().out
     )

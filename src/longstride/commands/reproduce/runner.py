@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -30,10 +30,12 @@ from longstride.common.files import read_text
 from longstride.common.out_of_memory import is_out_of_memory
 from longstride.data import samples
 from longstride.data.prepare import open_data
+from longstride.data.store import Store
 from longstride.model.saved_config import read_config, settings_path
 from longstride.model.shipped import find_model
 from longstride.training import Summary, TrainConfig, train
 from longstride.training.metrics import read_metrics
+from longstride.training.preflight import check_fits
 
 PROBE_STEPS, PROBE_LINES = 40, 4
 """Steps of a probe, and lines of metrics in it. The first line has the compilation, and does not count."""
@@ -50,7 +52,7 @@ def reproduce(experiment: Experiment, settings: Reproduction, console: Console |
     assert settings.out is not None
     device = choose_device("reproduce", settings.device)
     rows = experiment.select(settings.rows)
-    data = {} if settings.run is not None else find_data(settings)
+    data = find_data(settings)
     missing = [row.name for row in rows if settings.run is None and row.data not in data]
     if missing and (settings.rows or len(missing) == len(rows)):
         kinds = " and ".join(sorted({row.data for row in rows if row.name in missing}))
@@ -61,24 +63,37 @@ def reproduce(experiment: Experiment, settings: Reproduction, console: Console |
     path = settings.out / f"{experiment.name}.json"
     before = read_results(path, experiment.name).rows if path.exists() else []
     result = Reproduced(experiment.name, command_of(experiment.name, settings), before)
+    runners = []
     for row in rows:
+        own = data.get(row.data) if settings.run is None else next(iter(data.values()), None)
         for seed in settings.seeds if row.name not in missing else ():
-            RowRunner(experiment, settings, row, seed, data.get(row.data), device, result, path, console).run()
+            runners.append(RowRunner(experiment, settings, row, seed, own, device, result, path, console))
+    for one in runners:
+        one.check()
+    for one in runners:
+        one.run()
     show_results(result, console)
     return result
 
 
-def find_data(settings: Reproduction) -> dict[str, Path]:
-    """The given data by kind, text or images; at --scale tiny the bundled samples."""
+class Data(NamedTuple):
+    path: Path
+    """As it was given."""
+    store: Store
+
+
+def find_data(settings: Reproduction) -> dict[str, Data]:
+    """The given data by kind, text or images; at --scale tiny the bundled samples, unless --run has data of its own."""
     given = settings.data
-    if not given and settings.scale == "tiny":
+    if not given and settings.scale == "tiny" and settings.run is None:
         given = samples.path("text"), samples.path("patches")
-    found: dict[str, Path] = {}
+    found: dict[str, Data] = {}
     for path in given:
-        kind = "images" if open_data(path).item else "text"
+        store = open_data(path)
+        kind = "images" if store.item else "text"
         if kind in found:
-            raise ValueError(f"reproduce: --data has {found[kind]} and {path}, both {kind}; give one of them")
-        found[kind] = path
+            raise ValueError(f"reproduce: --data has {found[kind].path} and {path}, both {kind}; give one of them")
+        found[kind] = Data(path, store)
     return found
 
 
@@ -86,7 +101,7 @@ class RowRunner:
     """One row with one seed."""
 
     def __init__(
-        self, experiment: Experiment, settings: Reproduction, row: Row, seed: int, data: Path | None, device: torch.device,
+        self, experiment: Experiment, settings: Reproduction, row: Row, seed: int, data: Data | None, device: torch.device,
         result: Reproduced, path: Path, console: Console,
     ) -> None:  # fmt: skip
         self.experiment, self.settings, self.row, self.seed, self.data = experiment, settings, row, seed, data
@@ -98,27 +113,54 @@ class RowRunner:
         self.most_bytes = settings.most_bytes or {
             "reduced": experiment.most_bytes, "full": None, "tiny": TINY_BYTES[row.data]
         }[settings.scale]  # fmt: skip
+        self.config = self._config_of(settings.steps)
         self.known = RowResult(row.name, seed, row.data, settings=self._asked())
         self.begun = perf_counter()
 
+    def _config_of(self, steps: int | None) -> TrainConfig:
+        return config_of(self.row, self.settings.scale, self.device.type == "cuda", self.seed, steps)
+
     def _asked(self) -> dict[str, Any]:
-        """What a row depends on, besides its own definition."""
+        """What a row depends on, besides its own definition and its seed: the same for all rows of one kind of data."""
         settings = self.settings
         return {
-            "scale": settings.scale, "steps": settings.steps, "seconds": self.seconds, "split": settings.split,
-            "most_bytes": self.most_bytes, "run": None if settings.run is None else str(settings.run),
+            "scale": settings.scale, "seconds": self.seconds, "steps": self.config.steps if self.seconds is None else None,
+            "split": settings.split, "most_bytes": self.most_bytes,
+            "run": None if settings.run is None else str(settings.run),
+            "data": None if self.data is None else self.data.store.sha256,
         }  # fmt: skip
+
+    def check(self) -> None:
+        """ValueError if the data is not for this network, or the results have rows that this one cannot be compared with."""
+        if self.data is not None and self.settings.run is None:
+            advice = f"{self.experiment.name} is for CIFAR-10, which longstride data fetch cifar10 brings"
+            check_fits("reproduce", self.data.store, self.config.model, self.data.path, advice)
+        for other in self.result.rows:
+            difference = self._difference(other.settings) if other.data == self.row.data else ""
+            if difference:
+                raise ValueError(
+                    f"reproduce: {self.path} has {other.name}, seed {other.seed}, with {difference}; give the same, or "
+                    "another --out"
+                )
+
+    def _difference(self, before: dict[str, Any]) -> str:
+        """What a row was asked for, where that is not what is asked for now. Earlier versions kept no data and no default of
+        steps."""
+        if before.get("steps") is None and before.get("seconds") is None:
+            before = {**before, "steps": self._config_of(None).steps}
+        now = self._asked()
+        if before.get("data", now["data"]) != now["data"]:
+            return "other --data"
+        name = next((name for name in now if name != "data" and before.get(name) != now[name]), None)
+        if name is None:
+            return ""
+        old, new = ("left out" if value is None else value for value in (before.get(name), now[name]))
+        return f"--{name.replace('_', '-')} {old}, and now it is {new}"
 
     def run(self) -> None:
         """Trains and scores what is not done."""
-        before = self.result.find(self.row.name, self.seed)
-        if before is not None:
-            if before.settings != self.known.settings:
-                raise ValueError(
-                    f"reproduce: {self.path} has {self.row.name} with {_difference(before.settings, self.known.settings)}; "
-                    "give the same, or another --out"
-                )
-            self.known = before
+        self.begun = perf_counter()
+        self.known = self.result.find(self.row.name, self.seed) or self.known
         label = f"{self.experiment.name}: {self.row.name}, seed {self.seed}"
         if self.known.done:
             print_lines(self.console, [f"{label} is done"])
@@ -155,9 +197,9 @@ class RowRunner:
 
     def _config(self) -> TrainConfig:
         """The settings of the run. Those of a run that exists have its number of steps, which a probe may have chosen."""
+        assert self.data is not None
         settings = self.settings
-        config = config_of(self.row, settings.scale, self.device.type == "cuda", self.seed, settings.steps)
-        config = replace(config, data=str(self.data), out=str(self.folder), device=settings.device)
+        config = replace(self.config, data=str(self.data.path), out=str(self.folder), device=settings.device)
         saved = self.folder / "config.json"
         if self.seconds is None:
             return config
@@ -197,12 +239,12 @@ class RowRunner:
 
     def _score(self, folder: Path) -> None:
         """Scores at the least contexts that are missing; each may take minutes."""
-        data = self.data if self.settings.run is None else next(iter(self.settings.data), None)
+        path = None if self.data is None else self.data.path
         contexts = min_contexts(self.experiment, self.row, self.known.context)
         for least in contexts[len(self.known.scores) :]:
             with redirect_stdout(sys.stderr):  # Standard output has the table of all rows.
                 (score,) = evaluate(
-                    folder, data, self.settings.split, [least], device=self.settings.device, most_bytes=self.most_bytes
+                    folder, path, self.settings.split, [least], device=self.settings.device, most_bytes=self.most_bytes
                 )
             new = ScoreRow(least, round(score.bits_per_byte, 6), score.bytes, score.windows, round(score.seconds, 3))
             self._keep(scores=[*self.known.scores, new])
@@ -238,8 +280,3 @@ def release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
-    return f"{name} {before.get(name)}, and now it is {now.get(name)}"
