@@ -86,6 +86,9 @@ def test_steps_divide_a_short_run():
 def test_unknown_rows_are_named():
     with pytest.raises(ValueError, match=r"table2 has no row 'enwik8-fixd'; did you mean 'enwik8-fixed'.*cifar10-strided"):
         TABLE_2.select(("enwik8-fixd",))
+    with pytest.raises(ValueError, match="has no row 'foo'; the names are enwik8-dense") as error:
+        TABLE_2.select(("foo",))
+    assert str(error.value).count("enwik8-dense") == 1
 
 
 @pytest.mark.parametrize(("experiment", "row"), ROWS, ids=IDS)

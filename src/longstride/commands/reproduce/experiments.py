@@ -64,9 +64,9 @@ class Experiment:
         known = [row.name for row in self.rows]
         for name in names:
             if name not in known:
-                raise ValueError(
-                    f"reproduce: {self.name} has no row {short_repr(name)}; {suggest(name, known)}; all: {', '.join(known)}"
-                )
+                near = suggest(name, known)
+                rest = f"; all: {', '.join(known)}" if near.endswith("?") else ""
+                raise ValueError(f"reproduce: {self.name} has no row {short_repr(name)}; {near}{rest}")
         return [row for row in self.rows if not names or row.name in names]
 
 
