@@ -132,6 +132,23 @@ def test_a_signal_during_the_last_step_of_a_row_ends_the_experiment(tmp_path, mo
     assert (row.steps, row.done, len(row.scores)) == (4, 1, 1)
 
 
+def test_a_row_that_is_interrupted_before_its_first_line_of_metrics_can_go_on(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+
+    def interrupted(config, *_, **__):
+        return replace(train(replace(config, log_every=9, validate_every=9), until=1), signal=2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "train", interrupted)
+        with pytest.raises(SystemExit) as ending:
+            reproduce("table2", out, "--rows", FIXED)
+    assert ending.value.code == 130
+    assert "to go on: longstride reproduce table2" in capsys.readouterr().out
+    assert not (out / f"{FIXED}-seed-0/metrics.jsonl").exists()
+    (row,) = reproduce("table2", out, "--rows", FIXED).rows
+    assert (row.steps, row.done) == (4, 1)
+
+
 def test_an_interrupted_probe_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "train", lambda config, **given: replace(train(config, **given), signal=15))
     with pytest.raises(SystemExit) as ending:

@@ -34,6 +34,7 @@ from longstride.data.store import Store
 from longstride.model.saved_config import read_config, settings_path
 from longstride.model.shipped import find_model
 from longstride.training import Summary, TrainConfig, train
+from longstride.training.metrics import NAME as METRICS
 from longstride.training.metrics import read_metrics
 from longstride.training.preflight import check_fits
 
@@ -216,7 +217,8 @@ class RowRunner:
         return with_steps(config, steps, settings.scale)
 
     def _keep_training(self, config: TrainConfig, summary: Summary) -> None:
-        lines = read_metrics(self.folder)
+        # A run that was stopped at once has logged no step yet.
+        lines = read_metrics(self.folder) if (self.folder / METRICS).is_file() else []
         validated = [line for line in lines if line.get("valid_bits_per_byte") is not None]
         memory = [line["memory_gib"] for line in lines if line.get("memory_gib")]
         self._keep(
