@@ -1,7 +1,7 @@
 import pytest
 
 from longstride.pictures import reproduced
-from longstride.pictures.reproduced import plot_curves
+from longstride.pictures.reproduced import plot_contexts, plot_curves
 from tests.commands.reproduce.rows import row
 
 
@@ -38,3 +38,18 @@ def test_without_times_bytes_have_the_one_panel(tmp_path, monkeypatch):
     (panel,) = drawn[0].axes
     assert panel.get_xlabel() == "training bytes, million"
     assert len(panel.lines) == len(panel.get_legend().get_texts()) == 2
+
+
+def test_least_contexts_have_the_papers_scores_beside_ours(tmp_path, monkeypatch):
+    drawn = []
+    write = reproduced.write_figure
+    monkeypatch.setattr(reproduced, "write_figure", lambda figure, path: (drawn.append(figure), write(figure, path)))
+    lines = [("$ours^$", [1.4, 1.3, None]), ("paper", [None, 0.99, 0.98])]
+    plot_contexts(["0", "192", "288"], lines, tmp_path / "contexts.png", "table 3")
+    (axes,) = drawn[0].axes
+    ours, paper = ([one for one in line.get_ydata() if one == one] for line in axes.lines)
+    assert (ours, paper) == ([1.4, 1.3], [0.99, 0.98])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["$ours^$", "paper"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "192", "288"]
+    with pytest.raises(ValueError, match="no row has been scored"):
+        plot_contexts(["0"], [("ours", [None]), ("paper", [1.0])], tmp_path / "none.png", "table 3")

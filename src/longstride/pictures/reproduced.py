@@ -1,4 +1,4 @@
-"""Curves of an experiment: validation bits against training bytes and against training time, a line for each row.
+"""Pictures of an experiment: validation bits against training bytes and time, or scores against the least context.
 
 Needs matplotlib (`pip install 'longstride[plot]'`).
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from longstride.common.figures import new_figure, picture_path, write_figure
+from longstride.common.figures import drawable, new_figure, picture_path, write_figure
 
 OWNER = "reproduce"
 COLOURS = 10
@@ -65,5 +65,33 @@ def plot_curves(rows: Sequence[Curve], path: str | Path, title: str) -> Path:
             axes.grid(color="#e4e8ec", linewidth=0.5)
             axes.set_axisbelow(True)
         panels[-1].legend(frameon=False, fontsize=8)
+    write_figure(figure, path)
+    return path
+
+
+def plot_contexts(
+    contexts: Sequence[str], lines: Sequence[tuple[str, Sequence[float | None]]], path: str | Path, title: str
+) -> Path:  # fmt: skip
+    """Draws bits per byte at each least context, a line for each network and the paper's as the last, which is dashed."""
+    path = picture_path(OWNER, path)
+    if all(one is None for _, bits in lines[:-1] for one in bits):
+        raise ValueError(f"{OWNER}: there are no scores to draw: no row has been scored")
+    figure = new_figure(OWNER, 7, 4.2, layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots()
+    for place, (name, bits) in enumerate(lines):
+        paper = place == len(lines) - 1
+        axes.plot(
+            range(len(contexts)), [math.nan if one is None else one for one in bits], marker="o", markersize=4,
+            label=drawable(name),
+            color="#6b7280" if paper else f"C{place % COLOURS}", linestyle="--" if paper else "-",
+        )  # fmt: skip
+    axes.set_xticks(range(len(contexts)), contexts)
+    axes.set_xlabel("least context, bytes")
+    axes.set_ylabel("bits per byte")
+    axes.grid(color="#e4e8ec", linewidth=0.5)
+    axes.set_axisbelow(True)
+    for text in axes.legend(frameon=False, fontsize=8).get_texts():
+        text.set_parse_math(False)  # The path of a run may have dollars.
     write_figure(figure, path)
     return path

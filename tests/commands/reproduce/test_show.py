@@ -5,7 +5,7 @@ import pytest
 from longstride.commands.bench.memory_results import read_memory
 from longstride.commands.bench.report import save
 from longstride.commands.main import main
-from longstride.commands.reproduce.results import Reproduced
+from longstride.commands.reproduce.results import Reproduced, ScoreRow
 from longstride.pictures import reproduced
 from tests.commands.reproduce.rows import row
 
@@ -26,6 +26,19 @@ def test_results_are_read_again_and_drawn(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["reproduce", "contest", "--read", str(path)])
     assert "has table2, and contest is asked for" in capsys.readouterr().err
+
+
+def test_the_picture_of_table_3_has_its_scores(tmp_path, monkeypatch):
+    """Also those of a run that was given, which has no curve."""
+    drawn = []
+    monkeypatch.setattr(reproduced, "plot_contexts", lambda *given: drawn.append(given))
+    scores = [ScoreRow(least, 1.3 - place / 10, 500, 2, 0.1) for place, least in enumerate((0, 192))]
+    save(Reproduced("table3", "", [row(scores=scores, settings={"run": "mine"}, validation_steps=[])]), tmp_path / "a.json")
+    main(["reproduce", "table3", "--read", str(tmp_path / "a.json"), "--picture", str(tmp_path / "a.png")])
+    ((contexts, (ours, paper), _, title),) = drawn
+    assert contexts[:3] == ["0", "192", "9,216"]
+    assert ours == ("mine", [1.3, 1.2, *[None] * 5])
+    assert (paper[0], paper[1][:2], title) == ("paper", [None, 0.9952], "table 3: bits per byte by least context")
 
 
 @pytest.mark.parametrize("path", sorted(KEPT.glob("memory-*.json")), ids=lambda path: path.stem)

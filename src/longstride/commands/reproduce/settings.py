@@ -42,7 +42,7 @@ class Reproduction:
     read: Path | None = None
     """Show the results in this file, of an earlier call, instead of training."""
     picture: Path | None = None
-    """File for the curves, a .png or .svg; left out, EXPERIMENT.png in --out."""
+    """File for the picture, a .png or .svg; left out, EXPERIMENT.png in --out."""
     force: bool = False
     """Replace a picture that exists."""
 

@@ -14,7 +14,7 @@ from longstride.commands.reproduce.experiments import EXPERIMENTS
 from longstride.commands.reproduce.results import read_results
 from longstride.commands.reproduce.runner import reproduce
 from longstride.commands.reproduce.settings import Reproduction
-from longstride.commands.reproduce.tables import show_results
+from longstride.commands.reproduce.tables import FEW, by_context, show_results
 from longstride.common.figures import new_figure
 
 Draw = Callable[[Path], None]
@@ -52,9 +52,13 @@ def _trained(experiment: str, settings: Reproduction, console: Console) -> Draw:
         show_results(result, console)
 
     def draw(path: Path) -> None:
-        from longstride.pictures.reproduced import plot_curves
+        from longstride.pictures.reproduced import plot_contexts, plot_curves
 
-        plot_curves(result.rows, path, EXPERIMENTS[experiment].title)
+        about = EXPERIMENTS[experiment]
+        if len(about.min_contexts) > FEW:
+            plot_contexts(*by_context(about, result), path, about.title)
+        else:
+            plot_curves(result.rows, path, about.title)
 
     return draw
 

@@ -96,19 +96,29 @@ def _costs(about: Row | None, rows: Sequence[RowResult]) -> list[str]:
 
 def _show_by_context(experiment: Experiment, result: Reproduced, console: Console) -> None:
     """One line for each least context; a column for each network and seed, or the run that was given."""
-    names = [row.settings.get("run") or f"{row.name}, seed {row.seed}" for row in result.rows]
-    columns = [name.replace(", ", "\n") for name in names]
-    lines = []
-    for place, least in enumerate(experiment.min_contexts):
-        scores = [row.scores[place] if place < len(row.scores) else None for row in result.rows]
-        given = next((f"{score.min_context:,}" for score in scores if score is not None), f"{least:,}")
-        bits = [NOTHING if score is None else f"{score.bits_per_byte:.4f}" for score in scores]
-        lines.append([given, *bits, _paper(experiment.paper.get(least), 4)])
-    print_table(console, experiment.title, ("least context",), (*columns, "paper"), lines)
+    contexts, columns = by_context(experiment, result)
+    lines = [[least, *(_paper(bits[place], 4) for _, bits in columns)] for place, least in enumerate(contexts)]
+    headings = [name.replace(", ", "\n") for name, _ in columns]
+    print_table(console, experiment.title, ("least context",), headings, lines)
     print_lines(console, [
         f"{name}: {row.scores[0].bytes:,} bytes scored; context {row.context:,}"
-        for name, row in zip(names, result.rows) if row.scores
+        for (name, _), row in zip(columns, result.rows) if row.scores
     ])  # fmt: skip
+
+
+def by_context(experiment: Experiment, result: Reproduced) -> tuple[list[str], list[tuple[str, list[float | None]]]]:
+    """The least contexts, and the bits at each: of the networks by name, then of the paper. None where there are none."""
+    columns = []
+    for row in result.rows:
+        bits = [score.bits_per_byte for score in row.scores]
+        left = len(experiment.min_contexts) - len(bits)
+        columns.append((row.settings.get("run") or f"{row.name}, seed {row.seed}", [*bits, *[None] * left]))
+    contexts = [
+        next((row.scores[place].min_context for row in result.rows if place < len(row.scores)), least)
+        for place, least in enumerate(experiment.min_contexts)
+    ]
+    paper = [experiment.paper.get(least) for least in experiment.min_contexts]
+    return [f"{least:,}" for least in contexts], [*columns, ("paper", paper)]
 
 
 def _over(rows: Sequence[RowResult], value: Callable[[RowResult], float | None], digits: int) -> str:
