@@ -74,6 +74,10 @@ def test_hostile_folders(tmp_path, capsys):
     """None stops the list, is waited for, or is followed."""
     fine = a_run(tmp_path / "runs/fine", [row(5, 1.5)])
     (a_run(tmp_path / "runs/config") / "config.json").write_text("{")
+    (a_run(tmp_path / "runs/list") / "config.json").write_text("[]")
+    lost = a_run(tmp_path / "runs/lost")
+    (lost / "config.json").unlink()
+    (lost / "checkpoints").mkdir()
     (a_run(tmp_path / "runs/metrics") / "metrics.jsonl").write_text('{"step": "x"}\n')
     fifo = a_run(tmp_path / "runs/fifo") / "metrics.jsonl"
     fifo.unlink()
@@ -91,6 +95,8 @@ def test_hostile_folders(tmp_path, capsys):
     found = states(tmp_path / "runs")
     assert {name for name, state in found.items() if state[0] == "damaged"} == {
         "config",
+        "list",
+        "lost",
         "metrics",
         "fifo",
         "lock",
@@ -102,6 +108,7 @@ def test_hostile_folders(tmp_path, capsys):
     before = {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
     main(["runs", str(tmp_path / "runs")])
     out = capsys.readouterr().out
+    assert "config.json is missing" in out
     assert "\x1b" not in out
     assert len(out.splitlines()) == 1 + len(found)
     assert before == {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}

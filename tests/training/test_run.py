@@ -64,6 +64,24 @@ def test_a_run_is_not_begun_twice(tmp_path):
         Run.new(of(tmp_path))
 
 
+def test_a_saved_model_is_no_run(tmp_path):
+    (tmp_path / "config.json").write_text(MODEL.to_json())
+    for begin in (Run.new, Run.resumed):
+        with pytest.raises(
+            ValueError, match=f"is a saved model and no run; give another --out, and --init-from {tmp_path} "
+        ):
+            begin(of(tmp_path))
+
+
+def test_a_run_that_has_lost_its_settings(tmp_path):
+    begun(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").unlink()
+    for begin in (Run.new, Run.resumed):
+        with pytest.raises(ValueError, match=r"config\.json is missing, beside checkpoints; bring it back from a copy"):
+            begin(of(tmp_path))
+
+
 def test_without_a_folder():
     for begin in (Run.new, Run.resumed):
         with pytest.raises(ValueError, match="--out must be given"):

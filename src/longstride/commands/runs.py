@@ -67,6 +67,8 @@ def read_state(folder: Path) -> RunState:
     """Never raises for a bad file: a run that cannot be read is damaged."""
     changed = max(_modified(folder / name) or 0.0 for name in ("config.json", METRICS))
     try:
+        if not (folder / "config.json").exists():
+            raise ValueError("config.json is missing")
         config = TrainConfig.from_json(read_text(folder / "config.json"), "config.json")
         step, best, without_better = _read_metrics(folder / METRICS)
         running = _is_locked(folder / LOCK)
@@ -98,9 +100,11 @@ def _folders(folder: Path, levels: int) -> Iterator[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether the folder is a run. A saved model also has a config.json, but none of the other files."""
-    names = ("run.json", METRICS, LOCK)
-    return _modified(folder / "config.json") is not None and any(os.path.lexists(folder / name) for name in names)
+    """Whether the folder is a run, also one that has lost its config.json and has checkpoints. A saved model has a
+    config.json, but none of the other files."""
+    config, names = folder / "config.json", ("run.json", METRICS, LOCK)
+    begun = _modified(config) is not None or (not os.path.lexists(config) and (folder / "checkpoints").is_dir())
+    return begun and any(os.path.lexists(folder / name) for name in names)
 
 
 def _read_metrics(path: Path) -> tuple[int, float | None, int]:

@@ -234,4 +234,7 @@ def _resumed(words: Sequence[str]) -> TrainConfig | None:
     if last in ("--no-resume", RESUME_NOT) or folder is None:
         return None
     path = Path(folder) / "config.json"
-    return TrainConfig.from_json(read_text(path), str(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    check_holds_run(Path(folder))
+    return TrainConfig.from_json(read_text(path), str(path))
