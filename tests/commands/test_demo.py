@@ -105,6 +105,19 @@ def test_the_text_model_writes_and_is_measured_on_unseen_text(tmp_path, monkeypa
     assert text.count("zstd is left out") == 1
 
 
+def test_an_interruption_ends_the_line_of_the_text(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        yield [b"ca"]
+        raise KeyboardInterrupt
+
+    models.model(context=48).save_pretrained(tmp_path / "package/text", "float16")
+    monkeypatch.setattr(module, "generate", interrupted)
+    out = Console(file=io.StringIO(), width=100)
+    with pytest.raises(KeyboardInterrupt):
+        module.show_text_model(out)
+    assert out.file.getvalue().endswith("\nThe ca\n")
+
+
 def test_without_the_text_model_the_demo_says_so(tmp_path):
     out = Console(file=io.StringIO(), width=100)
     assert module.show_text_model(out) is None

@@ -75,10 +75,12 @@ def show_text_model(console: Console) -> float | None:
     about = f", {card.parameters / 1e6:.1f} million weights, trained on {card.data.partition('. ')[0]}" if card else ""
     console.print(f"The model {NAME!r}, which comes with longstride{about}, writes:", highlight=False)
     decoder = getincrementaldecoder("utf-8")("replace")
-    for new in chain([[PROMPT]], generate(model, [PROMPT], LENGTH, temperature=TEMPERATURE)):
-        letters = printable(decoder.decode(new[0]), kept="\n\t")
-        console.print(letters, end="", style="bold", soft_wrap=True, markup=False, highlight=False)
-    console.print()
+    try:
+        for new in chain([[PROMPT]], generate(model, [PROMPT], LENGTH, temperature=TEMPERATURE)):
+            letters = printable(decoder.decode(new[0]), kept="\n\t")
+            console.print(letters, end="", style="bold", soft_wrap=True, markup=False, highlight=False)
+    finally:  # Also at Ctrl-C.
+        console.print()
     with Progress(data.size, console, name="reading what it has not seen") as progress:
         score = bits_per_byte(model, data, batch=1, progress=lambda share, *_: progress.update(share * data.size))
     console.print(f"{data.size:,} bytes of Wikipedia that it has not seen, in sequences of {model.config.context:,}:")
