@@ -118,7 +118,7 @@ def test_weights_of_another_shape_are_named(changes, says, tmp_path):
     made = replace(config(tmp_path / "next", data=first.data, model=changes), init_from=first.out)
     with pytest.raises(ValueError, match=r"^train: init_from = '.*first/run' ") as caught:
         train(made)
-    assert f"{says}; --config {first.out} takes the whole model" in str(caught.value)
+    assert f"{says}; --config {first.out} without --model flags takes the whole model" in str(caught.value)
     assert not (tmp_path / "next/run").exists()
 
 

@@ -41,7 +41,11 @@ class InitialWeights:
         names = [field.name for field in fields(ModelConfig) if field.name not in SHAPELESS]
         other = [name for name in names if getattr(theirs, name) != getattr(ours, name)]
         options = " ".join(f"--model.{name.replace('_', '-')} {_typed(getattr(theirs, name))}" for name in other)
-        hint = f"; its model has {options}; --config {shlex.quote(path)} takes the whole model" if options else ""
+        hint = (
+            f"; its model has {options}; --config {shlex.quote(path)} without --model flags takes the whole model"
+            if options
+            else ""
+        )
         for name, shape in wanted.items():
             if name not in self.weights:
                 raise ValueError(f"train: init_from = {path!r} has no {name}, which this model has of shape {shape}{hint}")
