@@ -106,10 +106,13 @@ def test_settings_that_are_given(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("enwik9 --gpu-memory 16GB", "there is no preset 'enwik9'; did you mean 'enwik8'?"),
+        ("enwik9 --gpu-memory 16GB", "plan: there is no preset 'enwik9'; did you mean 'enwik8'?"),
         ("enwik8 --gpu-memory 16", "plan: gpu_memory must be a size such as 16GB or 80GiB, got '16'"),
         ("enwik8 --gpu-memory 16GB --recompute never", "recompute must be one of off, selective, on, parts, host, auto"),
-        ("cifar10 --gpu-memory 16GB --context 4096", "has 3,072 bytes and context is 4,096"),
+        (
+            "cifar10 --gpu-memory 16GB --context 4096",
+            "longstride: plan: embedding 'image(32, 32, 3)' has 3,072 bytes and context is 4,096",
+        ),
     ],
 )
 def test_bad_input(words, message, capsys):

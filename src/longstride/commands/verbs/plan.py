@@ -49,7 +49,10 @@ def main(
         changes |= {"batch": batch, "accumulate": 1}
     if optimizer is not None:
         changes["optimizer"] = {"name": optimizer}
-    config = train_preset(preset, **changes)
+    try:
+        config = train_preset(preset, **changes)
+    except ValueError as error:
+        raise ValueError(f"plan: {str(error).removeprefix('config: ').removeprefix('train: ')}") from None
     host = size_in_bytes("plan", "host_memory", host_memory) if host_memory else None
     memory = size_in_bytes("plan", "gpu_memory", gpu_memory) if gpu_memory else None
 
