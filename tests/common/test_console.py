@@ -60,6 +60,7 @@ def test_the_rate_counts_what_was_done_here():
     progress.update(800)
     assert progress.line == "800 of 1,000 bytes  50 bytes/s  0:04 left"
     assert progress.summary() == "800 bytes in 0:04, 50 bytes/s"
+    assert Progress(1, console(), done=1).summary().startswith("1 byte in ")
 
 
 def test_a_total_of_zero_and_one_that_was_too_small():

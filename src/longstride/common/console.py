@@ -124,7 +124,7 @@ class Progress:
         return "  ".join(part for part in parts if part)
 
     def summary(self) -> str:
-        return f"{self.done:,.0f} bytes in {format_duration(self.seconds)}, {self.rate:,.0f} bytes/s"
+        return f"{with_noun(round(self.done), 'byte')} in {format_duration(self.seconds)}, {self.rate:,.0f} bytes/s"
 
 
 def print_line(console: Console, text: str) -> None:
