@@ -65,12 +65,11 @@ class _LastBytes(torch.autograd.Function):
 
     @staticmethod
     def forward(tokens: Tensor, start: Tensor, rounded: torch.dtype | None, *tables: Tensor) -> Tensor:
-        found, before = None, start
-        for index, table in zip(_last_bytes(tokens, len(tables), len(tables[0])), tables):
-            rows = F.embedding(index, torch.cat([table, before[None]]))  # One gather, also before the first byte.
-            found = rows if found is None else found + rows
-            before = torch.zeros_like(start)
-        assert found is not None
+        batch, n = tokens.shape
+        tokens = tokens.long()
+        found = torch.cat([start.expand(batch, 1, -1), F.embedding(tokens[:, :-1], tables[0])], 1)
+        for distance, table in enumerate(tables[1:n], 2):
+            found = found + F.pad(F.embedding(tokens[:, :-distance], table), (0, 0, distance, 0))
         return found
 
     @staticmethod
@@ -82,24 +81,20 @@ class _LastBytes(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
-        (tokens,) = ctx.saved_tensors
+        tokens: Tensor = ctx.saved_tensors[0].long()
         d_output = d_output if ctx.rounded is None else d_output.to(ctx.rounded)
-        index = torch.stack(_last_bytes(tokens, ctx.tables, ctx.rows), -1).flatten(0, 1)
-        return None, wide(d_output[:, 0]).sum(0), None, *sums_by_index(d_output.flatten(0, 1), index, ctx.rows)
-
-
-def _last_bytes(tokens: Tensor, count: int, none: int) -> list[Tensor]:
-    """Returns the last bytes before each position, the nearest first, each [batch, n]; `none` before the first byte."""
-    n = tokens.shape[1]
-    return [
-        F.pad(tokens[:, : max(0, n - distance)].long(), (min(n, distance), 0), value=none)
-        for distance in range(1, count + 1)
-    ]
+        n = tokens.shape[1]
+        index = [
+            F.pad(tokens[:, : max(0, n - distance)], (min(n, distance), 0), value=-1)
+            for distance in range(1, ctx.tables + 1)
+        ]
+        sums = sums_by_index(d_output.flatten(0, 1), torch.stack(index, -1).flatten(0, 1), ctx.rows)
+        return None, wide(d_output[:, 0]).sum(0), None, *sums
 
 
 def sums_by_index(x: Tensor, index: Tensor, rows: int) -> Tensor:
     """Returns, for each column of the index [n, columns], the sums of those rows of x [n, width] that have the same index:
-    float32 [columns, rows, width]. An index of `rows` stands for none."""
+    float32 [columns, rows, width]. Index -1 stands for none."""
     columns = index.shape[1]
     total = x.new_zeros(columns * rows, x.shape[1], dtype=torch.float32)
     if not len(x):
