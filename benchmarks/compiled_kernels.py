@@ -3,9 +3,9 @@
 python benchmarks/compiled_kernels.py --write now.json                            registers/stack/shared memory of each
 git worktree add before COMMIT
 PYTHONPATH=before/src python benchmarks/compiled_kernels.py --write before.json
-python benchmarks/compiled_kernels.py --compare before.json now.json              exits with 1 if a kernel differs
+python benchmarks/compiled_kernels.py --compare before.json now.json              exits with 1 if a call differs
 
-The calls are those of `kernel_times.py`, and some with documents or shared keys. Their kernels are compiled for sm_90a, but
+The calls are those of `kernel_times.py`, and some with documents and shared keys. Their kernels are compiled for sm_90a, but
 not launched. The same PTX means the same bits and times. Kernels whose instructions have another order are counted apart.
 """
 
@@ -72,6 +72,7 @@ def cases() -> Iterator[Case]:
             if shape in ("enwik8", "odd"):
                 yield Case(shape, pattern, documents=5)
                 yield Case(shape, pattern, key_heads=heads // 2)
+                yield Case(shape, pattern, key_heads=heads // 2, documents=5)
 
 
 def pretend_hopper() -> None:
@@ -168,7 +169,7 @@ def resources(kernel: dict[str, Any]) -> str:
 
 
 def compare(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Prints what differs. Returns whether anything does but the order of instructions."""
+    """Prints what differs. Returns whether anything does but the order of instructions, or a call is missing."""
     kernels = same = reordered = 0
     different: dict[str, None] = {}
     for name in before.keys() & now.keys():
@@ -192,7 +193,7 @@ def compare(before: dict[str, Any], now: dict[str, Any]) -> bool:
     )
     for line in different:
         print(line)
-    return bool(different)
+    return bool(different or missing or not kernels)
 
 
 def main() -> None:
@@ -203,7 +204,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help='calls whose names contain this, such as "music column"')
     given = parser.parse_args()
     if given.write:
-        given.write.write_text(json.dumps(compile_all(given.only), indent=1) + "\n")
+        found = compile_all(given.only)
+        if not found:
+            parser.error(f"no call's name contains --only {given.only!r}")
+        given.write.write_text(json.dumps(found, indent=1) + "\n")
     else:
         before, now = (json.loads(path.read_text()) for path in given.compare)
         sys.exit(compare(before, now))

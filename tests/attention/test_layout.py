@@ -272,6 +272,21 @@ def test_compiles_without_a_graph_break(impl, case):
     torch.testing.assert_close(torch.autograd.grad(compiled(*inputs), inputs), expected)
 
 
+def test_exports_with_symbolic_lengths_and_offset():
+    class Two(torch.nn.Module):
+        def forward(self, first, second):
+            x = torch.cat([first, second], 2)
+            last = attend(x[:, :, -3:], x, x, Local(5), impl="blocked", offset=x.shape[2] - 3)
+            return attend(x, x, x, Local(5), impl="blocked", documents=[first.shape[2], second.shape[2]]), last
+
+    inputs = torch.randn(1, 1, 10, 4), torch.randn(1, 1, 7, 4)
+    dim = torch.export.Dim
+    shapes = {2: dim("a", min=4, max=99)}, {2: dim("b", min=4, max=99)}
+    exported = torch.export.export(Two(), inputs, dynamic_shapes=shapes).module()
+    others = torch.randn(1, 1, 12, 4), torch.randn(1, 1, 9, 4)
+    torch.testing.assert_close(exported(*others), Two()(*others))
+
+
 @pytest.mark.parametrize("impl", ["blocked", SLOW_TRITON])
 def test_other_lengths_compile_nothing_new(impl):
     """Lengths become symbolic when they change; a graph for each list would reach torch.compile's limit of eight."""

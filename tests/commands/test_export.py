@@ -136,6 +136,18 @@ def test_rows_of_the_card_can_be_told_apart(run, tmp_path, capsys):
     ]
 
 
+def test_other_data_of_the_same_name_keeps_its_row(run, tmp_path, capsys):
+    files = []
+    for number, size in enumerate((20_000, 9_000)):
+        (tmp_path / str(number)).mkdir()
+        book = tmp_path / str(number) / "book.txt"
+        book.write_bytes(TEXT[-size:])
+        files.append(tmp_path / f"{number}.json")
+        main(["eval", str(run), "--data", str(book), "--json", str(files[-1])])
+    card = export(run, tmp_path / "mine", results=files)
+    assert [figure.bytes for figure in card.figures] == [1000, 450]
+
+
 def test_results_in_the_run_are_those_of_its_weights(run, tmp_path, capsys):
     main(["eval", str(run), "--most-bytes", "256"])
     try:

@@ -141,6 +141,8 @@ def test_shares_of_whole_files(sizes, counts):
         ([144, 397, 84], {"train": ["1"], "valid": ["0"], "test": ["2"]}),
         ([30, 20, 30, 20], {"train": ["0", "2"], "valid": ["1"], "test": ["3"]}),
         ([10, 70, 10, 10], {"train": ["0", "1"], "valid": ["2"], "test": ["3"]}),
+        ([1, 1, 10, 100, 100], {"train": ["3", "4", "2"], "valid": ["0"], "test": ["1"]}),
+        ([20, 100, 1, 100], {"train": ["1", "3"], "valid": ["0"], "test": ["2"]}),
     ],
 )
 def test_few_long_files_train(sizes, expected):

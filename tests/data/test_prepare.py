@@ -83,9 +83,10 @@ def test_bundled_samples(tmp_path, name, kind):
     [
         ("Das Café öffnet früh. ".encode("latin-1") * 40, None, True),
         ("Das Café öffnet früh. ".encode("latin-1") * 40, "text", False),
-        ("Das Café öffnet früh. ".encode("utf-16") * 40, None, True),
+        (("Das Café öffnet früh.\n" * 400).encode("utf-16"), None, True),
         ("Das Café öffnet früh. ".encode() * 40, None, False),
         (bytes(range(256)) * 4, None, False),
+        (b"\xff\xfe" + np.random.default_rng(0).bytes(4000), None, False),
         (b"\0some letters" * 40, None, False),
         (b"", "bytes", False),
     ],

@@ -146,3 +146,10 @@ def test_weights_that_are_frozen_get_no_gradient():
     made.loss(some_bytes()).backward()
     assert frozen
     assert all((x.grad is None) != x.requires_grad for x in made.parameters())
+
+
+@pytest.mark.parametrize("recompute", ["parts", "host"])
+def test_torch_compile_takes_the_network(recompute):
+    torch._dynamo.reset()
+    made, tokens = model(layers=2, recompute=recompute), some_bytes()
+    assert torch.equal(torch.compile(made.loss, backend="eager")(tokens), made.loss(tokens))

@@ -78,7 +78,7 @@ def test_a_run_that_has_lost_its_settings(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").unlink()
     for begin in (Run.new, Run.resumed):
-        with pytest.raises(ValueError, match=r"config\.json is missing, beside checkpoints; bring it back from a copy"):
+        with pytest.raises(ValueError, match=r"config\.json is missing, but not its checkpoints; bring it back"):
             begin(of(tmp_path))
 
 

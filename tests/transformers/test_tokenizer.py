@@ -74,6 +74,8 @@ def test_what_is_no_byte_is_named():
         ByteTokenizer().convert_tokens_to_ids("<pad>")
     with pytest.raises(ValueError, match="300 is no id"):
         ByteTokenizer().pad_token_id = 300
+    with pytest.raises(ValueError, match="pad_token_id must be a whole number of at least 0, got 'x'"):
+        ByteTokenizer().pad_token_id = "x"
 
 
 def test_text_that_utf_8_cannot_encode_is_named():

@@ -100,8 +100,8 @@ def lay_out(
 
 def _as_int(value: object) -> int | None:
     """Returns a whole number, also one of NumPy, as int; None for other values."""
-    if isinstance(value, int):  # Not converted: under torch.compile it may be symbolic.
-        return None if isinstance(value, bool) else value
+    if isinstance(value, int | torch.SymInt):  # Not converted: under torch.compile it may be symbolic.
+        return None if isinstance(value, bool) else value  # type: ignore[return-value]  # A SymInt takes an int's place.
     return int(value) if isinstance(value, Integral) else None
 
 

@@ -48,7 +48,7 @@ def export(
     changes: dict[str, Any] = {"recompute": "off"} | ({"precision": precision} if precision else {})
     model = SparseTransformer.from_pretrained(source.weights, **changes)
     files = results or _own_results(source)
-    figures = _on_most_bytes([figure for path in files for figure in read_figures(path, model.config.precision)])
+    figures = _on_most_bytes(files, model.config.precision)
     card = _card(folder.name, source, model, figures)
     model.save_pretrained(folder, dtype)
     settings = source.config or _saved_settings(source.weights / SETTINGS)
@@ -79,13 +79,17 @@ def read_figures(path: Path, precision: str | None = None) -> list[Figure]:
         raise ValueError(f"{OWNER}: {path} is no results file; longstride eval --json writes one") from None
 
 
-def _on_most_bytes(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """Leaves out figures that others have on more bytes of the same data."""
-    most: dict[tuple[str, int], int] = {}
-    for figure in figures:
-        key = figure.data, figure.min_context
+def _on_most_bytes(files: Sequence[Path], precision: str) -> tuple[Figure, ...]:
+    """Reads results files. Leaves out figures that others have on more bytes of the same data."""
+    found = []
+    for path in files:
+        figures = read_figures(path, precision)
+        sha256 = read_json(path)["data"].get("sha256")  # Other data may have the same name.
+        found += [((sha256, figure.data, figure.min_context), figure) for figure in figures]
+    most: dict[Any, int] = {}
+    for key, figure in found:
         most[key] = max(figure.bytes, most.get(key, 0))
-    return tuple(figure for figure in figures if figure.bytes == most[figure.data, figure.min_context])
+    return tuple(figure for key, figure in found if figure.bytes == most[key])
 
 
 def _card(name: str, source: Source, model: SparseTransformer, figures: tuple[Figure, ...]) -> Card:

@@ -75,7 +75,7 @@ class Audio(DataKind):
         if groups:
             paths = [path for members in groups.values() for path in members]
         sizes = {path: expected_bytes(path, limit) for path in paths}
-        how = "splits as its files are named" if groups else "whole files, in sorted order; few long ones by size"
+        how = "splits as its files are named" if groups else "whole files, in sorted order, or the smallest held out"
         splits: dict[str, Iterable[Bytes] | Bytes] = {}
         for name, members in (groups or assign_files(sizes)).items():
             splits[name] = chain.from_iterable(read(path, RATE, limit) for path in members)
@@ -237,16 +237,15 @@ def expected_bytes(path: Path, limit: Limit | None = None) -> int:
 def assign_files(sizes: dict[Path, int]) -> dict[str, list[Path]]:
     """Assigns files from the end of the list to test, then valid, each as close to 5 per cent of the bytes as possible.
 
-    If few long files leave less than LEAST_TRAINING for train, the largest files are train, and the smallest test.
+    If that leaves train less than LEAST_TRAINING, the smallest file is test, the next one valid, and all others train.
     """
-    in_order = _assign(list(sizes), sizes)
-    if sum(sizes[path] for path in in_order["train"]) >= LEAST_TRAINING * sum(sizes.values()):
-        return in_order
-    return _assign(sorted(sizes, key=lambda path: -sizes[path]), sizes)
+    assigned = _assign(list(sizes), SHARE * sum(sizes.values()), sizes)
+    if sum(sizes[path] for path in assigned["train"]) < LEAST_TRAINING * sum(sizes.values()):
+        return _assign(sorted(sizes, key=lambda path: -sizes[path]), 0, sizes)
+    return assigned
 
 
-def _assign(left: list[Path], sizes: dict[Path, int]) -> dict[str, list[Path]]:
-    target = SHARE * sum(sizes.values())
+def _assign(left: list[Path], target: float, sizes: dict[Path, int]) -> dict[str, list[Path]]:
     taken: dict[str, list[Path]] = {}
     for name in ("test", "valid") if len(left) > 2 else ("valid",):
         others = 2 if name == "test" else 1

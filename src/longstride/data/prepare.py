@@ -144,9 +144,11 @@ def open_data(path: str | Path, cache: str | Path | None = None, kind: str | Non
             raise ValueError(f"the cache is damaged, remove {place}: {error}") from None
     try:
         check_target(place)
-    except ValueError as error:
+        cache.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        what = f"{cache} cannot be written: {error.strerror}" if isinstance(error, OSError) else str(error)
         fix = "set LONGSTRIDE_CACHE to a folder for prepared data, or use longstride data prepare SOURCE STORE"
-        raise ValueError(f"{error}; {fix}") from None
+        raise ValueError(f"{what}; {fix}") from None
     return prepare(path, place, kind, progress)
 
 

@@ -14,6 +14,8 @@ ASCII = frozenset([*b"\t\n\r", *range(32, 127)])
 """Bytes of text in most encodings."""
 MOST = 0.7
 """Share of these bytes from which a file is taken for text."""
+MOST_LETTERS = 0.9
+"""The same of letters and white space in UTF-16. Of random numbers 82 % are."""
 
 
 class RawBytes(DataKind):
@@ -37,6 +39,15 @@ class RawBytes(DataKind):
         """Names text in another encoding than UTF-8: Latin-1 is mostly ASCII letters and signs, UTF-16 has a mark."""
         start = read_start(path, False, INSPECTED_BYTES)
         is_mostly_ascii = 0 not in start and sum(byte in ASCII for byte in start) >= MOST * len(start)
-        if not is_mostly_ascii and not start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        if not is_mostly_ascii and not _is_utf16(start):
             return None
         return "no UTF-8, so it is read as bytes; convert it, or longstride data prepare SOURCE STORE --kind text"
+
+
+def _is_utf16(start: bytes) -> bool:
+    """Whether the start of a file has the mark of UTF-16 and reads as letters and white space."""
+    if not start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        return False
+    text = start[: len(start) // 2 * 2].decode("utf-16", errors="replace")
+    letters = sum((letter.isprintable() or letter.isspace()) and letter != "\ufffd" for letter in text)
+    return letters >= MOST_LETTERS * len(text)

@@ -47,7 +47,8 @@ def blocks_in_parts(
     for block in blocks:
         check_plain("recompute in parts", block, 'give recompute="on"')
     parameters = [x for block in blocks for x in block.parameters()]
-    if any(x.requires_grad for x in {x for block in blocks for x in _weights(block)}.difference(parameters)):
+    known = set(map(id, parameters))  # torch.compile would compare parameters themselves by their values.
+    if any(x.requires_grad and id(x) not in known for block in blocks for x in _weights(block)):
         raise ValueError(
             "recompute in parts: a block's weight is none of its parameters, as with a parametrization or in a replica of "
             'nn.DataParallel, so it would get no gradient; give recompute="on"'

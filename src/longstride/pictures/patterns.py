@@ -25,6 +25,8 @@ UNSEEN = "#ffffff"
 FUTURE = "#ececec"
 LARGEST = 16_384
 MOST_SCHEMES = 12
+LEGEND_BELOW = 3.5
+"""Lines between a matrix and its legend, for the axis."""
 SQUARES = 400
 """The most squares of a connectivity matrix along a side: its panel has about 470 pixels."""
 
@@ -64,7 +66,7 @@ def plot_patterns(
         image.set_title(scheme.name, fontsize=12)
         matrix.legend(
             handles=_legend(scheme.heads, several),
-            loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False, fontsize=9,
+            loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=LEGEND_BELOW, frameon=False, fontsize=9,
         )  # fmt: skip
     axes[0, 0].set_ylabel(f"what pixel ({row}, {column}) sees", fontsize=10)
     axes[1, 0].set_ylabel("query", fontsize=10)
@@ -93,8 +95,8 @@ def _check(schemes: Sequence[Scheme], path: Path, height: int, width: int, row: 
     for scheme in schemes:
         if len(scheme.heads) > len(HEADS):
             raise ValueError(
-                f"plot patterns: {scheme.name!r} has {len(scheme.heads)} heads, and there are colours for {len(HEADS)}; "
-                "draw them as several schemes"
+                f"plot patterns: {' '.join(scheme.name.split())!r} has {len(scheme.heads)} heads, and there are colours for "
+                f"{len(HEADS)}; give fewer --heads, or fewer patterns in a text"
             )
 
 

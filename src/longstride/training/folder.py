@@ -48,7 +48,8 @@ def _check_config(folder: Path) -> None:
         )
     if not path.exists() and (folder / "checkpoints").is_dir():
         raise ValueError(
-            f"train: {path} is missing, beside checkpoints; bring it back from a copy, or give another --out for a new run"
+            f"train: {path} is missing, but not its checkpoints; bring it back from a copy, or give another --out for a new "
+            "run"
         )
 
 

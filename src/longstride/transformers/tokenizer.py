@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizer
 
-from longstride.common.checks import short_repr
+from longstride.common.checks import short_repr, whole_number
 from longstride.model.config import BYTES
 from longstride.transformers.config import CODE
 
@@ -44,7 +44,9 @@ class ByteTokenizer(PreTrainedTokenizer):
     def __setattr__(self, key: str, value: Any) -> None:
         name = key.removesuffix("_ids").removesuffix("_id")
         if name in (*self.SPECIAL_TOKENS_ATTRIBUTES, "extra_special_tokens"):
-            _check_tokens(value if name == key or value is None else self.convert_ids_to_tokens(value))
+            ids = () if name == key or value is None else value if isinstance(value, list | tuple) else [value]
+            tokens = [self._convert_id_to_token(whole_number(OWNER, key, one, 0)) for one in ids]
+            _check_tokens(tokens if name != key else value)
         super().__setattr__(key, value)
 
     def add_special_tokens(self, special_tokens_dict: dict[str, Any], *others: Any, **given: Any) -> int:

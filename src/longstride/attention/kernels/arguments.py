@@ -49,7 +49,7 @@ class Scales(NamedTuple):
     scores: Any
     """The softmax scale times log2(e), for scores in base 2."""
     gradients: Any
-    """The softmax scale, of dq and dk."""
+    """The softmax scale, by which dq and dk are multiplied."""
 
 
 class Sizes(NamedTuple):
