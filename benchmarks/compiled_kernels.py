@@ -26,11 +26,12 @@ os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # Line numbers would differ with e
 
 import torch
 import triton
-from kernel_times import CELLS, PATTERNS, SHAPES
+from kernel_times import CELLS, PATTERNS, SHAPES, commit_of
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+import longstride
 from longstride.patterns.notation import parse, write
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -207,10 +208,14 @@ def main() -> None:
         found = compile_all(given.only)
         if not found:
             parser.error(f"no call's name contains --only {given.only!r}")
-        given.write.write_text(json.dumps(found, indent=1) + "\n")
+        versions = {"triton": triton.__version__, "commit": commit_of(Path(longstride.__file__).parent)}
+        given.write.write_text(json.dumps({**versions, "calls": found}, indent=1) + "\n")
     else:
         before, now = (json.loads(path.read_text()) for path in given.compare)
-        sys.exit(compare(before, now))
+        if before["triton"] != now["triton"]:
+            parser.error(f"one file is of Triton {before['triton']}, the other of {now['triton']}: compile both with one")
+        print(f"Triton {now['triton']}; {before['commit']} and {now['commit']}:")
+        sys.exit(compare(before["calls"], now["calls"]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ ASCII = frozenset([*b"\t\n\r", *range(32, 127)])
 MOST = 0.7
 """Share of these bytes from which a file is taken for text."""
 MOST_LETTERS = 0.9
-"""The same of letters and white space in UTF-16. Of random numbers 82 % are."""
+"""The same of letters and white space in UTF-16. Of 4,000 random bytes 85 % are."""
 
 
 class RawBytes(DataKind):

@@ -72,7 +72,7 @@ def triton_forward(
     if q.shape == k.shape and not documents:
         run_forward(q, k, v, output, lse, patterns, scale)
         return output, lse
-    walks = _are_one_walk((q,), k, v, patterns, documents)
+    walks = _walks_by_turns((q,), k, v, patterns, documents)
     for (queries, keys, values, part, rows), own in parts((q, k, v, output, lse), documents, not walks):
         group = 1 if own and not walks else turns(queries, keys)
         rows = turn_rows(rows, group)
@@ -98,7 +98,7 @@ def fill_gradients(
     # kernels.
     d_natural_lse = () if d_lse is None else ((d_lse * LOG2_E).contiguous(),)
     output, lse = saved
-    walks = d_lse is None and _are_one_walk((q, d_output), k, v, patterns, documents)
+    walks = d_lse is None and _walks_by_turns((q, d_output), k, v, patterns, documents)
     pieces = d_lse is None and not walks
     for tensors, own in parts((*inputs, output, d_output, *gradients, lse, *d_natural_lse), documents, pieces):
         (q, k, v, output, d_part, dq, *d_keys), rows = tensors[:8], tensors[8:]
@@ -120,7 +120,7 @@ def fill_gradients(
                 x.copy_(total[0])
 
 
-def _are_one_walk(by_query: Sequence[Tensor], k: Tensor, v: Tensor, patterns: str, documents: Sequence[int]) -> bool:
+def _walks_by_turns(by_query: Sequence[Tensor], k: Tensor, v: Tensor, patterns: str, documents: Sequence[int]) -> bool:
     """Whether Hopper's walk takes all documents in one launch, or in one for each turn of the heads that share keys.
 
     by_query: q, and other tensors with its heads that the walk reads."""

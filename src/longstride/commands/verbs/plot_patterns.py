@@ -45,16 +45,12 @@ def main(
     from longstride.pictures.patterns import Scheme, plot_patterns
 
     heads = whole_number("plot patterns", "heads", heads, 1)
-    texts = {
-        "Transformer": "dense()",
-        "Sparse Transformer (strided)": f"strided({width})",
-        "Sparse Transformer (fixed)": f"fixed({width}, 1)",
+    columns = {title: block for text in patterns for title, block in _blocks(text, heads).items()} or {
+        "Transformer": parse("dense()"),
+        "Sparse Transformer (strided)": parse(f"strided({width})"),
+        "Sparse Transformer (fixed)": parse(f"fixed({width}, 1)"),
     }
-    if patterns:
-        schemes = [Scheme(name, block) for text in patterns for name, block in _blocks(text, heads).items()]
-    else:
-        schemes = [Scheme(name, parse(text)) for name, text in texts.items()]
-    plot_patterns(schemes, out, height, width, row, column, force)
+    plot_patterns([Scheme(title, block) for title, block in columns.items()], out, height, width, row, column, force)
     print(f"wrote {out}")
 
 

@@ -250,6 +250,6 @@ def launch_lane_backward(
     assert lanes.length * call.q.shape[3] <= LARGEST_LANE
     stats = RowStats(lse, 0) if row_stats is None else RowStats(row_stats, row_stats.shape[2])
     return lane_launch(
-        lane_backward, lane_backward_settings, matrices, [dq, dk, dv], lanes, near, [lse, stats], [call.scales], accumulate,
+        lane_backward, lane_backward_settings, matrices, [dq, dk, dv], lanes, near, [lse, stats], call.scales, accumulate,
         STORE_STATS=row_stats is not None,
     )  # fmt: skip

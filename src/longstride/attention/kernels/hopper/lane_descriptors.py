@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from longstride.attention.kernels.arguments import compiled
+from longstride.attention.kernels.arguments import Scales, compiled
 from longstride.attention.kernels.call import Backward, Forward
 from longstride.attention.kernels.hopper import choice
 from longstride.attention.kernels.hopper.lane_settings import LaneSetting
@@ -92,7 +92,7 @@ def value_panels(matrices: Sequence[Tensor]) -> int:
 
 def walk_launch(
     kernel: Any, setting: LaneSetting, call: Forward | Backward, matrices: Sequence[Any], results: Any, reach: int,
-    between: bool, scales: Sequence[Any], **flags: bool,
+    between: bool, scale: float | Scales, **flags: bool,
 ) -> Launch:  # fmt: skip
     """The launch of a walk for Local(reach), whose programs share the positions of all heads. TMA copies those of `matrices`
     that are tensors, others are arguments as they are. results: those that a walk over documents also stores by rows.
@@ -114,7 +114,7 @@ def walk_launch(
         sequences = documents.repeats * heads
         work = WalkLaunch(sequences * len(table), heads, n, len(table), constant(table, lse.device))
     described = [lane_descriptor(x, whole, (1, choice.ROWS, d)) if isinstance(x, Tensor) else x for x in matrices]
-    arguments = *described, None if documents is None else results, lse, work, *scales
+    arguments = *described, None if documents is None else results, lse, work, scale
     walk = compiled(
         WalkTiles, far=reach, back=back, ahead=setting.stages, part=setting.part, panels=value_panels(matrices),
         documents=documents is not None,
@@ -128,7 +128,7 @@ def walk_launch(
 
 def lane_launch(
     kernel: Any, settings: Callable[..., LaneSetting], matrices: Sequence[Tensor], results: Sequence[Tensor],
-    lanes: Lanes, near: int, others: Sequence[Any], scales: Sequence[Any], accumulate: bool, **flags: bool,
+    lanes: Lanes, near: int, others: Sequence[Any], scale: float | Scales, accumulate: bool, **flags: bool,
 ) -> Launch:  # fmt: skip
     """The launch for these lanes. TMA copies whole lanes of `matrices` in, and tiles of `results` out."""
     batch, heads, n, d = matrices[0].shape
@@ -144,4 +144,4 @@ def lane_launch(
     )  # fmt: skip
     programs = min(work.items, processors(matrices[0].device) * setting.per_processor)
     constants = {"TILES": tiles, "ACCUMULATE": accumulate, **flags, "num_warps": 4, "maxnreg": setting.registers}
-    return Launch(kernel, programs, (*descriptors, *others, work, *scales), constants)
+    return Launch(kernel, programs, (*descriptors, *others, work, scale), constants)

@@ -178,5 +178,5 @@ def launch_lane_forward(call: Forward, lanes: Lanes, near: int, accumulate: bool
     *matrices, output, lse = call.tensors
     assert lanes.length <= LONGEST_LANE
     return lane_launch(
-        lane_forward, lane_forward_settings, matrices, [output], lanes, near, [lse], [call.scale], accumulate
+        lane_forward, lane_forward_settings, matrices, [output], lanes, near, [lse], call.scale, accumulate
     )  # fmt: skip

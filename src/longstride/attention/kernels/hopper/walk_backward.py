@@ -249,4 +249,4 @@ def launch_walk_backward(call: Backward, reach: int) -> Launch:
     matrices = q, k, v, d_output, output if v.shape[3] == q.shape[3] else matrix(output), dq, dk, dv
     rows = Gradients(matrix(dq), matrix(dk), matrix(dv))
     setting = walk_backward_settings(q.shape[3], value_panels(matrices))
-    return walk_launch(walk_backward, setting, call, matrices, rows, reach, True, [call.scales])
+    return walk_launch(walk_backward, setting, call, matrices, rows, reach, True, call.scales)

@@ -224,4 +224,4 @@ def launch_walk_forward(call: Forward, reach: int, accumulate: bool) -> Launch:
     *matrices, _ = call.tensors
     setting = walk_forward_settings(call.q.shape[3], value_panels(matrices), accumulate)
     rows = matrix(call.output)
-    return walk_launch(walk_forward, setting, call, matrices, rows, reach, False, [call.scale], ACCUMULATE=accumulate)
+    return walk_launch(walk_forward, setting, call, matrices, rows, reach, False, call.scale, ACCUMULATE=accumulate)
