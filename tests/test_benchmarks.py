@@ -64,6 +64,9 @@ def test_compiled_kernels(tmp_path):
     assert other.returncode == 1
     assert "0 have the same PTX, 1 the same instructions in another order; 1 lines differ" in other.stdout
     assert "imagenet64 column(128): lane_backward, registers/stack/shared" in other.stdout
+    (tmp_path / "none.json").write_text(json.dumps({**found, "calls": {}}))
+    none = script("--compare", tmp_path / "none.json", here)
+    assert (none.returncode, "1 calls are in one version only" in none.stdout) == (1, True)
 
 
 def test_serve_rate(tmp_path, monkeypatch, capsys):

@@ -195,9 +195,10 @@ def test_twice_is_once(tmp_path):
 def test_a_cache_that_cannot_be_written_has_remedies(tmp_path):
     a_file(tmp_path / "book", TEXT)
     a_file(tmp_path / "cache", TEXT)
-    says = r"cannot be written: .*cache is a file; set LONGSTRIDE_CACHE .* longstride data prepare SOURCE STORE"
-    with pytest.raises(ValueError, match=says):
-        open_data(tmp_path / "book", tmp_path / "cache")
+    says = r"cannot be written: .*; set LONGSTRIDE_CACHE .* longstride data prepare SOURCE STORE"
+    for cache in (tmp_path / "cache", "/proc/none"):
+        with pytest.raises(ValueError, match=says):
+            open_data(tmp_path / "book", cache)
 
 
 def test_open_data_prepares_once(tmp_path, monkeypatch):
