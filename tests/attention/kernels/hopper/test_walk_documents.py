@@ -9,18 +9,14 @@ pytest.importorskip("triton")
 
 from longstride import attend
 from longstride.attention.kernels import launch
-from longstride.attention.kernels.call import Backward, Forward, Layout
+from longstride.attention.kernels.call import Layout
 from longstride.attention.kernels.hopper import choice
 from longstride.attention.kernels.hopper import launch as hopper
-from longstride.attention.kernels.hopper.walk_backward import launch_walk_backward
-from longstride.attention.kernels.hopper.walk_forward import launch_walk_forward
 from longstride.attention.kernels.jobs import passes
-from longstride.attention.kernels.launch import Workspace
-from longstride.attention.kernels.run import LOG2_E
 from longstride.attention.kernels.work import WalkTile, document_table, walk_tiles
 from longstride.patterns import Column, Local
-from tests.attention.kernels.hopper import emulation
-from tests.attention.layouts import Case, oracle
+from tests.attention.kernels.hopper.emulated_call import Call
+from tests.attention.layouts import Case
 
 HOPPER = pytest.mark.skipif(
     not (torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)), reason="needs a Hopper GPU"
@@ -62,74 +58,39 @@ def test_kernels_are_not_compiled_for_each_longest_document(longest, reach):
     assert hopper._reach(SimpleNamespace(layout=None), job) == min(100, longest)
 
 
-class Walk:
-    """A call of float64 tensors, and what both walks make of it, with so many programs. slopes: of the output."""
-
-    def __init__(self, reach, rows, heads, d_qk, d_v, apart=False):
-        self.reach, self.rows, self.heads = reach, rows, heads
-        self.shapes = [(len(rows), heads, sum(rows[0]), d) for d in (d_qk, d_qk, d_v, d_v)]
-        self.lengths = rows[0] if all(row == rows[0] for row in rows) else [length for row in rows for length in row]
-        self.inputs = [self.laid_out(torch.randn(shape), apart) for shape in self.shapes]
-        self.apart = apart
-
-    @staticmethod
-    def laid_out(x, apart):
-        x = x.double()
-        return x.transpose(1, 2).contiguous().transpose(1, 2) if apart else x
-
-    def run(self, programs, q, k, v, slopes):
-        """Output, lse, dq, dk and dv."""
-        layout = None
-        if self.lengths != [q.shape[2]]:
-            layout = Layout(tuple(self.lengths), None, document_table(q.shape, k.shape, self.lengths))
-        scale = q.shape[3] ** -0.5
-        output, dq, dk, dv = (self.laid_out(torch.full_like(x, torch.nan), self.apart) for x in (v, q, k, v))
-        lse = torch.full(q.shape[:3], torch.nan, dtype=torch.float64)
-        forward = Forward(q, k, v, output, lse, scale * LOG2_E, Workspace(q.device), layout)
-        emulation.run(launch_walk_forward(forward, self.reach, False), programs)
-        given = q, k, v, slopes, output, lse, dq, dk, dv
-        backward = Backward(*given, scale * LOG2_E, scale, True, True, Workspace(q.device), layout)
-        emulation.run(launch_walk_backward(backward, self.reach), programs)
-        return output, lse, dq, dk, dv
-
-    def expected(self):
-        leaves = [x.clone().requires_grad_() for x in self.inputs[:3]]
-        output, lse = oracle(*leaves, [Local(self.reach)] * self.heads, 0, self.rows)
-        return output.detach(), lse.detach() * LOG2_E, *torch.autograd.grad(output, leaves, self.inputs[3])
-
-
 @ON_CPU
+@pytest.mark.parametrize("late", [False, True], ids=["eager", "late"])
 @pytest.mark.parametrize(
-    ("walk", "programs"),
+    ("reach", "rows", "heads", "d_qk", "d_v", "apart", "programs"),
     [
-        ((128, [[300]], 2, 32, 32), 3),  # One sequence, for which there is no table.
-        ((128, [EDGES], 1, 32, 32), 4),
-        ((100, [EDGES[::-1]], 2, 32, 32, True), 1),
-        ((64, [[130, 1, 64, 5]] * 2, 1, 32, 32), 9),
-        ((40, [[200], [63, 137]], 2, 32, 32), 5),
-        ((128, [[65, 129, 70]], 1, 32, 64, True), 3),
-        ((7, [[3, 1, 1, 2]], 1, 32, 64), 8),  # As many programs as tiles, and those between documents.
+        (128, [[300]], 2, 32, 32, False, 3),  # One sequence, for which there is no table.
+        (128, [EDGES], 1, 32, 32, False, 4),
+        (100, [EDGES[::-1]], 2, 32, 32, True, 1),
+        (64, [[130, 1, 64, 5]] * 2, 1, 32, 32, False, 9),
+        (40, [[200], [63, 137]], 2, 32, 32, False, 5),
+        (128, [[65, 129, 70]], 1, 64, 128, True, 3),
+        (7, [[3, 1, 1, 2]], 1, 64, 128, False, 8),  # As many programs as tiles, and those between documents.
     ],
-    ids=str,
 )
-def test_emulated_walks_agree_with_the_oracle(walk, programs):
-    walk = Walk(*walk)
-    for ours, theirs in zip(walk.run(programs, *walk.inputs), walk.expected()):
+def test_emulated_walks_agree_with_the_oracle(reach, rows, heads, d_qk, d_v, apart, programs, late):
+    call = Call(f"local({reach})", rows, heads, d_qk, d_v, apart)
+    for ours, theirs in zip(call.run(call.inputs, programs, late), call.expected()):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    assert call.kernels == ["walk_forward", "walk_backward"]
 
 
 @ON_CPU
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize(("reach", "d_v"), [(128, 32), (40, 64)])
-def test_emulated_walks_keep_documents_apart(reach, d_v, value):
+@pytest.mark.parametrize(("reach", "d_qk", "d_v"), [(128, 32, 32), (40, 64, 128)])
+def test_emulated_walks_keep_documents_apart(reach, d_qk, d_v, value):
     """A program begins at each of the tiles."""
-    walk = Walk(reach, [[65, 70, 1, 129]], 1, 32, d_v)
-    before = walk.run(8, *walk.inputs)
+    call = Call(f"local({reach})", [[65, 70, 1, 129]], 1, d_qk, d_v)
+    before = call.run(call.inputs, 8)
     for start, end in ((0, 65), (65, 135), (135, 136), (136, 265)):
-        other = [x.clone() for x in walk.inputs]
+        other = [x.clone() for x in call.inputs]
         for x in other:
             x[:, :, start:end] = value
-        for ours, theirs in zip(walk.run(8, *other), before):
+        for ours, theirs in zip(call.run(other, 8), before):
             for part in (slice(0, start), slice(end, None)):
                 assert torch.equal(ours[:, :, part], theirs[:, :, part])
 
