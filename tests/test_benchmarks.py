@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.pages import ROOT
 
@@ -26,6 +27,20 @@ def test_layouts(tmp_path, monkeypatch, capsys):
     first = found["documents"][0]
     assert first["over batch"] == pytest.approx(first["packed ms"] / first["batch ms"])
     assert first["over pairs"] == pytest.approx(first["packed ms"] / first["whole ms"] / first["share of pairs"])
+
+
+def test_cpu_layouts(tmp_path, monkeypatch):
+    out = tmp_path / "layouts.json"
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    monkeypatch.setattr(sys, "argv", ["cpu_layouts.py", "--tiny", "--json", str(out)])
+    try:
+        runpy.run_path(str(ROOT / "benchmarks/cpu_layouts.py"), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(state)
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["part"] for row in rows] == ["queries"] * 10 + ["documents"] * 10
+    assert all(row["ms"] > 0 for row in rows)
 
 
 def test_kernel_times(tmp_path, monkeypatch, capsys):

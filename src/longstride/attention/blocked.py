@@ -15,22 +15,22 @@ Shapes: a head is q, k [batch, n, d_qk] and v [batch, n, d_v]; lanes of it are [
 batch; tiles of those [tiles, rows, d] for queries and [tiles, columns, d] for keys, and their scores [tiles, rows, columns].
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import log
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from longstride.attention.chunks import Chunk, Scratch, budget, lane_groups, tile_chunks
+from longstride.attention.few_queries import are_few, attend_to_seen
 from longstride.attention.gradient import define_ops
-from longstride.attention.layout import layout_documents
 from longstride.attention.precision import without_autocast
+from longstride.attention.sequences import Rows, Sequences, is_capturing, sequences, working_dtype
 from longstride.patterns import Pattern, notation
 
 LOG2_E = 1 / log(2)
-Place = tuple[slice, int, slice]
-"""Some rows of a head: an index into [batch, heads, n]."""
 
 
 def attend_blocked(
@@ -56,18 +56,29 @@ def blocked_forward(
     The two are not combined into an lse, which would add a rounding error to every weight in backward.
     """
     output, stats = _forward_like(q, k, v, patterns, scale, documents)
-    all_row_max, all_row_sum = stats.unbind(1)
-    scratch = Scratch(_working_dtype(q), q.device)
+    row_max, row_sum = stats.unbind(1)
+    heads, group = notation.parse_heads(patterns, q.shape[1]), q.shape[1] // k.shape[1]
+    scratch = Scratch(working_dtype(q), q.device)
+
+    def compute(some: Sequences, head: int, exact: bool = False) -> None:
+        places = (q, some.queries, head), (k, some.keys, head // group), (v, some.keys, head // group)
+        queries, *keys = (rows.load(x, own) for x, rows, own in places)
+        inputs = _padded(queries, some.offset), *keys
+        result = Result(output, some.queries, head, some.offset)
+        total = result.accumulator()
+        found = _forward_head(heads[head], some.offset, scratch, scale, inputs, total, exact)
+        stats_of_rows = (
+            (x.squeeze(-1), Result(of, some.queries, head, some.offset)) for x, of in zip(found, (row_max, row_sum))
+        )
+        _finish(compute, some, head, exact, [(total, result)], list(stats_of_rows))
+
     with without_autocast(q.device):
-        for pattern, place, kv_place, offset, _ in _heads(q, k, patterns, documents):
-            rows = _load_head(q, place, offset), _load_head(k, kv_place), _load_head(v, kv_place)
-            result = output[place]
-            accumulator = _accumulator(result, offset)
-            row_max, row_sum = _forward_head(pattern, offset, scratch, scale, rows, accumulator, exact=False)
-            if not _all_finite([accumulator]):
-                row_max, row_sum = _forward_head(pattern, offset, scratch, scale, rows, accumulator.zero_(), exact=True)
-            _store(accumulator, result, offset)
-            all_row_max[place], all_row_sum[place] = row_max[:, offset:].squeeze(-1), row_sum[:, offset:].squeeze(-1)
+        for some in sequences(q.shape, k.shape, documents, budget(q.device).positions, q.device):
+            found = attend_to_seen(q, k, v, heads, some, scale) if are_few(some, q.device) else None
+            for total, x in zip(found or (), (output, row_max, row_sum)):
+                x[some.queries.batch, :, some.queries.rows] = total
+            for head in range(0 if found is None else len(heads), len(heads)):
+                compute(some, head)
     return output, stats
 
 
@@ -78,40 +89,90 @@ def fill_gradients(
     """Fills the gradients of q, k and v that are needed."""
     (dq, *d_keys), (q, k, v), (output, stats) = gradients, inputs, saved
     row_max, row_sum = stats.unbind(1)
+    heads, group = notation.parse_heads(patterns, q.shape[1]), q.shape[1] // k.shape[1]
     sums = d_keys
-    if q.shape[1] > k.shape[1] and q.dtype != _working_dtype(q):  # Sums over heads that share keys are rounded once.
-        sums = [torch.empty_like(x, dtype=_working_dtype(x)) for x in d_keys]
+    if group > 1 and q.dtype != working_dtype(q):  # Sums over heads that share keys are rounded once.
+        sums = [torch.empty_like(x, dtype=working_dtype(x)) for x in d_keys]
     if documents and q.shape[2] < k.shape[2]:
         for x in sums:
             x.zero_()  # Documents before the first query.
-    scratch = Scratch(_working_dtype(q), q.device)
+    scratch = Scratch(working_dtype(q), q.device)
+
+    def compute(some: Sequences, head: int, exact: bool = False) -> None:
+        queries, keys, offset, kv_head = some.queries, some.keys, some.offset, head // group
+        rows = _padded(queries.load(q, head), offset), keys.load(k, kv_head), keys.load(v, kv_head)
+        d_rows = queries.load(d_output, head)
+        # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta). The derivative of the lse by a score is
+        # the weight, so the gradient of the lse is subtracted from delta.
+        delta = (d_rows * queries.load(output, head)).sum(-1)
+        if d_stats is not None:
+            delta -= queries.load(d_stats[:, 0], head)
+        # A row of padding weighs 0.
+        largest = queries.load(row_max, head, padding=torch.finfo(delta.dtype).max)
+        log2_scale = queries.load(row_sum, head, padding=1).log2().neg_()
+        row_stats = [_padded(x, offset) for x in (d_rows, *(x.unsqueeze(-1) for x in (delta, largest, log2_scale)))]
+        first = head % group == 0
+        results = Result(dq, queries, head, offset), *(Result(x, keys, kv_head, 0, first) for x in sums)
+        totals = [result.accumulator() if wanted else None for result, wanted in zip(results, needed)]
+        _backward_head(heads[head], offset, scratch, scale, rows, row_stats, totals, exact)
+        found = [(total, result) for total, result in zip(totals, results) if total is not None]
+        _finish(compute, some, head, exact, found)
+
     with without_autocast(q.device):
-        for pattern, place, kv_place, offset, first in _heads(q, k, patterns, documents):
-            rows = _load_head(q, place, offset), _load_head(k, kv_place), _load_head(v, kv_place)
-            d_rows = _load_head(d_output, place, offset)
-            # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta). The derivative of the lse by a score is
-            # the weight, so the gradient of the lse is subtracted from delta.
-            delta = (d_rows * _load_head(output, place, offset)).sum(-1, keepdim=True)
-            if d_stats is not None:
-                delta[:, offset:] -= d_stats[:, 0][place].unsqueeze(-1)
-            log2_scale = row_sum[place].log2().neg_()
-            row_stats = d_rows, delta, *(_padded(x.unsqueeze(-1), offset) for x in (row_max[place], log2_scale))
-            places = zip((dq, *sums), (place, kv_place, kv_place), needed)
-            results = [x[where] if wanted else None for x, where, wanted in places]
-            rules = (offset, True), (0, first), (0, first)
-            totals = [None if x is None else _accumulator(x, *rule) for x, rule in zip(results, rules)]
-            _backward_head(pattern, offset, scratch, scale, rows, row_stats, totals, exact=False)
-            found = [total for total in totals if total is not None]
-            if not _all_finite(found):
-                for x in found:
-                    x.zero_()
-                _backward_head(pattern, offset, scratch, scale, rows, row_stats, totals, exact=True)
-            for result, total, rule in zip(results, totals, rules):
-                if result is not None and total is not None:
-                    _store(total, result, *rule)
+        for some in sequences(q.shape, k.shape, documents, budget(q.device).positions, q.device):
+            for head in range(len(heads)):
+                compute(some, head)
     for x, total in zip(d_keys, sums):
         if total is not x:
             x.copy_(total)
+
+
+class Result(NamedTuple):
+    """Where sums over some sequences of a head are written."""
+
+    tensor: Tensor
+    rows: Rows
+    head: int
+    offset: int
+    """Rows of the sums before those of the tensor."""
+    first: bool = True
+    """Whether the tensor has no sums of other heads yet."""
+
+    def accumulator(self) -> Tensor:
+        """Returns zeros for the sums, [sequences, offset + n, d]: the result itself if it can be summed up in place."""
+        x = self.tensor[self.rows.batch, self.head, self.rows.rows]
+        if self.rows.is_view and self.first and not self.offset and x.dtype == working_dtype(x):
+            return x.zero_()
+        sequences, n, d = x.shape
+        return x.new_zeros((sequences, self.offset + n, d), dtype=working_dtype(x))
+
+    def store(self, total: Tensor, documents: Tensor | None = None) -> None:
+        """documents: which ones; None: all."""
+        if total.untyped_storage().data_ptr() == self.tensor.untyped_storage().data_ptr():
+            return
+        rows, value = self.rows, total[:, self.offset :]
+        if documents is not None:
+            rows, value = rows.of(documents), value[documents]
+        rows.store(value if self.first else value + rows.load(self.tensor, self.head), self.tensor, self.head)
+
+
+def _finish(
+    compute: Callable[..., None], some: Sequences, head: int, exact: bool, sums: Sequence[tuple[Tensor, Result]],
+    others: Sequence[tuple[Tensor, Result]] = (),
+) -> None:  # fmt: skip
+    """Stores the results, and computes those again whose sums are not finite: documents each by itself, sequences with
+    masked pairs excluded."""
+    if exact or _all_finite([total for total, _ in sums]):
+        for total, result in (*sums, *others):
+            result.store(total)
+    elif not some.documents:
+        compute(some, head, exact=True)
+    else:
+        finite = torch.stack([total.flatten(1).sum(1).isfinite() for total, _ in sums]).all(0)
+        for total, result in (*sums, *others):
+            result.store(total, finite)
+        for number in (~finite).nonzero().flatten().tolist():
+            compute(some.documents[number], head)
 
 
 def _forward_head(
@@ -156,9 +217,7 @@ def _all_finite(tensors: Sequence[Tensor]) -> bool:
 
     Tests the sums, which is faster than testing every element. A sum that overflows costs time, not correctness.
     """
-    if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
-        return False  # A CUDA graph cannot synchronize.
-    return all(bool(x.sum().isfinite()) for x in tensors)
+    return not is_capturing(tensors[0].device) and all(bool(x.sum().isfinite()) for x in tensors)
 
 
 def _exp(x: Tensor, bits: Tensor | None = None) -> Tensor:
@@ -210,62 +269,16 @@ def _backward_chunk(
         chunk.add_to_keys(dk, d_scores.transpose(1, 2), queries, scale, scratch)
 
 
-def _heads(
-    q: Tensor, k: Tensor, patterns: str, documents: Sequence[int]
-) -> Iterator[tuple[Pattern, Place, Place, int, bool]]:  # fmt: skip
-    """Yields, for the heads of each document with queries: the pattern, the places of the queries and of their keys, the
-    position of the first query among the keys, and whether the head is the first with these keys.
-
-    As many sequences at a time as fit the budget.
-    """
-    group = q.shape[1] // k.shape[1]
-    for part in layout_documents(q.shape, k.shape, documents):
-        if part.queries.start == part.queries.stop:
-            continue
-        at_once = max(1, budget(q.device).positions // part.n)
-        for head, pattern in enumerate(notation.parse_heads(patterns, q.shape[1])):
-            for start in range(part.batch.start, part.batch.stop, at_once):
-                batch = slice(start, min(start + at_once, part.batch.stop))
-                places = (batch, head, part.queries), (batch, head // group, part.keys)
-                yield pattern, *places, part.offset, head % group == 0
-
-
-def _load_head(x: Tensor, place: Place, offset: int = 0) -> Tensor:
-    """Returns rows of a head in the working dtype: [batch, offset + n, d], contiguous; the first `offset` rows are 0."""
-    return _padded(x[place].to(_working_dtype(x)).contiguous(), offset)
-
-
 def _padded(rows: Tensor, offset: int) -> Tensor:
+    """[sequences, n, d] after so many rows of 0."""
     return pad(rows, (0, 0, offset, 0)) if offset else rows
-
-
-def _accumulator(result: Tensor, offset: int, first: bool = True) -> Tensor:
-    """Returns zeros for rows of a head, [batch, offset + n, d]: the result itself, or a copy if that is half precision.
-
-    A copy also if there are rows before `offset`, or if the result has sums of other heads already: it is not the first.
-    """
-    if first and not offset and result.dtype == _working_dtype(result):
-        return result.zero_()
-    batch, n, d = result.shape
-    return result.new_zeros((batch, offset + n, d), dtype=_working_dtype(result))
-
-
-def _store(total: Tensor, result: Tensor, offset: int, first: bool = True) -> None:
-    if not first:
-        result += total
-    elif total is not result:
-        result.copy_(total[:, offset:])
-
-
-def _working_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _forward_like(
     q: Tensor, k: Tensor, v: Tensor, patterns: str, scale: float, documents: Sequence[int]
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     batch, heads, n, _ = q.shape
-    return q.new_empty((batch, heads, n, v.shape[3])), q.new_empty((batch, 2, heads, n), dtype=_working_dtype(q))
+    return q.new_empty((batch, heads, n, v.shape[3])), q.new_empty((batch, 2, heads, n), dtype=working_dtype(q))
 
 
 define_ops("blocked", blocked_forward, _forward_like, fill_gradients, lambda x: x.new_empty(x.shape))

@@ -152,24 +152,24 @@ def _lanes_from(offset: int, lanes: Lanes) -> Iterator[Lanes]:
 
 
 def _cover(arrangement: Arrangement) -> tuple[Tiles, ...]:
-    record, length = arrangement.geometry, arrangement.lanes.length
-    rectangles = _staircase(record.summary, length) if record.summary else _window(length, record.far)
+    record, lanes, offset = arrangement.geometry, arrangement.lanes, arrangement.offset
+    # The first index that some lane has from `offset` on: in the last lane, which begins latest.
+    first = max(0, -((lanes.position(lanes.lanes - 1, 0) - offset) // lanes.index_stride))
+    cover = _staircase(record.summary, lanes.length, first) if record.summary else _window(lanes.length, record.far, first)
     alike: dict[Hashable, list[Rectangle]] = {}
-    lanes, offset = arrangement.lanes, arrangement.offset
-    for rectangle in rectangles:
-        if lanes.position(lanes.lanes - 1, rectangle.query + rectangle.rows - 1) >= offset:
-            cut = lanes.position(0, rectangle.query) < offset
-            shape = rectangle.rows, rectangle.columns, rectangle.first, rectangle.family, cut
-            alike.setdefault(shape, []).append(rectangle)
+    for rectangle in cover:
+        cut = lanes.position(0, rectangle.query) < offset
+        shape = rectangle.rows, rectangle.columns, rectangle.first, rectangle.family, cut
+        alike.setdefault(shape, []).append(rectangle)
     return tuple(_make_tiles(arrangement, group) for group in alike.values())
 
 
-def _window(length: int, far: int) -> Iterator[Rectangle]:
-    """Covers a window of `far` positions back in a lane."""
+def _window(length: int, far: int, start: int) -> Iterator[Rectangle]:
+    """Covers a window of `far` positions back in a lane, for the queries from `start` on."""
     back = min(far, length - 1)
     wide = back >= WIDE_REACH
     height = _side(back, MAX_SIDE) if wide else max(MIN_ROWS, min(NARROW_ROWS, back + 1))
-    for query in range(0, length, height):
+    for query in range(start, length, height):
         rows = min(height, length - query)
         # A wide window is cut into squares, so that tiles computed together share no key.
         first = max(0, query - back)
@@ -177,12 +177,12 @@ def _window(length: int, far: int) -> Iterator[Rectangle]:
             yield Rectangle(query, rows, keys[0], len(keys), keys[-1] == query + rows - 1, family=query - keys[0])
 
 
-def _staircase(summary: Summary, n: int) -> Iterator[Rectangle]:
-    """Covers the summary cells up to each query. Keys are counted in cells."""
+def _staircase(summary: Summary, n: int, start: int) -> Iterator[Rectangle]:
+    """Covers the summary cells up to each query, from the block of the query `start` on. Keys are counted in cells."""
     height = _side(n, MAX_SIDE * isqrt(summary.l // summary.c)) // summary.l * summary.l or min(summary.l, MAX_SIDE)
     whole_blocks = height % summary.l == 0
     width = height // summary.l * summary.c if whole_blocks else MAX_SIDE
-    for query in range(0, n, height):
+    for query in range(start // summary.l * summary.l, n, height):
         rows = min(height, n - query)
         edge = summary.cells_before(query)
         for index, keys in enumerate(_split_keys(0, edge, summary.cells_before(query + rows), width)):
