@@ -3,7 +3,7 @@ import torch
 
 from longstride import attend
 from longstride.attention.implementation import choose
-from longstride.patterns import Block, Column, Dense, Local, Summary
+from longstride.patterns import Block, Column, Dense, Dilated, Local, Summary
 from tests.attention.error_rule import Ran, results
 
 PATTERN = Local(4) | Column(5)
@@ -159,6 +159,21 @@ def test_compiles_for_any_number_of_heads(impl):
     for heads in (2, 3, 4):  # The second number makes it symbolic.
         inputs = tensors(heads=heads)
         torch.testing.assert_close(compiled(*inputs), attend(*inputs, PATTERN, impl=impl))
+
+
+@pytest.mark.parametrize("impl", ["blocked", "reference"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_exports_for_any_n(impl, strict):
+    class Four(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attend(q, k, v, [PATTERN, Block(6) | Summary(6, 2), Dilated(3, 9), Dense()], impl=impl)
+
+    n = torch.export.Dim("n")
+    shapes = {name: {2: n} for name in "qkv"}
+    exported = torch.export.export(Four(), tuple(tensors(heads=4)), dynamic_shapes=shapes, strict=strict).module()
+    for length in (7, 100):
+        inputs = tensors(heads=4, n=length)
+        torch.testing.assert_close(exported(*inputs), Four()(*inputs))
 
 
 @ALL

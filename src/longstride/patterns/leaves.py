@@ -54,6 +54,9 @@ class Pattern:
         """Returns the pattern as bool [n, n], indexed [query, key]: for tests and pictures."""
         import torch  # Here, so that the command line can parse patterns without torch.
 
+        if torch.compiler.is_compiling():  # n may be symbolic: a check would make it a constant, and so would a loop.
+            position = torch.arange(n, device=device)
+            return self.sees(position[:, None], position[None, :])  # type: ignore[no-any-return]
         n = whole_number("mask", "n", n, least=0, limit="table")
         position = torch.arange(n, device=device)
         rows = max(1, MASK_ENTRIES // max(1, n))
