@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -159,6 +160,20 @@ def test_compiles_for_any_number_of_heads(impl):
     for heads in (2, 3, 4):  # The second number makes it symbolic.
         inputs = tensors(heads=heads)
         torch.testing.assert_close(compiled(*inputs), attend(*inputs, PATTERN, impl=impl))
+
+
+def test_a_scale_of_numpy_is_refused_by_name_under_torch_compile():
+    """To torch.compile it is an array without a value. The plain call takes it."""
+    q, k, v = tensors()
+    scale = np.float32(0.5)
+    assert torch.equal(attend(q, k, v, PATTERN, scale=scale), attend(q, k, v, PATTERN, scale=0.5))
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(q, k, v, PATTERN, scale=float(scale)), attend(q, k, v, PATTERN, scale=0.5))
+    for given, kind in ((scale, "ndarray"), (np.int64(1), "ndarray"), (torch.tensor(0.5), "Tensor")):
+        says = f"attend: scale under torch.compile must be a float or an int of Python, got {kind}; call float\\(\\) on it"
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=says):
+            compiled(q, k, v, PATTERN, scale=given)
 
 
 @pytest.mark.parametrize("impl", ["blocked", "reference"])

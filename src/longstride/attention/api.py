@@ -226,5 +226,11 @@ def _validate_scale(scale: float | None, d_qk: int) -> float:
     if scale is None:
         return 1 / sqrt(d_qk)
     if not isinstance(scale, int | float | Real) or not -SCALE_LIMIT < scale < SCALE_LIMIT:
+        # To torch.compile a NumPy number is an array, whose value the graph would have to wait for.
+        if torch.compiler.is_compiling() and not isinstance(scale, int | float):
+            raise ValueError(
+                f"attend: scale under torch.compile must be a float or an int of Python, got {type(scale).__name__}; "
+                "call float() on it outside of the compiled function"
+            )
         raise ValueError(f"attend: scale must be a finite number or None for 1 / sqrt(d_qk), got {scale!r}")
     return float(scale)
