@@ -205,7 +205,12 @@ MISTAKES = [
     ("begun", "after step 6; wait for it, or give begun/checkpoints/step-10\n"),
     ("lost", "eval: gone, which lost was trained on, is not here; give --data"),
     ("changed", "eval: data has other bytes in valid than changed began with; give the same --data"),
-    ("broken", "broken/config.json is not JSON"),
+    (
+        "broken",
+        "broken/config.json is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1); "
+        "bring the file back from a copy, or give another folder\n",
+    ),
+    ("foreign", "foreign/config.json describes no run and no saved model; give another folder, or bring their file back"),
 ]
 
 
@@ -215,13 +220,14 @@ def test_mistakes_are_one_line_and_leave_nothing(capsys, monkeypatch, folder, wo
     text = (folder / "run/config.json").read_text().replace(str(folder / "data"), "data")
     (folder / "run/config.json").write_text(text)
     SparseTransformer.from_pretrained(folder / "run").save_pretrained(folder / "model")
-    for name in ("young", "begun", "lost", "changed", "broken"):
+    for name in ("young", "begun", "lost", "changed", "broken", "foreign"):
         shutil.copytree("run", name)
     for name in ("young", "begun"):
         (folder / name / "model.safetensors").unlink()
     shutil.rmtree("young/checkpoints")
     (folder / "lost/config.json").write_text(text.replace('"data": "data"', '"data": "gone"'))
     (folder / "broken/config.json").write_text("{")
+    (folder / "foreign/config.json").write_text('{"name": "a web page"}')
     known = json.loads((folder / "data/manifest.json").read_text())
     known["splits"]["valid"]["sha256"] = "0" * 64
     (folder / "changed/data.json").write_text(json.dumps(known))

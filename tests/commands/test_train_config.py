@@ -37,6 +37,14 @@ def test_a_runs_config_is_a_start_without_a_preset(tmp_path, started):
     assert started == [train_preset("enwik8", data="enwik8", out="new", seed=3)]
 
 
+def test_a_run_whose_config_is_broken_is_no_start(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--config", str(tmp_path), "--out", "new"])
+    assert end.value.code == 2
+    assert "bring the file back from a copy, or give another folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [

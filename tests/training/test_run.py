@@ -73,6 +73,14 @@ def test_a_saved_model_is_no_run(tmp_path):
             begin(of(tmp_path))
 
 
+@pytest.mark.parametrize("content", ["{}", '{"name": "a web page", "version": "1.0"}', '{"model": 3, "steps": 10}'])
+def test_a_config_of_something_else_is_no_saved_model(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    for begin in (Run.new, Run.resumed):
+        with pytest.raises(ValueError, match=r"config\.json describes no run and no saved model; give another folder"):
+            begin(of(tmp_path))
+
+
 def test_a_run_that_has_lost_its_settings(tmp_path):
     begun(tmp_path)
     (tmp_path / "checkpoints").mkdir()
@@ -141,8 +149,11 @@ def test_steps_may_become_more_not_fewer(tmp_path):
 
 def test_a_damaged_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model"')
-    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
-        Run.resumed(of(tmp_path))
+    for begin in (Run.new, Run.resumed):
+        with pytest.raises(
+            ValueError, match=r"config\.json is not JSON.*; bring the file back from a copy, or give another"
+        ):
+            begin(of(tmp_path))
 
 
 def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, monkeypatch):

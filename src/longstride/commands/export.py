@@ -8,7 +8,7 @@ from typing import Any
 
 from longstride.common.atomic import atomic_path
 from longstride.common.checks import suggest
-from longstride.common.files import file_sha256, read_json, read_text
+from longstride.common.files import file_sha256, read_json
 from longstride.data.store import read_manifest
 from longstride.model import SparseTransformer
 from longstride.model.card import SETTINGS, Card, Figure, write_card
@@ -119,7 +119,7 @@ def _card(name: str, source: Source, model: SparseTransformer, figures: tuple[Fi
 
 def _saved_settings(path: Path) -> TrainConfig | None:
     """The settings that a saved model was trained with, if they are beside it."""
-    return TrainConfig.from_json(read_text(path), str(path)) if path.is_file() else None
+    return TrainConfig.read(path) if path.is_file() else None
 
 
 def _own_results(source: Source) -> list[Path]:

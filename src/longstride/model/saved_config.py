@@ -3,6 +3,7 @@
 Imported without torch, so that a wrong path is refused at once.
 """
 
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,25 @@ def settings_path(folder: Path) -> Path:
 
 def read_config(path: Path) -> ModelConfig:
     """Reads the model config from the config.json of a saved model or of a run."""
-    content = read_json(path, finite=False)
+    content = read_content(path)
     if isinstance(content.get("model"), dict):
         return ModelConfig.from_fields(content["model"], f"{path}: model")
     return ModelConfig.from_fields(content, str(path))
+
+
+def read_content(path: Path) -> dict[str, Any]:
+    """Returns the content of the config.json of a run or a saved model; ValueError with a remedy for any other file. The
+    fields may still have wrong values."""
+    try:
+        content = read_json(path, finite=False)
+    except ValueError as error:
+        raise ValueError(f"{error}; bring the file back from a copy, or give another folder") from None
+    required = [field.name for field in fields(ModelConfig) if field.default is MISSING]
+    if not isinstance(content.get("model"), dict) and not any(name in content for name in required):
+        raise ValueError(
+            f"{path} describes no run and no saved model; give another folder, or bring their file back from a copy"
+        )
+    return content
 
 
 def is_run(content: dict[str, Any]) -> bool:

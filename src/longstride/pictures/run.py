@@ -24,7 +24,7 @@ from longstride.common.figures import (
     picture_path,
     write_figure,
 )
-from longstride.common.files import check_run_folder, read_json, read_text, real_path
+from longstride.common.files import check_run_folder, read_json, real_path
 from longstride.training.config import TrainConfig
 from longstride.training.curve import (
     DARK,
@@ -307,7 +307,7 @@ def read_settings(folder: Path) -> Settings:
     values: Settings = {}
     path = folder / "config.json"
     if path.is_file():
-        config = TrainConfig.from_json(read_text(path), str(path))
+        config = TrainConfig.read(path)
         values |= _model_settings(config) | {"data": Path(config.data).name}
     values |= _data_settings(folder / "data.json")
     if path.is_file():

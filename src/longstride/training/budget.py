@@ -10,7 +10,6 @@ import torch
 
 from longstride.common.checks import size_in_bytes
 from longstride.common.device import GIB, memory_bytes
-from longstride.common.files import read_text
 from longstride.common.out_of_memory import is_out_of_gpu_memory
 from longstride.model.pinned import PinError
 from longstride.model.recompute import AUTO
@@ -43,7 +42,7 @@ def resolve_recomputation(
     path = config.folder() / "config.json"
     auto = config.model.recompute == AUTO
     if auto and resume and path.is_file():
-        return _with_saved_choices(config, TrainConfig.from_json(read_text(path), str(path)), ranks.count)
+        return _with_saved_choices(config, TrainConfig.read(path), ranks.count)
     if not auto and not config.gpu_memory:
         return config
     device = ranks.run_on_all(lambda: ranks.device(config.device))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from longstride.common.checks import (
     Boolean,
@@ -22,6 +22,7 @@ from longstride.common.checks import (
 )
 from longstride.common.files import parse_object, real_path
 from longstride.model.config import ModelConfig
+from longstride.model.saved_config import read_content
 
 Resume = bool | Literal["auto"]
 """Whether to resume an existing run. "auto": resume it if it exists, otherwise begin it."""
@@ -165,7 +166,17 @@ class TrainConfig:
     @classmethod
     def from_json(cls, text: str, owner: str = "config") -> "TrainConfig":
         """`owner` names the file in errors."""
-        given = check_field_names(parse_object(text, owner, finite=False), owner, cls)
+        return cls.from_fields(parse_object(text, owner, finite=False), owner)
+
+    @classmethod
+    def read(cls, path: Path) -> "TrainConfig":
+        """Reads the config.json of a run."""
+        return cls.from_fields(read_content(path), str(path))
+
+    @classmethod
+    def from_fields(cls, content: dict[str, Any], owner: str) -> "TrainConfig":
+        """Makes a config from the parsed fields of a JSON object."""
+        given = check_field_names(content, owner, cls)
         optimizer = given.get("optimizer", {})
         for name, value in (("model", given["model"]), ("optimizer", optimizer)):
             if not isinstance(value, dict):

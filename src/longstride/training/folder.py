@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 from longstride.common.atomic import is_temporary
-from longstride.common.files import check_run_folder, read_json
-from longstride.model.saved_config import is_run
+from longstride.common.files import check_run_folder
+from longstride.model.saved_config import is_run, read_content
 from longstride.training.lock import NAME as LOCK
 
 LAUNCH, RUN = "launch.txt", "run.json"
@@ -39,9 +39,9 @@ def check_holds_run(folder: Path) -> None:
 
 
 def _check_config(folder: Path) -> None:
-    """ValueError if the folder is a saved model, or a run that has lost its config.json."""
+    """ValueError if the config.json in the folder is not that of a run, or if a run has lost it."""
     path = folder / "config.json"
-    if path.exists() and not is_run(read_json(path, finite=False)):
+    if path.exists() and not is_run(read_content(path)):
         raise ValueError(
             f"train: {folder} is a saved model and no run; give another --out, and --init-from {shlex.quote(str(folder))} "
             "to begin from its weights"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from longstride.common.device import prefers_bfloat16
-from longstride.common.files import read_text
 from longstride.data.image_files import shape_text
 from longstride.data.kinds import all_kinds
 from longstride.data.prepare import open_data
@@ -114,7 +113,7 @@ def resolve_precision(config: TrainConfig, resume: Resume, ranks: Ranks) -> Trai
         return config
     path = config.folder() / "config.json"
     if resume and path.is_file():
-        saved = TrainConfig.from_json(read_text(path), str(path))
+        saved = TrainConfig.read(path)
         return replace(config, model=replace(config.model, precision=saved.model.precision))
     device = ranks.run_on_all(lambda: ranks.device(config.device))
     precision: Precision = "float32" if ranks.any(not prefers_bfloat16(device)) else "bfloat16"

@@ -73,7 +73,7 @@ class Run:
         check_holds_run(folder)
         path = folder / "config.json"
         _check_preset(folder, preset)
-        saved, config = TrainConfig.from_json(read_text(path), str(path)), _with_absolute_paths(config)
+        saved, config = TrainConfig.read(path), _with_absolute_paths(config)
         for field in fields(TrainConfig):
             before, now = getattr(saved, field.name), getattr(config, field.name)
             if field.name not in CHANGEABLE and before != now and not (field.name == "steps" and now > before):

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longstride.common.checks import suggest
-from longstride.common.files import parse_object, read_text, real_path
+from longstride.common.files import real_path
 from longstride.data import samples
 from longstride.data.prepare import open_data
 from longstride.data.store import Store
 from longstride.model import ModelConfig
 from longstride.model.card import Card, read_card
-from longstride.model.saved_config import find_settings, is_run, read_config
+from longstride.model.saved_config import find_settings, is_run, read_config, read_content
 from longstride.model.shipped import find_model
 from longstride.training.checkpoint import check_owner
 from longstride.training.config import TrainConfig
@@ -45,16 +45,15 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
         if checkpoint is not None:
             raise ValueError(f"{owner}: checkpoint = {checkpoint!r}, and {folder} is one; give its run, {path.parent}")
         folder, checkpoint = path.parent, real_path(folder).name
-    text = read_text(path)
-    given = parse_object(text, str(path), finite=False)
-    if not is_run(given):
+    content = read_content(path)
+    if not is_run(content):
         read_config(path)
         if checkpoint is not None:
             raise ValueError(
                 f"{owner}: checkpoint = {checkpoint!r} is for runs, and {folder} is a saved model; leave it out"
             )
         return Source(folder, folder, None, read_card(folder))
-    config = TrainConfig.from_json(text, str(path))
+    config = TrainConfig.from_fields(content, str(path))
     complete = (path for path in (folder / "checkpoints").glob("step-*") if has_manifest(path))
     names = [path.name for path in sorted(complete, key=_step)]
     if checkpoint is not None:

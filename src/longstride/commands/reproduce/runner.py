@@ -26,7 +26,6 @@ from longstride.commands.reproduce.results import Reproduced, RowResult, ScoreRo
 from longstride.commands.reproduce.settings import Reproduction, command_of
 from longstride.commands.reproduce.tables import show_results
 from longstride.common.device import choose_device, describe_machine
-from longstride.common.files import read_text
 from longstride.common.out_of_memory import is_out_of_memory
 from longstride.data import samples
 from longstride.data.prepare import open_data
@@ -205,7 +204,7 @@ class RowRunner:
         if self.seconds is None:
             return config
         if saved.is_file():
-            return with_steps(config, TrainConfig.from_json(read_text(saved), str(saved)).steps, settings.scale)
+            return with_steps(config, TrainConfig.read(saved).steps, settings.scale)
         try:
             seconds = probe(config, TINY_PROBE if settings.scale == "tiny" else PROBE_STEPS)
         except SystemExit:

@@ -21,7 +21,7 @@ from longstride.model.card import SETTINGS
 from longstride.model.presets import DENSE, PRESETS
 from longstride.model.recipes import RecipeName
 from longstride.model.recompute import AUTO
-from longstride.model.saved_config import find_settings, settings_path
+from longstride.model.saved_config import find_settings, read_content, settings_path
 from longstride.model.shipped import NAMES
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
 from longstride.training.folder import check_free, check_holds_run
@@ -149,9 +149,11 @@ def read_config(path: Path, start: TrainConfig | None) -> TrainConfig:
     if str(path) in NAMES or settings_path(path).is_file():
         found = find_settings("train: config", path)
         path = found.with_name(SETTINGS) if found.with_name(SETTINGS).is_file() else found
-    if not path.is_file():
+        given = read_content(path)
+    elif not path.is_file():
         raise ValueError(f"train: config = {str(path)!r} is no file; give a TOML file or a run's config.json")
-    given = _read_toml(path) if path.suffix == ".toml" else parse_object(read_text(path), str(path), finite=False)
+    else:
+        given = _read_toml(path) if path.suffix == ".toml" else parse_object(read_text(path), str(path), finite=False)
     if start is None and "model" not in given:
         raise ValueError(f"train: {path} has no model; name a preset first: longstride train text-small --config {path}")
     merged = {} if start is None else asdict(start)
@@ -237,4 +239,4 @@ def _resumed(words: Sequence[str]) -> TrainConfig | None:
     if not path.is_file():
         return None
     check_holds_run(Path(folder))
-    return TrainConfig.from_json(read_text(path), str(path))
+    return TrainConfig.read(path)
