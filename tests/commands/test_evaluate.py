@@ -204,7 +204,10 @@ MISTAKES = [
     ),
     ("begun", "after step 6; wait for it, or give begun/checkpoints/step-10\n"),
     ("lost", "eval: gone, which lost was trained on, is not here; give --data"),
-    ("changed", "eval: data has other bytes in valid than changed began with; give the same --data"),
+    (
+        "changed",
+        "eval: data has other bytes in valid than when changed began; bring them back from a copy, or add --data data",
+    ),
     (
         "broken",
         "broken/config.json is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1); "

@@ -85,6 +85,6 @@ def test_a_row_of_runs_is_narrow():
 def test_brackets_in_the_paths_of_an_evaluation(capsys):
     """rich would take [/b] for markup, and end with an error."""
     score = SimpleNamespace(bytes=5, min_context=0, bits_per_byte=1.5, windows=1, seconds=0.1)
-    store = SimpleNamespace(splits={"valid": 10}, folder=Path("store[/b]"), item=())
+    store = SimpleNamespace(splits={"valid": 10}, shown=Path("store[/b]"), item=())
     evaluate._show(SimpleNamespace(weights=Path("run[/a]")), store, "valid", [score])
     assert "run[/a] on valid of store[/b]: 5 of 10 bytes" in capsys.readouterr().out

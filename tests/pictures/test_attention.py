@@ -118,7 +118,9 @@ def test_other_data_than_a_runs_must_be_asked_for(tmp_path):
     known = json.loads((data / "manifest.json").read_text())
     known["splits"]["valid"]["sha256"] = "0" * 64
     (folder / "data.json").write_text(json.dumps(known))
-    with pytest.raises(ValueError, match=r"has other bytes in valid than .* began with; give the same --data"):
+    with pytest.raises(
+        ValueError, match=r"has other bytes in valid than when .* began; bring them back from a copy, or add --data"
+    ):
         plot_attention(folder, out=tmp_path / "look.png")
     assert plot_attention(folder, data=data, out=tmp_path / "look.png")[0].is_file()
 

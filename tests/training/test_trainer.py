@@ -259,10 +259,33 @@ def test_other_data_is_not_resumed_with(tmp_path):
     made = config(tmp_path, steps=6)
     train(made, until=2)
     other = store(tmp_path / "other", train=TEXT[100_000:160_000])
-    with pytest.raises(ValueError, match="has other bytes in train than"):
+    with pytest.raises(
+        ValueError, match=f"other' has other bytes in train than .*run began with, {tmp_path}/data; leave --d"
+    ):
         train(replace(made, data=other), resume=True)
     moved = store(tmp_path / "moved")
+    (tmp_path / "data").rename(tmp_path / "gone")
+    with pytest.raises(ValueError, match="/data; give a copy of that, or give another --out for a new run"):
+        train(replace(made, data=other), resume=True)
     assert train(replace(made, data=moved), resume=True).step == 6
+
+
+def test_data_in_the_cache_is_named_as_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGSTRIDE_CACHE", str(tmp_path / "cache"))
+    for name, text in (("book.txt", TEXT[:60_000]), ("other.txt", TEXT[60_000:120_000])):
+        (tmp_path / name).write_bytes(bytes(text))
+    made = config(tmp_path, data=str(tmp_path / "book.txt"), steps=6)
+    train(made, until=2)
+    for _ in range(2):  # Made, and found there.
+        with pytest.raises(
+            ValueError, match=f"^train: data = '{tmp_path}/other.txt' has .* began with, {tmp_path}/book.txt; "
+        ):
+            train(replace(made, data=str(tmp_path / "other.txt")), resume=True)
+    (tmp_path / "book.txt").write_bytes(bytes(TEXT[60_000:120_000]))
+    with pytest.raises(
+        ValueError, match=f"^train: {tmp_path}/book.txt has other bytes in train than when .*run began; bring"
+    ):
+        train(made, resume=True)
 
 
 BAD = [

@@ -120,7 +120,7 @@ def _digest(path: Path, ranks: Ranks) -> str:
 def _show(source: Source, store: Store, split: str, rows: Sequence[Score]) -> None:
     console = Console()
     scored = f"{rows[0].bytes:,} of {store.splits[split]:,}"
-    print_line(console, f"{source.weights} on {split} of {store.folder}: {scored} bytes")
+    print_line(console, f"{source.weights} on {split} of {store.shown}: {scored} bytes")
     table = Table()
     for name in ("min context", "bits per dim = bits per byte" if store.item else "bits per byte", "windows", "time"):
         table.add_column(name, justify="right")

@@ -139,7 +139,7 @@ def open_data(path: str | Path, cache: str | Path | None = None, kind: str | Non
         place = cache / f"{real_path(path).name}-{_fingerprint(path, kind, cache, progress)}"
     if place.is_dir():
         try:
-            return open_store(place)
+            return replace(open_store(place), given=path)
         except ValueError as error:
             raise ValueError(f"the cache is damaged, remove {place}: {error}") from None
     try:
@@ -149,7 +149,7 @@ def open_data(path: str | Path, cache: str | Path | None = None, kind: str | Non
         what = f"{cache} cannot be written: {error.strerror}" if isinstance(error, OSError) else str(error)
         fix = "set LONGSTRIDE_CACHE to a folder for prepared data, or use longstride data prepare SOURCE STORE"
         raise ValueError(f"{what}; {fix}") from None
-    return prepare(path, place, kind, progress)
+    return replace(prepare(path, place, kind, progress), given=path)
 
 
 def guess_kind(source: str | Path) -> str:

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -42,10 +42,17 @@ class Store:
     sha256: dict[str, str]
     source: str = ""
     """Description of the source and of how it was split."""
+    given: Path | None = field(default=None, compare=False)
+    """The source that the user gave, if the folder is one of the cache."""
+
+    @property
+    def shown(self) -> Path:
+        """The path that messages name: a user does not know the folders of the cache."""
+        return self.folder if self.given is None else self.given
 
     def path(self, name: str) -> Path:
         if name not in self.splits:
-            raise ValueError(f"{self.folder}: there is no split {name!r}; it has {', '.join(self.splits)}")
+            raise ValueError(f"{self.shown}: there is no split {name!r}; it has {', '.join(self.splits)}")
         return self.folder / f"{name}.bin"
 
     def split(self, name: str) -> "np.memmap[Any, np.dtype[np.uint8]]":

@@ -52,14 +52,14 @@ def open_verified(data: str | Path, ranks: Ranks, splits: Sequence[str] = ("trai
     return store
 
 
-def check_fits(owner: str, store: Store, model: ModelConfig, name: object = None, advice: str = "give other --data") -> None:
+def check_fits(owner: str, store: Store, model: ModelConfig, advice: str = "give other --data") -> None:
     """Raises ValueError if the model cannot read the data.
 
-    Images need a model for images of their size, or a context of one image; other data needs a model for streams. `name`:
-    the data in messages, by default the store's folder. `advice`: the end of a message.
+    Images need a model for images of their size, or a context of one image; other data needs a model for streams. `advice`:
+    the end of a message.
     """
     sizes = model.positions.sizes
-    data = f"{owner}: {store.folder if name is None else name} has {store.data_kind.describe()}"
+    data = f"{owner}: {store.shown} has {store.data_kind.describe()}"
     if len(sizes) == 3 and tuple(store.item) != tuple(sizes):
         raise ValueError(f"{data}, and the model is for images of {shape_text(sizes)}; {advice}")
     if store.item and model.context != store.item_bytes:
@@ -78,7 +78,7 @@ def check_training_data(store: Store, config: TrainConfig, preset: str = "") -> 
         raise ValueError(f"train: {config.data} has {kind.name}, and {preset} is for {other}; {presets}")
     changes = _fields_for_images(config, store) if len(config.model.positions.sizes) == 3 else {}
     flags = " ".join(f"--model.{name} {shlex.quote(str(value))}" for name, value in changes.items())
-    check_fits("train", store, config.model, config.data, f"give {flags}" if flags else presets)
+    check_fits("train", store, config.model, f"give {flags}" if flags else presets)
 
 
 def fit_to_data(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from longstride.common.atomic import atomic_path, is_temporary
 from longstride.common.checks import finite_number, short_reason, short_repr, whole_number
-from longstride.common.files import read_json, read_text
+from longstride.common.files import read_json, read_text, real_path
 from longstride.data.store import Store
 from longstride.model.pretrained import save_weights
 from longstride.model.shipped import find_model
@@ -54,6 +54,8 @@ class Run:
         self.folder, self.id, self.preset = folder, run_id, preset
         self.steps_before: int | None = None
         """The run's total of steps before it was extended; None if it is not extended."""
+        self.data_before = ""
+        """Path of the data that the run began with; empty for a new run."""
         self.metrics = Metrics(folder)
         self.checkpoints = folder / "checkpoints"
         self._lock: Lock | None = None
@@ -80,6 +82,7 @@ class Run:
                 rule = "a run is resumed with what it began with" if field.name != "steps" else "it can be more, not less"
                 raise ValueError(f"train: {field.name} {_difference(before, now)}; {rule}")
         run = cls(folder, read_id(folder))
+        run.data_before = saved.data
         run.steps_before = saved.steps if config.steps > saved.steps else None
         return run
 
@@ -105,7 +108,23 @@ class Run:
             self._lock = None
 
     def check_data(self, store: Store) -> None:
-        """Raises ValueError if the store has other bytes than the run began with."""
+        """Raises ValueError if the store has other bytes than the run to resume began with."""
+        if (split := self.changed_split(store)) is None:
+            return
+        other = "give another --out for a new run"
+        fix = "leave --data out" if Path(self.data_before).exists() else "give a copy of that"
+        if real_path(store.shown) == real_path(self.data_before):
+            raise ValueError(
+                f"train: {store.shown} has other bytes in {split} than when {self.folder} began; bring them back from a "
+                f"copy, or {other}"
+            )
+        raise ValueError(
+            f"train: data = {str(store.shown)!r} has other bytes in {split} than {self.folder} began with, "
+            f"{self.data_before}; {fix}, or {other}"
+        )
+
+    def changed_split(self, store: Store) -> str | None:
+        """Returns a split of the store that has other bytes than the run began with; None if there is none."""
         path = self.folder / "data.json"
         try:
             before = dict(read_json(path)["splits"]) if path.exists() else {}
@@ -113,9 +132,8 @@ class Run:
             raise ValueError(f"train: {path} is damaged: {error}; give the same --data, and remove that file") from None
         for name, size in store.splits.items():
             if name in before and before[name] != {"bytes": size, "sha256": store.sha256[name]}:
-                raise ValueError(
-                    f"train: {store.folder} has other bytes in {name} than {self.folder} began with; give the same --data"
-                )
+                return name
+        return None
 
     def record_initial_weights(self, record: dict[str, str]) -> None:
         """Records the initial weights for run.json. A run that starts again from step 0 must get the same ones."""

@@ -1,5 +1,6 @@
 """Resolves the path of a run, a checkpoint or a saved model to weights and data."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,12 +117,17 @@ def is_training_data(owner: str, source: Source, store: Store, other_allowed: bo
     if source.config is None:
         return False
     try:
-        Run(source.folder).check_data(store)
+        split = Run(source.folder).changed_split(store)
     except ValueError as error:
         if not other_allowed:
             raise ValueError(f"{owner}: {str(error).removeprefix('train: ')}") from None
         return False
-    return True
+    if split is not None and not other_allowed:
+        raise ValueError(
+            f"{owner}: {store.shown} has other bytes in {split} than when {source.folder} began; bring them back from a "
+            f"copy, or add --data {shlex.quote(str(store.shown))} to use it as it is"
+        )
+    return split is None
 
 
 def _step(folder: Path) -> tuple[int, str]:

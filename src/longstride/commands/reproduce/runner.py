@@ -134,7 +134,7 @@ class RowRunner:
         """ValueError if the data is not for this network, or the results have rows that this one cannot be compared with."""
         if self.data is not None and self.settings.run is None:
             advice = f"{self.experiment.name} is for CIFAR-10, which longstride data fetch cifar10 brings"
-            check_fits("reproduce", self.data.store, self.config.model, self.data.path, advice)
+            check_fits("reproduce", self.data.store, self.config.model, advice)
         for other in self.result.rows:
             difference = self._difference(other.settings) if other.data == self.row.data else ""
             if difference:

@@ -2,6 +2,7 @@
 
 import hashlib
 import lzma
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,8 @@ def store(name: str) -> Store:
     kind, rate = {"patches": ("images", None), "piano": ("audio", RATE)}.get(name, ("text", None))
     place = data_cache() / f"sample-{name}-{hashlib.sha256(data.tobytes()).hexdigest()[:16]}"
     splits = dict.fromkeys(("train", "valid"), data.ravel())
-    return write_store(place, kind, splits, data.shape[1:], rate, f"{FILES[name]}, bundled with longstride")
+    written = write_store(place, kind, splits, data.shape[1:], rate, f"{FILES[name]}, bundled with longstride")
+    return replace(written, given=path(name))
 
 
 def _stream(name: str) -> NDArray[np.uint8]:
