@@ -19,6 +19,7 @@ from longstride.commands.evaluate import show_score
 from longstride.common.console import Progress
 from longstride.data.store import open_store, write_store
 from longstride.model import SparseTransformer
+from longstride.model.card import Card, write_card
 from longstride.training import train
 from tests.training.ranks import start, torchrun
 from tests.training.small import MODEL, TEXT, config
@@ -159,6 +160,26 @@ def test_images(capsys, tmp_path):
         (["--most-bytes", 47], "eval: most_bytes must be at least 48, got 47"),
     ):
         assert run(capsys, tmp_path / "model", "--data", tmp_path / "data", *words) == (2, "", f"longstride: {says}\n")
+
+
+def test_data_of_another_kind_is_scored_with_a_remark(capsys, folder):
+    """A saved model has its kind in its card. Bytes may be anything."""
+    SparseTransformer.from_pretrained(folder / "run").save_pretrained(folder / "model")
+    for kind, rate in (("text", None), ("audio", 4000), ("bytes", None)):
+        write_store(folder / kind, kind, {"train": TEXT[:5000], "valid": TEXT[5000:6000]}, rate=rate)
+    says = f"eval: {folder / 'audio'} has audio, and the model was trained on text; give other --data unless you mean this"
+    for card, kind, has_remark in (
+        (None, "audio", False), ("text", "audio", True), ("text", "text", False), ("text", "bytes", False),
+        ("bytes", "audio", False),
+    ):  # fmt: skip
+        if card:
+            write_card(folder / "model", Card("model", card), MODEL)
+        code, _, err = run(capsys, folder / "model", "--data", folder / kind)
+        assert (code, says in err.splitlines()) == (0, has_remark)
+    code, _, err = run(capsys, folder / "run", "--data", folder / "audio")
+    assert (code, err.splitlines().count(says)) == (0, 1)
+    code, _, err = run(capsys, folder / "run")
+    assert (code, "trained on" in err) == (0, False)
 
 
 def test_data_that_does_not_fit(capsys, folder):

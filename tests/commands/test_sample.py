@@ -417,6 +417,24 @@ def test_what_is_refused(capfdbinary, tmp_path, monkeypatch, words, says):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Makefile.txt", "data", "run"]
 
 
+def test_a_prompt_of_another_kind_is_refused(capfdbinary, tmp_path):
+    """By its name, so also if it holds something else. Any file is bytes."""
+    for name in ("a.wav", "a.png"):
+        (tmp_path / name).write_bytes(b"the prompt")
+    says = "is a file of {}, and the model makes {}; give one of {}"
+    as_bytes = ", or --kind bytes to take the file's bytes as they are"
+    folders = {kind: a_run(tmp_path / kind, kind) for kind in MODELS}
+    for made, name, text in (
+        ("text", "a.wav", says.format("sound", "text", "text") + as_bytes),
+        ("text", "a.png", says.format("images", "text", "text") + as_bytes),
+        ("audio", "a.png", says.format("images", "audio", "sound") + as_bytes),
+        ("images", "a.wav", says.format("sound", "images", "images") + "\n"),
+    ):
+        refused(capfdbinary, text, folders[made], "--prompt-file", tmp_path / name)
+    for made, *words in (("text", "--kind", "bytes"), ("bytes",)):
+        assert run(capfdbinary, folders[made], "--prompt-file", tmp_path / "a.wav", *words)[0] == 0
+
+
 def test_many_processes_are_refused(capfdbinary, tmp_path, monkeypatch):
     folder = a_run(tmp_path, "text")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -110,6 +110,19 @@ def test_a_run_knows_its_data(tmp_path, monkeypatch):
     assert not (tmp_path / "other.png").exists()
 
 
+def test_data_of_another_kind_is_drawn_with_a_remark(tmp_path, capsys):
+    folder, data = saved(tmp_path, "text")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model": config, "data": "gone"}))
+    for kind, count in (("audio", 1), ("text", 0)):
+        known = json.loads((data / "manifest.json").read_text()) | {"kind": kind, "rate": 4000 if kind == "audio" else None}
+        known["splits"]["valid"]["sha256"] = "0" * 64
+        (folder / "data.json").write_text(json.dumps(known))
+        plot_attention(folder, data=data, out=tmp_path / f"{kind}.png")
+        says = f"plot attention: {data} has text, and the model was trained on audio; give other --data unless you mean this"
+        assert capsys.readouterr().err.splitlines().count(says) == count
+
+
 def test_other_data_than_a_runs_must_be_asked_for(tmp_path):
     """It may lie where the run's was."""
     folder, data = saved(tmp_path, "text")

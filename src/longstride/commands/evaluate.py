@@ -80,6 +80,8 @@ def evaluate(
         file = None if results is None else ranks.run_on_first(lambda: Results(results, about, not given, force))
         model = model.to(place)
         console = StandardError() if ranks.is_main else Console(file=io.StringIO())
+        if opened.remark:
+            print_line(console, opened.remark)
         rows: list[Score] = []
         for context in contexts:
             with Progress(data_bytes.size, console, name=f"min context {context:,}") as progress:

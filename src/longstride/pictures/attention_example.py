@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from longstride.common.console import StandardError, print_line
 from longstride.common.files import real_path
 from longstride.data.kind import DataKind
 from longstride.data.loader import Sequences
@@ -58,6 +59,8 @@ def open_example(folder: Path, data: Path | None, split: str, item: int, device:
     model = SparseTransformer.from_pretrained(source.weights, precision="float32", recompute="off").to(device)
     opened = open_source_data(OWNER, source, model.config, data)
     path, store = opened.path, opened.store
+    if opened.remark:
+        print_line(StandardError(), opened.remark)
     split_name = f"{path} ({split})"
     sequences = Sequences(store.split(split), model.config.context, store.item_bytes, split_name)
     count = len(sequences.data) // sequences.context

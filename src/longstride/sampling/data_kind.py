@@ -2,7 +2,6 @@
 
 from longstride.data.kind import DataKind
 from longstride.data.kinds import KINDS, all_kinds, kind_class
-from longstride.data.store import read_manifest
 from longstride.model import ModelConfig
 from longstride.sampling.request import OWNER
 from longstride.training.source import Source
@@ -12,7 +11,7 @@ def find_data_kind(source: Source, config: ModelConfig, name: str | None) -> Dat
     """Returns the kind of that name; without a name, that of the run's data, of the model's card, or the one the embedding
     is for."""
     sizes = config.positions.sizes
-    known = _kind_of_run(source) or next(
+    known = source.data_kind or next(
         (kind(item) for kind in all_kinds() if (item := kind.item_of_model(sizes))), None
     )  # fmt: skip
     name = name or (known.name if known else None) or (source.card.kind if source.card else None)
@@ -25,11 +24,3 @@ def find_data_kind(source: Source, config: ModelConfig, name: str | None) -> Dat
     if name not in KINDS:
         raise ValueError(f"{OWNER}: kind must be one of {', '.join(KINDS)}, got {name!r}")
     return kind_class(name).of_model(OWNER, known, sizes, config.embedding)
-
-
-def _kind_of_run(source: Source) -> DataKind | None:
-    """A run keeps a copy of its data's manifest: the data itself may be gone."""
-    path = source.folder / "data.json"
-    if source.config is None or not path.is_file():
-        return None
-    return read_manifest(source.folder, path).data_kind

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, fields
 from math import prod
+from pathlib import Path
 
 from longstride.data.kind import DataKind, Prompt
 from longstride.data.kinds import all_kinds
+from longstride.data.plan import data_suffix
+from longstride.data.prepare import ANYTHING
 from longstride.sampling.request import OWNER, Request
 
 
@@ -25,6 +28,7 @@ def read_prompts(request: Request, kind: DataKind, context: int) -> Prompts:
         # The bytes as they were typed, also if they are no UTF-8.
         given = [Prompt((request.prompt or "").encode("utf-8", "surrogateescape"))]
     else:
+        _check_kind_of_file(request.prompt_file, kind)
         options = {name: getattr(request, name) for name in kind.prompt_options}
         given = kind.read_prompts(OWNER, request.prompt_file, context, options)
     prompts = [prompt.data for prompt in given for _ in range(request.count)]
@@ -40,6 +44,18 @@ def read_prompts(request: Request, kind: DataKind, context: int) -> Prompts:
     if length is None and kind.default_length is not None:
         length = max(1, min(kind.default_length, context - max(map(len, prompts))))
     return Prompts(prompts, length, [])
+
+
+def _check_kind_of_file(path: Path, kind: DataKind) -> None:
+    """Refuses a file whose name says that it is of another kind. Any file is bytes."""
+    suffix = data_suffix(path)
+    for other in all_kinds():
+        if suffix in other.suffixes and other.name != kind.name != ANYTHING:
+            as_bytes = "" if kind.has_items else f", or --kind {ANYTHING} to take the file's bytes as they are"
+            raise ValueError(
+                f"{OWNER}: prompt_file = {str(path)!r} is a file of {other.label}, and the model makes {kind.name}; give "
+                f"one of {kind.label}{as_bytes}"
+            )
 
 
 def _check_request(request: Request, kind: DataKind) -> None:

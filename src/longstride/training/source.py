@@ -2,14 +2,16 @@
 
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from longstride.common.checks import suggest
 from longstride.common.files import real_path
 from longstride.data import samples
-from longstride.data.prepare import open_data
-from longstride.data.store import Store
+from longstride.data.kind import DataKind
+from longstride.data.prepare import ANYTHING, open_data
+from longstride.data.store import Store, read_manifest
 from longstride.model import ModelConfig
 from longstride.model.card import Card, read_card
 from longstride.model.saved_config import find_settings, is_run, read_config, read_content
@@ -37,6 +39,15 @@ class Source:
     def checkpoint(self) -> str | None:
         """Name of the checkpoint that the weights come from; None for the run's best weights."""
         return self.weights.name if self.weights != self.folder else None
+
+    @property
+    def data_kind(self) -> DataKind | None:
+        """The kind of a run's data; None if it is not known. A run keeps a copy of its data's manifest: the data itself may
+        be gone."""
+        path = self.folder / "data.json"
+        if self.config is None or not path.is_file():
+            return None
+        return read_manifest(self.folder, path).data_kind
 
 
 def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Source:
@@ -82,6 +93,8 @@ class SourceData:
     store: Store
     is_training_data: bool
     """Whether it has the bytes that the run was trained on."""
+    remark: str = ""
+    """A line for the user: the data is of another kind than the model's. Empty if it is not, or if that is not known."""
 
 
 def open_source_data(
@@ -99,7 +112,21 @@ def open_source_data(
         path = _data_path(owner, source) if given is None else given
         store = open_store(path)
     check_fits(owner, store, model)
-    return SourceData(path, store, is_training_data(owner, source, store, other_allowed=given is not None))
+    is_its_own = is_training_data(owner, source, store, other_allowed=given is not None)
+    return SourceData(path, store, is_its_own, "" if is_its_own else _remark_on_kind(owner, source, store))
+
+
+def _remark_on_kind(owner: str, source: Source, store: Store) -> str:
+    """Bytes may be anything, and anything may be bytes."""
+    with suppress(ValueError):  # The data.json of a run is not needed for other data.
+        known = source.data_kind
+        kind = known.name if known else source.card.kind if source.card else ANYTHING
+        if kind != store.kind and ANYTHING not in (kind, store.kind):
+            return (
+                f"{owner}: {store.shown} has {store.data_kind.describe()}, and the model was trained on {kind}; give other "
+                "--data unless you mean this"
+            )
+    return ""
 
 
 def _data_path(owner: str, source: Source) -> Path:
