@@ -232,6 +232,31 @@ def test_several_texts_in_a_file_and_in_a_folder(capfdbinary, tmp_path):
     assert [path.read_bytes().decode() for path in sorted(texts.iterdir())] == made
 
 
+def test_files_of_an_earlier_call_are_named_and_kept(capfdbinary, tmp_path):
+    """Nothing says whose they are. Names of other forms are no samples."""
+    folder, texts = a_run(tmp_path, "text"), tmp_path / "texts"
+    words = [folder, "--length", 5, "--out", texts]
+
+    def others(*more):
+        code, _, err = run(capfdbinary, *words, *more)
+        assert code == 0
+        return [line.split(" also has ")[1] for line in err.splitlines() if " also has " in line]
+
+    assert others("--count", 5) == []
+    for name in ("sample-data.txt", "sample-9.png", "sample.txt", "my-sample-7.txt"):
+        (texts / name).write_text("kept")
+    assert others("--count", 5, "--force") == []
+    before = {path.name: path.read_bytes() for path in texts.iterdir()}
+    assert others("--count", 4, "--force") == ["1 file that this call did not write: sample-4.txt"]
+    two = ["--count", 2, "--force", "--seed", 5]
+    assert others(*two) == ["3 files that this call did not write: sample-2.txt, sample-3.txt, sample-4.txt"]
+    changed = {path.name for path in texts.iterdir() if path.read_bytes() != before.get(path.name)}
+    assert changed == {"sample-0.txt", "sample-1.txt"}
+    assert others("--count", 11) == [
+        "5 files that this call did not write: sample-0.txt, sample-1.txt, sample-2.txt and 2 more"
+    ]
+
+
 def test_a_prompt_from_a_file(capfdbinary, tmp_path):
     """As it is, also if it is no UTF-8."""
     for kind in ("bytes", "text"):

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from longstride.common.console import Progress, StandardError, print_line
+from longstride.common.console import Progress, StandardError, print_line, with_noun
 from longstride.common.device import choose_device
+from longstride.data.plan import list_names
 from longstride.model import SparseTransformer
 from longstride.sampling import generate
 from longstride.sampling.data_kind import find_data_kind
@@ -81,6 +82,11 @@ def sample(folder: Path, request: Request) -> list[bytes]:
         output.write(samples, prompts.prompts, prompts.originals)
         of = f" of {len(made):,}" if len(samples) < len(made) else ""
         print(f"wrote {output.location}: {len(samples):,}{of} {kind.nouns[len(made) != 1]}, {progress.summary()}")
+        if others := output.others(len(samples)):
+            names = list_names(output.location, others)
+            print_line(
+                console, f"{output.location} also has {with_noun(len(others), 'file')} that this call did not write: {names}"
+            )
     if interrupted:
         raise KeyboardInterrupt
     if stream is not None and stream.reader_closed:

@@ -2,6 +2,7 @@
 
 import codecs
 import os
+import re
 import stat
 import sys
 import unicodedata
@@ -15,6 +16,9 @@ from longstride.common.files import check_run_folder
 from longstride.data.kind import DataKind
 from longstride.sampling.request import OWNER, Request
 from longstride.training.source import Source
+
+STEM = "sample"
+"""The first part of the names of files that have none given."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,14 @@ class Output:
         if self.combined is not None:
             self.kind.write_together(samples, self.combined, prompts, originals, self.scale)
 
+    def others(self, written: int) -> list[Path]:
+        """The files in the folder that are named as samples are, and are not the first `written` ones of this call. They may
+        be an earlier call's, or somebody else's: nothing says whose, so they are not removed."""
+        own = {path.name for path in self.separate[:written]}
+        named = re.compile(rf"{STEM}-\d+{re.escape(self.kind.ending)}")
+        paths = self.location.iterdir() if self.separate else ()
+        return sorted(path for path in paths if named.fullmatch(path.name) and path.name not in own)
+
 
 def plan_output(request: Request, source: Source, kind: DataKind, total: int) -> Output | None:
     """Returns the files to write, or None for a single text, which is printed. ValueError if a file must not be replaced."""
@@ -55,12 +67,12 @@ def plan_output(request: Request, source: Source, kind: DataKind, total: int) ->
         if source.config is not None:
             check_run_folder(OWNER, source.folder)
             folder = source.folder
-        output = Output(kind, folder / f"sample{of}{kind.ending}", [], request.scale)
+        output = Output(kind, folder / f"{STEM}{of}{kind.ending}", [], request.scale)
     elif request.out.is_dir() or not request.out.suffix:
         if request.out.exists() and not request.out.is_dir():
             raise ValueError(f"{OWNER}: out = {str(request.out)!r} is a file; a name without an ending is a folder's")
         digits = len(str(total - 1))
-        separate = [request.out / f"sample-{number:0{digits}}{kind.ending}" for number in range(total)]
+        separate = [request.out / f"{STEM}-{number:0{digits}}{kind.ending}" for number in range(total)]
         output = Output(kind, request.out / kind.overview_name if kind.overview_name else None, separate, request.scale)
     else:
         if kind.needs_ending and request.out.suffix.lower() != kind.ending:
