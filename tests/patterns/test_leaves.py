@@ -1,6 +1,7 @@
 import doctest
 import pickle
 import re
+from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from longstride.patterns import (
     union,
 )
 from longstride.patterns.leaves import Union
+from longstride.patterns.pair_counts import Parts, count_pairs
+from longstride.patterns.reach import after_step
 from tests.strategies import leaves, patterns
 
 
@@ -272,6 +275,14 @@ def test_pairs_of_many_leaves_repeat_with_their_period(some, n):
     """Lengths of many periods are reckoned from three short ones."""
     pattern = union(*some)
     assert pattern.pairs(n) == int(pattern.mask(n).sum())
+
+
+def test_a_new_field_of_parts_is_never_left_out_of_a_count():
+    parts = namedtuple("More", (*Parts._fields, "more"))(((1, 9),), *[()] * (len(Parts._fields) - 1), (4,))
+    with pytest.raises(ValueError, match="unpack"):
+        count_pairs(parts, 40)
+    with pytest.raises(ValueError, match="unpack"):
+        after_step(parts, [1, 2, 4])
 
 
 def test_pairs_beyond_what_can_be_counted():

@@ -27,7 +27,7 @@ MIN_LEAVES = 16
 
 
 class Parts(NamedTuple):
-    """The parameters of a union's leaves."""
+    """The parameters of a union's leaves. What depends on every field unpacks it, so that none is forgotten there."""
 
     dilated: tuple[tuple[int, int | None], ...] = ()
     """(step, reach) of each; reach None: no limit."""
@@ -73,7 +73,7 @@ def _steps(parts: Parts, n: int) -> int:
 
 
 def _leaf_count(parts: Parts) -> int:
-    return len(parts.dilated) + len(parts.blocks) + len(parts.summaries)
+    return sum(map(len, parts))
 
 
 def _normalize(parts: Parts, n: int) -> Parts:
@@ -83,7 +83,8 @@ def _normalize(parts: Parts, n: int) -> Parts:
         last = n - 1 if reach is None else min(reach, n - 1)
         dilated.add((1, 0) if step > last else (step, reach if last < n - 1 else None))
     summaries = {(l, start, stop) for l, start, stop in parts.summaries if start < n}
-    return Parts(tuple(sorted(dilated, key=str)), tuple(sorted(set(parts.blocks))), tuple(sorted(summaries)))
+    blocks = tuple(sorted(set(parts.blocks)))
+    return parts._replace(dilated=tuple(sorted(dilated, key=str)), blocks=blocks, summaries=tuple(sorted(summaries)))
 
 
 def _is_dense(parts: Parts, n: int) -> bool:
@@ -92,7 +93,7 @@ def _is_dense(parts: Parts, n: int) -> bool:
 
 def _intersections(parts: Parts, n: int) -> dict[tuple[int, int], int] | None:
     """Returns the inclusion-exclusion weight of each intersection of dilated leaves. None with other leaves or too many."""
-    if parts.blocks or parts.summaries:
+    if parts != Parts(parts.dilated):
         return None
     return _dilated_intersections(parts.dilated, n)
 
@@ -126,12 +127,13 @@ def dilated_pairs(step: int, reach: int | None, n: int) -> int:
 
 def _lengths_to_count(parts: Parts, n: int) -> list[int]:
     """Returns the lengths to count: n itself, or three shorter ones, a period apart."""
+    dilated, blocks, summaries = parts
     period = 1
-    for l in (*parts.blocks, *(l for l, _, _ in parts.summaries), *(step for step, reach in parts.dilated if reach is None)):
+    for l in (*blocks, *(l for l, _, _ in summaries), *(step for step, reach in dilated if reach is None)):
         period = lcm(period, l)
         if period > n:
             return [n]
-    first = max((reach for _, reach in parts.dilated if reach is not None), default=0)
+    first = max((reach for _, reach in dilated if reach is not None), default=0)
     first += (n - first) % period
     lengths = [first + k * period for k in range(3)]
     return lengths if sum(lengths) < n else [n]
@@ -141,11 +143,12 @@ def _count_by_key(parts: Parts, n: int) -> int:
     """Counts the pairs in a pass over the keys: queries in the key's block, plus dilated distances beyond the block."""
     import torch
 
+    dilated, blocks, summaries = parts
     if n == 0:
         return 0
     dtype = torch.int32 if n < 2**31 else torch.int64
     marked = torch.zeros(n, dtype=torch.uint8, device="cpu")
-    for step, reach in parts.dilated:
+    for step, reach in dilated:
         marked[: n if reach is None else reach + 1 : step] = 1
     distances = marked.cumsum(0, dtype=dtype)  # [n]: dilated distances up to each distance.
     del marked
@@ -154,13 +157,13 @@ def _count_by_key(parts: Parts, n: int) -> int:
         key = torch.arange(start, min(n, start + CHUNK), dtype=dtype, device="cpu")
         farthest = n - 1 - key
         seen = distances[farthest]
-        if parts.blocks:
+        if blocks:
             near = torch.zeros_like(key)
-            for l in parts.blocks:
+            for l in blocks:
                 torch.maximum(near, l - 1 - key % l, out=near)
             torch.minimum(near, farthest, out=near)
             seen += near + 1 - distances[near]
-        for l, first, last in parts.summaries:
+        for l, first, last in summaries:
             cell = key % l if l <= n else key
             seen = torch.where((cell >= first) & (cell < min(last, n)), farthest + 1, seen)
         total += int(seen.sum())

@@ -9,26 +9,27 @@ from longstride.patterns.pair_counts import Parts
 
 def after_step(parts: Parts, reached: list[int]) -> list[int]:
     """Returns the bit sets after one step. Bit j of reached[i]: information from position j has reached position i."""
+    dilated, blocks, summaries = parts
     arrived = list(reached)
-    for leaf in (*_dilated(parts, reached), *_blocks(parts, reached), *_summaries(parts, reached)):
+    for leaf in (*_dilated(dilated, reached), *_blocks(blocks, reached), *_summaries(summaries, reached)):
         arrived = [before | new for before, new in zip(arrived, leaf)]
     return arrived
 
 
-def _dilated(parts: Parts, reached: list[int]) -> Iterable[Iterable[int]]:
-    for step, reach in parts.dilated:
+def _dilated(dilated: Iterable[tuple[int, int | None]], reached: list[int]) -> Iterable[Iterable[int]]:
+    for step, reach in dilated:
         size = None if reach is None else reach // step + 1
         lanes = [_window_or(reached[lane::step], size) for lane in range(min(step, len(reached)))]
         yield [lanes[position % step][position // step] for position in range(len(reached))]
 
 
-def _blocks(parts: Parts, reached: list[int]) -> Iterable[Iterable[int]]:
-    for l in parts.blocks:
+def _blocks(blocks: Iterable[int], reached: list[int]) -> Iterable[Iterable[int]]:
+    for l in blocks:
         yield [bits for start in range(0, len(reached), l) for bits in accumulate(reached[start : start + l], or_)]
 
 
-def _summaries(parts: Parts, reached: list[int]) -> Iterable[Iterable[int]]:
-    for l, first, last in parts.summaries:
+def _summaries(summaries: Iterable[tuple[int, int, int]], reached: list[int]) -> Iterable[Iterable[int]]:
+    for l, first, last in summaries:
         yield accumulate((bits if first <= key % l < last else 0 for key, bits in enumerate(reached)), or_)
 
 
