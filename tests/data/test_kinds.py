@@ -14,6 +14,7 @@ from longstride.data.store import open_store
 from longstride.data.streams import stream_plan
 from longstride.sampling.request import Request
 from longstride.training import train
+from tests.data.small import contents, some_images
 from tests.training.small import config
 
 
@@ -63,6 +64,24 @@ def test_the_list_has_the_names_of_the_classes():
 def test_the_list_is_imported_without_numpy():
     code = "import sys, longstride.data.kinds; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_sample_that_was_written_is_data_and_a_prompt(tmp_path, name):
+    """Also of a kind that converts its files: names keep splits apart, and a prompt is no raw file."""
+    kind = kind_class(name)((4, 4, 3) if kind_class(name).has_items else ())
+    data = {split: some_images(1, (48,), seed).tobytes() for seed, split in enumerate(("train", "valid", "test"))}
+    if name == "text":
+        data = {split: bytes(byte % 64 + 32 for byte in given) for split, given in data.items()}
+    options = dict.fromkeys(kind.prompt_options) | {"items": ()}
+    for split, given in data.items():
+        path = tmp_path / "made" / split / f"a{kind.ending}"
+        path.parent.mkdir(parents=True)
+        kind.write_sample(given, path)
+        (prompt,) = kind.read_prompts("test", path, 96, options)
+        assert len(prompt.data) >= 24
+        assert given.startswith(prompt.data)
+    assert contents(prepare(tmp_path / "made", tmp_path / "store", name, progress=False)) == data
 
 
 def test_a_folder_with_a_new_kind_and_notes(tmp_path, symbols):

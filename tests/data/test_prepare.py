@@ -10,7 +10,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from longstride.data import hashes, samples
+from longstride.data import hashes, kinds, samples
 from longstride.data import prepare as module
 from longstride.data.prepare import guess_kind, open_data, prepare
 from longstride.data.store import verify
@@ -100,7 +100,7 @@ def test_text_in_another_encoding_is_named(content, kind, said, tmp_path, capsys
 def test_a_kind_can_be_given(tmp_path):
     (tmp_path / "a.txt").write_bytes(TEXT)
     assert prepare(tmp_path / "a.txt", tmp_path / "made", "bytes").kind == "bytes"
-    with pytest.raises(ValueError, match=r"a.txt: kind must be one of text, images, audio, bytes, got 'prose'"):
+    with pytest.raises(ValueError, match=f"a.txt: kind must be one of {', '.join(kinds.KINDS)}, got 'prose'"):
         prepare(tmp_path / "a.txt", tmp_path / "other", "prose")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from longstride.data import store as module
+from longstride.data.kinds import KINDS
 from longstride.data.store import open_store, verify, write_store
 
 
@@ -65,7 +66,7 @@ def test_a_full_disk_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "video"}, "kind must be one of text, images, audio, bytes, got 'video'"),
+        ({"kind": "video"}, f"kind must be one of {', '.join(KINDS)}, got 'video'"),
         ({"item": (2, 2)}, r"item of text must be empty, got \[2, 2\]"),
         ({"kind": "images"}, r"item of images must be \[height, width, channels\], got \[\]"),
         ({"kind": "images", "item": (1, 4, 3)}, "split 'train' has 10 bytes, no multiple of an item's 12"),

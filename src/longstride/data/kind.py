@@ -163,7 +163,10 @@ class DataKind:
         self.write_sample(samples[0], path, scale)
 
     def write_examples(self, sequences: Bytes, folder: Path, stem: str) -> Path:
-        """Writes [examples, context] bytes as a PNG, WAV or text file, which `plot run` draws. Returns its path."""
+        """Writes [examples, context] bytes as a PNG, WAV or text file, which `plot run` draws. Returns its path.
+
+        The default writes them as UTF-8.
+        """
         path = folder / f"{stem}.txt"
         with atomic_path(path) as temporary:
             temporary.write_text(sequences.tobytes()[:EXAMPLE_BYTES].decode("utf-8", "replace"), encoding="utf-8")
@@ -172,7 +175,10 @@ class DataKind:
     # Prompts.
 
     def read_prompts(self, owner: str, path: Path, context: int, options: Mapping[str, Any]) -> list[Prompt]:
-        """Reads the prompts of a file or folder. `options`: the values of `prompt_options`."""
+        """Reads the prompts of a file or folder. `options`: the values of `prompt_options`.
+
+        The default takes the file as it is, which a kind that converts its files must not.
+        """
         if path.is_dir():
             raise ValueError(f"{owner}: prompt_file = {str(path)!r} is a folder; give a file in it")
         with path.open("rb") as file:
