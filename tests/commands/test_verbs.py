@@ -82,8 +82,8 @@ def test_what_is_read_from_a_file_is_what_it_has(name):
     assert verb.main is module.main
     assert verb.summary
     assert (module.main.__doc__ or "").startswith(verb.summary)
-    assert verb.order == module.ORDER
-    assert module.__doc__ == f"longstride {name}"
+    assert verb.order == getattr(module, "ORDER", None), "a verb of the package has an ORDER"
+    assert module.__doc__ == f"longstride {name}", "the module's docstring is the command"
 
 
 def test_no_two_verbs_have_one_place():
@@ -98,6 +98,7 @@ def test_help_shows_what_may_be_left_out(name):
     for parameter, hint in get_type_hints(verb.main, include_extras=True).items():
         notes = get_args(hint)[1:]
         if tyro.conf.Positional in notes:
-            metavar = next(note.metavar for note in notes if hasattr(note, "metavar"))
+            metavar = next((note.metavar for note in notes if hasattr(note, "metavar")), None)
+            assert metavar, f"longstride {name}: {parameter} needs a name for help: tyro.conf.arg(metavar=...)"
             has_default = signature(verb.main).parameters[parameter].default is not Parameter.empty
             assert metavar.startswith("[") == has_default, parameter
