@@ -17,6 +17,7 @@ from longstride.attention.implementation import implementation_name
 from longstride.attention.layout import lay_out, validate_shapes
 from longstride.attention.precision import DTYPES, autocast_is_enabled, cast_as_autocast_would, without_autocast
 from longstride.attention.reference import attend_reference
+from longstride.common.checks import short_repr
 from longstride.patterns import Pattern, notation
 
 
@@ -213,13 +214,21 @@ def _patterns_per_head(pattern: Pattern | Sequence[Pattern], heads: int) -> list
 def _validate_patterns(pattern: Sequence[Pattern]) -> list[Pattern]:
     if isinstance(pattern, str) or not isinstance(pattern, Sequence):
         raise ValueError(
-            f"attend: pattern must be a Pattern or a sequence with one for each head, got {pattern!r}; "
-            "longstride.parse reads patterns from text"
+            f"attend: pattern must be a Pattern or a sequence with one for each head, got {_no_pattern(pattern)}"
         )
     for index, head_pattern in enumerate(pattern):
         if not isinstance(head_pattern, Pattern):
-            raise ValueError(f"attend: pattern[{index}] must be a Pattern, got {head_pattern!r}")
+            raise ValueError(f"attend: pattern[{index}] must be a Pattern, got {_no_pattern(head_pattern)}")
     return list(pattern)
+
+
+def _no_pattern(given: object) -> str:
+    """What was given in place of a pattern, and the fix, for an error message."""
+    if isinstance(given, Tensor):
+        return f"a tensor {list(given.shape)}; masks are not taken, and causal attention is Dense()"
+    if isinstance(given, type) and issubclass(given, Pattern):
+        return f"the class {given.__name__}; give {given.__name__}(...)"
+    return f"{short_repr(given)}; longstride.parse reads patterns from text" if isinstance(given, str) else short_repr(given)
 
 
 def _validate_scale(scale: float | None, d_qk: int) -> float:

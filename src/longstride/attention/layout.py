@@ -64,7 +64,7 @@ def _documents(batch: slice, lengths: Sequence[int], offset: int) -> list[Docume
 def validate_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises ValueError unless heads of queries can share keys, and the queries are among the keys."""
     (batch, heads, n_q, d_qk), (_, kv_heads, n_k, _) = q.shape, k.shape
-    shapes = f"got q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}"
+    shapes = f"got q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}, as [batch, heads, n, d]"
     if k.shape[0] != batch or k.shape[3] != d_qk:
         raise ValueError(f"attend: q and k must have the same batch and the same d_qk, {shapes}")
     if v.shape[:3] != k.shape[:3]:
@@ -118,8 +118,10 @@ def _first_lengths(documents: Sequence[int], n: int, end: int) -> list[int]:
     for index, given in enumerate(documents):
         length = _as_int(given)
         if length is None or length < 1:
+            bounds = index == 0 and given == 0 and documents[-1] == n
             raise ValueError(
                 f"attend: documents[{index}] must be a length, a whole number of at least 1, got {short_repr(given)}"
+                + ("; boundaries such as cu_seqlens are not lengths, give their differences" if bounds else "")
             )
         if total < end:
             lengths.append(min(length, end - total))
