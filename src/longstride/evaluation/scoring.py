@@ -80,7 +80,8 @@ def bits_per_byte(
 ) -> Score:
     """Scores `data`, uint8, by the model: [bytes] is a stream, [items, ...] are items, each scored without context.
 
-    Runs on the model's device, without dropout. `batch`: windows at a time; it affects only rounding.
+    Every byte is scored once. `min_context`: the fewest bytes that the model sees before a byte of a stream, except in the
+    first window. Runs on the model's device, without dropout. `batch`: windows at a time; it affects only rounding.
     """
     begun = perf_counter()
     array = _array(data)

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from longstride.common.checks import whole_number
+from longstride.common.checks import short_repr, whole_number
 from longstride.model import ModelConfig, SparseTransformer
 from longstride.sampling.params import SamplingParams
 from longstride.sampling.sampler import random_state
@@ -25,6 +25,8 @@ def generate(
 ) -> Iterator[list[bytes]]:  # fmt: skip
     """Continues each prompt, which may be empty, by `length` bytes; by default up to the end of the context.
 
+    Yields lists with the new bytes of each prompt, until all are done: b"" for one that has not begun or has ended.
+
     temperature: divides the logits; below 1 likely bytes become likelier, 1 leaves the distribution unchanged.
     top_k, top_p: draw only from the k most likely bytes; only from the smallest set of bytes with total probability p.
     seed, first: a sample depends only on the seed and its index, not on the batch. `first`: index of the first prompt.
@@ -36,6 +38,8 @@ def generate(
     """
     params = SamplingParams(temperature, top_k, top_p)
     seed, first = _check_seed(seed), whole_number("generate", "first", first, 0)
+    if isinstance(prompts, str | bytes | bytearray):
+        raise ValueError(f"generate: prompts must be a list of bytes, got {short_repr(prompts)}; put it into a list")
     prompts = [_check_prompt(index, prompt) for index, prompt in enumerate(prompts)]
     ends = [_sample_end(index, prompt, length, model.config) for index, prompt in enumerate(prompts)]
     return _generate_windows(model, prompts, ends, params, seed, first)
@@ -132,7 +136,8 @@ def _check_seed(seed: object) -> int:
 
 def _check_prompt(index: int, prompt: object) -> bytes:
     if not isinstance(prompt, bytes | bytearray | memoryview):
-        raise ValueError(f"generate: prompts must be a list of bytes; prompt {index} is {prompt!r}")
+        fix = ", which .encode() makes bytes" if isinstance(prompt, str) else ""
+        raise ValueError(f"generate: prompts must be a list of bytes; prompt {index} is {short_repr(prompt)}{fix}")
     return bytes(prompt)
 
 
