@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from longstride.model import ModelConfig, SparseTransformer
+from longstride.patterns import Column, Local
 from tests.model.small import config
 
 
@@ -20,6 +21,7 @@ from tests.model.small import config
         ({"pattern": "lokal(4)"}, r"config: pattern 'lokal\(4\)': there is no 'lokal'; did you mean 'local'\?"),
         ({"pattern": "merged(fixed(4, 8))"}, r"config: pattern 'merged\(fixed\(4, 8\)\)': .*c = 8"),
         ({"pattern": None}, "pattern must be text, got None"),
+        ({"pattern": Local(4) | Column(4)}, r"pattern must be text, got Local\(4\) \| Column\(4\); give it as text: repr"),
         ({"embedding": "image(2, 2, 3)"}, "config: embedding .* has 12 bytes and context is 24"),
         ({"init": "papers"}, "init must be one of paper, release, modern, got 'papers'"),
         ({"precision": "half"}, "precision must be one of float32, bfloat16, float16, float64, auto, got 'half'"),

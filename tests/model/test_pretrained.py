@@ -80,6 +80,10 @@ def test_tensors_are_checked(folder, change, message):
 def test_files_are_checked(folder, tmp_path):
     with pytest.raises(ValueError, match=r"is no saved model: it has no config.json"):
         SparseTransformer.from_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match="nowhere is no saved model: there is no such folder; by name there are text, images32"
+    ):
+        SparseTransformer.from_pretrained("nowhere")
     saved = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**saved, "layer": 1}))
     with pytest.raises(ValueError, match=r"config.json: there is no field 'layer'; did you mean 'layers'\?"):

@@ -13,7 +13,7 @@ from longstride.common.limits import check_limit
 from longstride.model import recompute
 from longstride.model.placement import Heads, place
 from longstride.model.positions import Positions, positions
-from longstride.patterns import Dilated
+from longstride.patterns import Dilated, Pattern
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +109,8 @@ class ModelConfig:
     """Number of bytes before a position whose embeddings are summed there; 1 in the paper."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.pattern, Pattern):
+            raise ValueError(f"config: pattern must be text, got {short_repr(self.pattern)}; give it as text: repr(pattern)")
         check_fields("config", self, RULES)
         if self.width % self.heads:
             near = ", ".join(map(str, _divisors(self.width, self.heads)))

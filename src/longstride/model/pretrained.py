@@ -67,6 +67,9 @@ def load(folder: str | Path, changes: dict[str, Any]) -> tuple[ModelConfig, dict
                     f"{folder} has its weights in shards, by {SHARDS}; read it with LongstrideForCausalLM, and save it "
                     "with a larger max_shard_size"
                 )
+            if not folder.exists():
+                names = ", ".join(NAMES)
+                raise ValueError(f"{folder} is no saved model: there is no such folder; by name there are {names}")
             raise ValueError(f"{folder} is no saved model: it has no {path.name}")
     for name in changes:
         if name not in CHANGEABLE:
