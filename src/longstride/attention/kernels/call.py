@@ -9,8 +9,20 @@ backend of a device may have a third, which reorders the passes:
 
 For a new architecture, add its module to `BACKENDS`.
 
-`accumulate`: an earlier pass has computed other keys of the same queries, and this one adds to its results. Tensors are
-[batch, heads, n, d] with any strides; only the last dimension is contiguous.
+Tensors are [batch, heads, n, d] with any strides; only the last dimension is contiguous. A backend declines what it does not
+know, by the dtype, d_qk, d_v, strides and addresses of the tensors, and by
+
+    call.layout             fewer heads of keys, fewer queries, documents, a gradient of the lse; None in a plain call
+    pass_.jobs              they may leave out heads, and differ from head to head (`pass_.shared`: they do not)
+    the fields of a job     several lanes, and in a lane a window of `near` to `far` positions back (`Geometry`)
+    pass_.summary           summary cells of earlier lanes
+    pass_.by_block          queries that see less of their lane than its past
+    pass_.most_exclusions   pairs of earlier leaves, to be left out
+
+Forward writes the output, divided by the sum of the weights, and the lse in base 2: 0 and -inf for a query that sees no key,
+or only scores of -inf. `accumulate`: an earlier pass has computed other keys of the same queries, and this one adds its own
+to the results. Backward gets the output and lse of all passes. A pass writes its part of the gradients that are needed, or
+adds it if `accumulate`.
 """
 
 from collections.abc import Sequence
@@ -34,7 +46,7 @@ BACKENDS = (
     ("hopper.launch", is_hopper),
     ("general", lambda device: True),
 )
-"""A module, and whether it may be imported and used on a device. The last one takes everything."""
+"""A module, by its name in this folder, and whether it may be imported and used on a device. The last takes everything."""
 
 
 class Layout(NamedTuple):
