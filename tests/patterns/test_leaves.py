@@ -305,6 +305,22 @@ def _names(member):
     return code.co_names if code else ()
 
 
+def test_what_a_pattern_of_ones_own_lacks_is_named():
+    class Own(Leaf):
+        pass
+
+    calls = {"sees": (3, 2), "pairs": (5,), "contains": (Local(2),), "repeats": (4,), "touches": (range(2), range(2))}
+    for name, arguments in calls.items():
+        with pytest.raises(NotImplementedError, match=f"Own does not define `{name}`"):
+            getattr(Own(), name)(*arguments)
+    with pytest.raises(NotImplementedError, match="Own does not define `order`"):
+        Own() | Local(2)
+    with pytest.raises(NotImplementedError, match="Pattern does not define `leaves`"):
+        Pattern() | Local(2)
+    with pytest.raises(TypeError, match="and only impl = 'reference' of attend takes others"):
+        attend(*torch.randn(3, 1, 1, 5, 4), Own())
+
+
 def test_the_recipe_for_a_leaf_names_every_method_that_it_needs():
     page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     recipe = page.partition("### A new pattern")[2].partition("###")[0]

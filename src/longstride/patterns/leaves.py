@@ -39,16 +39,16 @@ class Pattern:
 
     def sees(self, query: Any, key: Any) -> Any:
         """Whether `query` sees `key`; positions as ints, or as tensors that broadcast."""
-        raise NotImplementedError
+        raise NotImplementedError(_lacks(self, "sees"))
 
     def pairs(self, n: int) -> int:
         """Returns the exact number of (query, key) pairs in a sequence of length n, without an n x n table."""
-        raise NotImplementedError
+        raise NotImplementedError(_lacks(self, "pairs"))
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
         """The simple patterns whose union this is."""
-        raise NotImplementedError
+        raise NotImplementedError(_lacks(self, "leaves"))
 
     def mask(self, n: int, device: torch.device | str | None = None) -> Tensor:
         """Returns the pattern as bool [n, n], indexed [query, key]: for tests and pictures."""
@@ -85,20 +85,20 @@ class Leaf(Pattern):
 
     def contains(self, other: Leaf) -> bool:
         """True only if this has every pair of `other` at any length. False may also mean undecided."""
-        raise NotImplementedError
+        raise NotImplementedError(_lacks(self, "contains"))
 
     def repeats(self, shift: int) -> bool:
         """Whether sees(i, j) equals sees(i + shift, j + shift) for all i and j."""
-        raise NotImplementedError
+        raise NotImplementedError(_lacks(self, "repeats"))
 
     def touches(self, queries: range, keys: range) -> bool:
         """False only if no query in `queries` sees any key in `keys`."""
-        raise NotImplementedError
+        raise NotImplementedError(_lacks(self, "touches"))
 
     @property
     def order(self) -> tuple[float, ...]:
         """Sort key for the leaves of a union, so that `a | b` equals `b | a`."""
-        raise NotImplementedError
+        raise NotImplementedError(_lacks(self, "order"))
 
 
 class Dilated(Leaf):
@@ -336,7 +336,10 @@ def known_leaves(owner: str, pattern: Pattern) -> tuple[Leaf, ...]:
     leaves: Any = pattern.members if type(pattern) is Union else (pattern,)
     for leaf in leaves:
         if not leaf.has_rule:
-            raise TypeError(f"{owner}: no rule for {leaf!r}, a {type(leaf).__name__}; it takes those of longstride.patterns")
+            raise TypeError(
+                f"{owner}: no rule for {leaf!r}, a {type(leaf).__name__}; it takes those of longstride.patterns, and only "
+                "impl = 'reference' of attend takes others"
+            )
     return leaves  # type: ignore[no-any-return]
 
 
@@ -350,6 +353,10 @@ def parts_of(pattern: Pattern) -> Parts:
         tuple(leaf.l for leaf in leaves if isinstance(leaf, Block)),
         tuple((leaf.l, leaf.cells.start, leaf.cells.stop) for leaf in leaves if isinstance(leaf, Summary)),
     )
+
+
+def _lacks(pattern: Pattern, name: str) -> str:
+    return f"{type(pattern).__name__} does not define `{name}`"
 
 
 def _length(owner: str, value: object, name: str = "n", least: int = 0) -> int:
