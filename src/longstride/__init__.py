@@ -50,7 +50,8 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "longstride.patterns.leaves": ["Block", "Column", "Dense", "Dilated", "Local", "Pattern", "Summary"],
+            "longstride.patterns.pattern": ["Pattern"],
+            "longstride.patterns.leaves": ["Block", "Column", "Dense", "Dilated", "Local", "Summary"],
             "longstride.patterns.factorizations": ["connects", "fixed", "grid", "strided"],
             "longstride.patterns.notation": ["parse"],
             "longstride.attention.api": ["attend"],

@@ -10,7 +10,7 @@ from longstride.attention.tiles import arrange
 from longstride.model.slots import Slots, slots
 from longstride.patterns import Block, Column, Dense, Leaf, Local, Pattern, Summary, connects, notation
 from longstride.patterns.geometry import geometry, lane_sets
-from longstride.patterns.leaves import Union
+from longstride.patterns.pattern import Union
 from tests.strategies import leaves, patterns, summaries
 
 

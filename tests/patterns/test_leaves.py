@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import longstride.patterns.leaves
+import longstride.patterns.pattern
 from longstride import attend
 from longstride.patterns import (
     Block,
@@ -27,8 +27,8 @@ from longstride.patterns import (
     strided,
     union,
 )
-from longstride.patterns.leaves import Union
 from longstride.patterns.pair_counts import Parts, count_pairs
+from longstride.patterns.pattern import Union
 from longstride.patterns.reach import after_step
 from tests.strategies import leaves, patterns
 
@@ -264,7 +264,9 @@ def test_joining_with_something_else_is_a_type_error():
 
 
 def test_the_examples_in_the_module_hold():
-    assert doctest.testmod(longstride.patterns).failed == 0
+    results = doctest.testmod(longstride.patterns.pattern, extraglobs=vars(longstride.patterns))
+    assert results.attempted
+    assert results.failed == 0
 
 
 @given(st.lists(leaves(8), min_size=2, max_size=12), st.integers(0, 300))
@@ -295,7 +297,7 @@ def test_pairs_beyond_what_can_be_counted():
 def test_a_mask_in_parts_is_the_whole_one(monkeypatch):
     pattern = Local(5) | Summary(8, 2)
     whole = pattern.mask(50)
-    monkeypatch.setattr(longstride.patterns.leaves, "MASK_ENTRIES", 130)
+    monkeypatch.setattr(longstride.patterns.pattern, "MASK_ENTRIES", 130)
     assert torch.equal(pattern.mask(50), whole)
 
 

@@ -4,18 +4,8 @@ May import common.
 """
 
 from longstride.patterns.factorizations import connects, fixed, grid, strided
-from longstride.patterns.leaves import (
-    Block,
-    Column,
-    Dense,
-    Dilated,
-    Leaf,
-    Local,
-    Pattern,
-    Summary,
-    total_pairs,
-    union,
-)
+from longstride.patterns.leaves import Block, Column, Dense, Dilated, Local, Summary
+from longstride.patterns.pattern import Leaf, Pattern, total_pairs, union
 
 __all__ = [
     "Pattern",

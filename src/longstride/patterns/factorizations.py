@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from longstride.common.checks import whole_number
-from longstride.patterns.leaves import Block, Column, Dilated, Local, Pattern, Summary, parts_of, validate_patterns
+from longstride.patterns.leaves import Block, Column, Dilated, Local, Summary
+from longstride.patterns.pattern import Pattern, parts_of, validate_patterns
 from longstride.patterns.reach import after_step
 
 

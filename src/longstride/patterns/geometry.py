@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from longstride.patterns.leaves import Block, Dilated, Leaf, Pattern, Summary, Union, known_leaves
+from longstride.patterns.leaves import Block, Dilated, Summary
+from longstride.patterns.pattern import Leaf, Pattern, Union, known_leaves
 
 LANE = 128
 """Blocks shorter than this share a lane of at most this length, so that a lane fills a tile."""

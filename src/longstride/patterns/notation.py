@@ -18,12 +18,12 @@ from functools import lru_cache
 from longstride.common.checks import short_repr, suggest
 from longstride.common.limits import check_limit
 from longstride.patterns import Pattern, factorizations, leaves
-from longstride.patterns.leaves import known_leaves
+from longstride.patterns.pattern import known_leaves, union
 
 
 def merged(*heads: Pattern) -> Pattern:
     """Returns one head that sees the keys of all these patterns (the paper's merged head)."""
-    return leaves.union(*heads)
+    return union(*heads)
 
 
 _CALLS: dict[str, Callable[..., Pattern | tuple[Pattern, ...]]] = {
