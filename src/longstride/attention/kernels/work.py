@@ -4,7 +4,7 @@ The kernels read two tables: documents, and work items. A job of `jobs.py` is ma
 one, the kernel has fewer and shorter lanes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -87,8 +87,8 @@ def tile_items(pass_: Pass, documents: Documents, size: int, accumulate: bool, o
     accumulate: at least one also sees a key of its lane, or is a key that a query of its lane sees.
     """
     *_, n, offset = torch.tensor(documents.rows).unbind(1)
-    kept = []
-    for index, job in enumerate(pass_.jobs):
+
+    def of_job(job: Job) -> Tensor:
         lanes, limit = _lanes(job, n)
         along = -(-limit // size)
         document, tile = _numbered(lanes * along)
@@ -100,8 +100,9 @@ def tile_items(pass_: Pass, documents: Documents, size: int, accumulate: bool, o
         if accumulate:
             farthest = length - first if of_keys else torch.minimum(first + size, length)
             needed &= farthest > job.near
-        kept.append(_rows(index, document, lane, first)[needed])
-    return torch.cat(kept)
+        return torch.stack([document, lane, first], 1)[needed]
+
+    return _of_all_jobs(pass_, of_job)
 
 
 def lane_items(pass_: Pass, documents: Documents, size: int, accumulate: bool) -> Tensor:
@@ -110,8 +111,8 @@ def lane_items(pass_: Pass, documents: Documents, size: int, accumulate: bool) -
     The documents have as many queries as keys. accumulate: without those in which no query sees a key.
     """
     batch, _, start, n, _ = torch.tensor(documents.rows).unbind(1)
-    found = []
-    for index, job in enumerate(pass_.jobs):
+
+    def of_job(job: Job) -> Tensor:
         lanes, limit = _lanes(job, n)
         together = torch.tensor([size // padded(length, least=1) for length in limit.tolist()])
         tiles = -(-lanes // together)
@@ -119,20 +120,22 @@ def lane_items(pass_: Pass, documents: Documents, size: int, accumulate: bool) -
             tiles[limit <= job.near] = 0
         document, tile = _numbered(tiles)
         own = together[document]
-        found.append(_rows(index, batch[document], start[document], n[document], tile * own, own))
-    return torch.cat(found)
+        return torch.stack([batch[document], start[document], n[document], tile * own, own], 1)
+
+    return _of_all_jobs(pass_, of_job)
 
 
 def cell_items(pass_: Pass, documents: Documents, size: int) -> Tensor:
     """Returns a row of `TileWork` for each tile of `size` summary cells that later lanes see."""
     *_, n, _ = torch.tensor(documents.rows).unbind(1)
-    found = []
-    for index, job in enumerate(pass_.jobs):
+
+    def of_job(job: Job) -> Tensor:
         lanes, _ = _lanes(job, n)
         tiles = -(-(lanes - 1) * (job.lane_stride // job.block) * job.cells // size)
         document, tile = _numbered(tiles)
-        found.append(_rows(index, document, torch.zeros_like(tile), tile * size))
-    return torch.cat(found)
+        return torch.stack([document, torch.zeros_like(tile), tile * size], 1)
+
+    return _of_all_jobs(pass_, of_job)
 
 
 def walk_tiles(documents: Documents, size: int, back: int) -> Tensor:
@@ -159,5 +162,13 @@ def _numbered(counts: Tensor) -> tuple[Tensor, Tensor]:
     return document, torch.arange(len(document)) - (counts.cumsum(0) - counts)[document]
 
 
-def _rows(index: int, *columns: Tensor) -> Tensor:
-    return torch.stack([torch.full_like(columns[0], index), *columns], 1)
+def _of_all_jobs(pass_: Pass, of_job: Callable[[Job], Tensor]) -> Tensor:
+    """Returns the rows of each job, after its index. Those of jobs that differ in no field that counts are made once."""
+    rows: dict[Job, Tensor] = {}
+    found = []
+    for index, job in enumerate(pass_.jobs):
+        of_any_head = job._replace(head=0, first_cell=0)
+        if of_any_head not in rows:
+            rows[of_any_head] = of_job(of_any_head)
+        found.append(torch.nn.functional.pad(rows[of_any_head], (1, 0), value=index))
+    return torch.cat(found)
