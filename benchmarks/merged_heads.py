@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from longstride.attention.kernels import call, general
-from longstride.attention.kernels.hopper import choice, walk_forward
+from longstride.attention.kernels.hopper import choice, lane_settings
 from longstride.attention.kernels.hopper.lane_settings import LaneSetting
 from longstride.attention.kernels.launch import Plan
 from longstride.attention.kernels.run import in_bits
@@ -57,16 +57,16 @@ class Case(NamedTuple):
 @contextmanager
 def variant(name: str) -> Iterator[None]:
     """Context in which plans are made as the variant's name says."""
-    backends, settings = call.backends, walk_forward.walk_forward_settings
+    backends, settings = call.backends, lane_settings.walk_forward_settings
     lanes_first, choice.LANES_FIRST = choice.LANES_FIRST, () if name == "walk first" else (32, 64, 128)
     if name == "general":
         call.backends = lambda device: (general,)
     if name == "three walks":
-        walk_forward.walk_forward_settings = lambda d, panels, accumulate: LaneSetting(3, 1, registers=168)
+        lane_settings.walk_forward_settings = lambda d, panels, accumulate: LaneSetting(3, 1, registers=168)
     try:
         yield
     finally:
-        choice.LANES_FIRST, call.backends, walk_forward.walk_forward_settings = lanes_first, backends, settings
+        choice.LANES_FIRST, call.backends, lane_settings.walk_forward_settings = lanes_first, backends, settings
 
 
 def make_case(inputs: list[Tensor], text: str) -> Case:

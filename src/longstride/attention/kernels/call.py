@@ -113,6 +113,11 @@ class Backward(NamedTuple):
         return Scales(self.scale, self.softmax_scale)
 
 
+def matrices_of(call: Forward | Backward) -> list[Tensor]:
+    """The call's tensors [batch, heads, n, d], in their order."""
+    return [x for x in call.tensors if x.dim() == 4]
+
+
 def has_only_documents(call: Forward | Backward) -> bool:
     """Whether the call has documents, and nothing else that is not plain."""
     layout = call.layout

@@ -24,7 +24,7 @@ from longstride.attention.kernels.arguments import (
     row_sizes,
 )
 from longstride.attention.kernels.backward import Queries, backward_delta, backward_dkv, backward_dq
-from longstride.attention.kernels.call import Backward, Forward, has_only_documents
+from longstride.attention.kernels.call import Backward, Forward, has_only_documents, matrices_of
 from longstride.attention.kernels.forward import forward as forward_kernel
 from longstride.attention.kernels.jobs import Pass
 from longstride.attention.kernels.lanes import lane_backward, lane_forward
@@ -90,7 +90,7 @@ def _launch(
 ) -> Launch:  # fmt: skip
     rows, columns, warps, stages, per_processor = setting
     device, (batch, heads, n, _) = call.q.device, call.q.shape
-    matrices = [x for x in call.tensors if x.dim() == 4]
+    matrices = matrices_of(call)
     window = max(rows, columns) + max(min(job.far, job.limit - 1) for job in pass_.jobs)
     of_lanes: dict[str, Any] = {}
     if kernel in (lane_forward, lane_backward):

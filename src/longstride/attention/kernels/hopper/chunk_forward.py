@@ -21,16 +21,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from longstride.attention.kernels.call import Forward
 from longstride.attention.kernels.hopper import lane_tiles
-from longstride.attention.kernels.hopper.lane_descriptors import LaneLaunch, heads_side_by_side, lane_descriptor
-from longstride.attention.kernels.hopper.lane_settings import chunk_settings
 from longstride.attention.kernels.hopper.ring import item_of_round, make_barriers, make_tiles, rounds
 from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, operand_layout
-from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.primitives import LOWEST
-from longstride.attention.kernels.settings import processors
-from longstride.patterns.geometry import Lanes
 
 ONES = gl.constexpr(8)
 """Columns of ones: the fewest of a product."""
@@ -170,17 +164,3 @@ def chunk_forward(q, k, v, output, lse, work, scale, STAGES: gl.constexpr, HEADS
         result = running_max + gl.log2(gl.convert_layout(total, rows))
         gl.store(lse_lane + index * work.index_stride, result, mask=index < work.length)
     tma.store_wait(0)
-
-
-def launch_chunk_forward(call: Forward, lanes: Lanes) -> Launch:
-    """For the positions of these lanes."""
-    *matrices, lse = call.tensors
-    batch, heads, n, d = call.q.shape
-    setting = chunk_settings(d)
-    work = LaneLaunch(*lanes, batch * heads * lanes.lanes * -(-lanes.length // ROWS.value), heads, n)
-    descriptors = [lane_descriptor(x, lanes, (1, ROWS.value, d)) for x in matrices]
-    constants = {
-        "STAGES": setting.stages, "HEADS_FIRST": heads_side_by_side(call.q), "num_warps": 4, "maxnreg": setting.registers,
-    }  # fmt: skip
-    programs = min(work.items, setting.per_processor * processors(lse.device))
-    return Launch(chunk_forward, programs, (*descriptors, lse, work, call.scale), constants)

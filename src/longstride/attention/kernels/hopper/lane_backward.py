@@ -13,22 +13,15 @@ needed only for delta.
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper import lane_tiles
-from longstride.attention.kernels.hopper.choice import LARGEST_LANE
-from longstride.attention.kernels.hopper.lane_descriptors import lane_launch
-from longstride.attention.kernels.hopper.lane_settings import lane_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
-from longstride.attention.kernels.hopper.tiles import ROWS, RowStats, mma_layout, row_layout
-from longstride.attention.kernels.launch import Launch
+from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout, row_layout
 from longstride.attention.kernels.primitives import without_keys
-from longstride.patterns.geometry import Lanes
 
 
 class StoreOrder(NamedTuple):
@@ -240,16 +233,3 @@ def lane_backward(
             fetch_output(output, output_tile, item + programs, work, full.index(0), TILES.heads_first)
         count += 1
     tma.store_wait(0)
-
-
-def launch_lane_backward(
-    call: Backward, lanes: Lanes, near: int, accumulate: bool, row_stats: Tensor | None = None
-) -> Launch:  # fmt: skip
-    """For the positions of these lanes. row_stats [batch * heads, 2, at least n]: filled for other kernels."""
-    *matrices, lse, dq, dk, dv = call.tensors
-    assert lanes.length * call.q.shape[3] <= LARGEST_LANE
-    stats = RowStats(lse, 0) if row_stats is None else RowStats(row_stats, row_stats.shape[2])
-    return lane_launch(
-        lane_backward, lane_backward_settings, matrices, [dq, dk, dv], lanes, near, [lse, stats], call.scales, accumulate,
-        STORE_STATS=row_stats is not None,
-    )  # fmt: skip

@@ -18,15 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from longstride.attention.kernels.call import Forward
 from longstride.attention.kernels.hopper import lane_tiles
-from longstride.attention.kernels.hopper.choice import LONGEST_LANE
-from longstride.attention.kernels.hopper.lane_descriptors import lane_launch
-from longstride.attention.kernels.hopper.lane_settings import lane_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
 from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout
-from longstride.attention.kernels.launch import Launch
-from longstride.patterns.geometry import Lanes
 
 
 @gluon.jit
@@ -171,12 +165,3 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
         )  # fmt: skip
         count += 1
     tma.store_wait(0)
-
-
-def launch_lane_forward(call: Forward, lanes: Lanes, near: int, accumulate: bool) -> Launch:
-    """For the positions of these lanes."""
-    *matrices, output, lse = call.tensors
-    assert lanes.length <= LONGEST_LANE
-    return lane_launch(
-        lane_forward, lane_forward_settings, matrices, [output], lanes, near, [lse], call.scale, accumulate
-    )  # fmt: skip

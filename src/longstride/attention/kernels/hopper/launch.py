@@ -5,38 +5,40 @@ lane. For summary cells it is [batch, heads, blocks, block, d], and a copy takes
 """
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from longstride.attention.kernels.arguments import compiled, matrix, row_shape, row_sizes
+from longstride.attention.kernels.arguments import Gradients, compiled, matrix, row_shape, row_sizes
 from longstride.attention.kernels.backward import backward_row_stats, backward_sum_parts
-from longstride.attention.kernels.call import Backward, Forward, has_only_documents
-from longstride.attention.kernels.hopper import choice
+from longstride.attention.kernels.call import Backward, Forward, has_only_documents, matrices_of
+from longstride.attention.kernels.hopper import (
+    choice,
+    chunk_forward,
+    lane_backward,
+    lane_forward,
+    lane_settings,
+    walk_backward,
+    walk_forward,
+)
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
-from longstride.attention.kernels.hopper.choice import (
-    ROWS,
-    TILE,
-    WIDEST,
-    Kind,
-    choose,
-    fits_tma,
-    long_enough,
-    own_blocks_apart,
+from longstride.attention.kernels.hopper.choice import ROWS, TILE, WIDEST
+from longstride.attention.kernels.hopper.lane_descriptors import (
+    LaneLaunch,
+    LaneTiles,
+    WalkLaunch,
+    WalkTiles,
+    lane_descriptor,
 )
-from longstride.attention.kernels.hopper.chunk_forward import launch_chunk_forward
-from longstride.attention.kernels.hopper.lane_backward import launch_lane_backward
-from longstride.attention.kernels.hopper.lane_descriptors import lane_descriptor
-from longstride.attention.kernels.hopper.lane_forward import launch_lane_forward
 from longstride.attention.kernels.hopper.past_forward import GROUPS_OF, past_forward
 from longstride.attention.kernels.hopper.tiles import KeyKinds, RowStats, Work
-from longstride.attention.kernels.hopper.walk_backward import launch_walk_backward
-from longstride.attention.kernels.hopper.walk_forward import launch_walk_forward
 from longstride.attention.kernels.hopper.window_forward import window_forward
 from longstride.attention.kernels.jobs import Job, Pass
 from longstride.attention.kernels.launch import Descriptor, Launch, constant
 from longstride.attention.kernels.settings import padded, processors
+from longstride.attention.kernels.work import walk_tiles
 from longstride.patterns.geometry import Lanes, lane_sets
 
 STATS_ROWS = 64
@@ -58,11 +60,11 @@ def forward(call: Forward, pass_: Pass, accumulate: bool) -> list[Launch] | None
     if kind is None:
         return None
     if kind == "walk":
-        return [launch_walk_forward(call, _reach(call, job), accumulate)]
+        return [launch_walk(call, _reach(call, job), accumulate)]
     if kind == "lanes":
-        return [launch_lane_forward(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
+        return [_whole_lanes(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
     if kind == "chunks":
-        return [launch_chunk_forward(call, lanes) for lanes in lane_sets(job, n)]
+        return [_chunks(call, lanes) for lanes in lane_sets(job, n)]
     return [_tiles(call, pass_, accumulate)]
 
 
@@ -71,13 +73,13 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | No
     if kind is None:
         return None
     if kind == "walk":
-        return [launch_walk_backward(call, _reach(call, job))]
+        return [launch_walk(call, _reach(call, job))]
     if kind == "lanes":
-        return [launch_lane_backward(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
+        return [_whole_lanes(call, lanes, job.near, accumulate) for lanes in lane_sets(job, n)]
     row_stats = _new_row_stats(call, job.index_stride)
-    apart = own_blocks_apart(pass_, call.q.shape[3], call.v.shape[3])
+    apart = choice.own_blocks_apart(pass_, call.q.shape[3], call.v.shape[3])
     if apart:  # The own blocks' part, as if there were no cells: the sums are those of all keys.
-        launches = [launch_lane_backward(call, lanes, 0, accumulate, row_stats) for lanes in lane_sets(job, n)]
+        launches = [_whole_lanes(call, lanes, 0, accumulate, row_stats) for lanes in lane_sets(job, n)]
     else:
         launches = [_fill_row_stats(call, row_stats, job.index_stride)]
     if call.need_q:
@@ -89,16 +91,16 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | No
     return launches
 
 
-def _kind(call: Forward | Backward, pass_: Pass, accumulate: bool) -> Kind | None:
+def _kind(call: Forward | Backward, pass_: Pass, accumulate: bool) -> choice.Kind | None:
     """The kind of kernel for a pass; None if there is none, or TMA does not read the tensors. Walks alone take documents."""
-    if not fits_tma(*(x for x in call.tensors if x is not call.lse)):
+    if not choice.fits_tma(*matrices_of(call)):
         return None
     _, heads, n, d_qk = call.q.shape
-    kind = choose(pass_, isinstance(call, Backward), accumulate, heads, n, d_qk, call.v.shape[3])
+    kind = choice.choose(pass_, isinstance(call, Backward), accumulate, heads, n, d_qk, call.v.shape[3])
     if call.layout is None:
         return kind
     takes_documents = kind == "walk" and not accumulate and has_only_documents(call)
-    return kind if takes_documents and long_enough(call.layout.lengths) else None
+    return kind if takes_documents and choice.long_enough(call.layout.lengths) else None
 
 
 def _reach(call: Forward | Backward, job: Job) -> int:
@@ -106,6 +108,98 @@ def _reach(call: Forward | Backward, job: Job) -> int:
     whatever the longest document is."""
     whole_past = job.far >= job.limit - 1
     return -(-max(job.far, 1) // ROWS) * ROWS if call.layout is not None and whole_past else job.far
+
+
+def launch_walk(call: Forward | Backward, reach: int, accumulate: bool = False) -> Launch:
+    """For Local(reach), reach <= 128: programs share the positions of all heads. Backward there is no earlier pass.
+
+    Where heads are side by side in memory, each head has the same number of whole programs. These then read neighbouring
+    addresses at about the same time.
+    """
+    (batch, heads, n, d), matrices = call.q.shape, matrices_of(call)
+    panels = call.v.shape[3] // d
+    back = 1 if reach <= ROWS else 2
+    assert reach <= back * ROWS
+    described: list[Any] = [lane_descriptor(x, Lanes(0, 1, n, n, 1), (1, ROWS, d)) for x in matrices]
+    rows: Any  # Results that a walk over documents also stores by rows.
+    scale: Any
+    if isinstance(call, Forward):
+        kernel, setting = walk_forward.walk_forward, lane_settings.walk_forward_settings(d, panels, accumulate)
+        rows, between, scale, flags = matrix(call.output), 0, call.scale, {"ACCUMULATE": accumulate}
+    else:
+        kernel, setting = walk_backward.walk_backward, lane_settings.walk_backward_settings(d, panels)
+        rows, between, scale, flags = Gradients(*map(matrix, matrices[5:])), back, call.scales, {}
+        if panels > 1:
+            described[4] = matrix(call.output)
+    documents = call.layout.documents if call.layout else None
+    if documents is None:
+        sequences, tiles = batch * heads, -(-n // ROWS)
+        work = WalkLaunch(sequences * (tiles + back), heads, n, tiles)
+    else:
+        table = walk_tiles(documents, ROWS, between)
+        sequences = documents.repeats * heads
+        work = WalkLaunch(sequences * len(table), heads, n, len(table), constant(table, call.q.device))
+    walk = compiled(
+        WalkTiles, far=reach, back=back, ahead=setting.stages, part=setting.part, panels=panels,
+        documents=documents is not None,
+    )  # fmt: skip
+    programs = processors(call.q.device) * setting.per_processor
+    if _heads_side_by_side(call.q) and programs > sequences:
+        programs -= programs % sequences
+    arguments = *described, None if documents is None else rows, call.lse, work, scale
+    constants = {"WALK": walk, **flags, "num_warps": 4, "maxnreg": setting.registers}
+    return Launch(kernel, min(programs, work.positions), arguments, constants)
+
+
+def _whole_lanes(
+    call: Forward | Backward, lanes: Lanes, near: int, accumulate: bool, row_stats: Tensor | None = None
+) -> Launch:  # fmt: skip
+    """For the positions of these lanes. TMA copies whole lanes of the inputs in, and tiles of the results out.
+
+    row_stats [batch * heads, 2, at least n]: backward fills it for other kernels.
+    """
+    batch, heads, n, d = call.q.shape
+    panels = call.v.shape[3] // d
+    rows = padded(lanes.length, ROWS)
+    work = LaneLaunch(*lanes, batch * heads * lanes.lanes, heads, n)
+    arguments: tuple[Any, ...]
+    if isinstance(call, Forward):
+        assert lanes.length <= choice.LONGEST_LANE
+        kernel, setting = lane_forward.lane_forward, lane_settings.lane_forward_settings(d, panels, rows, accumulate)
+        inputs, arguments, flags = 3, (call.lse, work, call.scale), {}
+    else:
+        assert lanes.length * d <= choice.LARGEST_LANE
+        kernel, setting = lane_backward.lane_backward, lane_settings.lane_backward_settings(d, panels, rows, accumulate)
+        stats = RowStats(call.lse, 0) if row_stats is None else RowStats(row_stats, row_stats.shape[2])
+        inputs, arguments, flags = 5, (call.lse, stats, work, call.scales), {"STORE_STATS": row_stats is not None}
+    matrices = matrices_of(call)
+    heights = [rows] * inputs + [ROWS] * (len(matrices) - inputs)
+    descriptors = [lane_descriptor(x, lanes, (1, height, d)) for x, height in zip(matrices, heights)]
+    tiles = compiled(
+        LaneTiles, near=near, stages=setting.stages, staged=setting.staged, part=setting.part, panels=panels,
+        heads_first=_heads_side_by_side(call.q),
+    )  # fmt: skip
+    programs = min(work.items, processors(call.q.device) * setting.per_processor)
+    constants = {"TILES": tiles, "ACCUMULATE": accumulate, **flags, "num_warps": 4, "maxnreg": setting.registers}
+    return Launch(kernel, programs, (*descriptors, *arguments), constants)
+
+
+def _chunks(call: Forward, lanes: Lanes) -> Launch:
+    """For the positions of these lanes."""
+    batch, heads, n, d = call.q.shape
+    setting = lane_settings.chunk_settings(d)
+    work = LaneLaunch(*lanes, batch * heads * lanes.lanes * -(-lanes.length // ROWS), heads, n)
+    descriptors = [lane_descriptor(x, lanes, (1, ROWS, d)) for x in matrices_of(call)]
+    constants = {
+        "STAGES": setting.stages, "HEADS_FIRST": _heads_side_by_side(call.q), "num_warps": 4, "maxnreg": setting.registers,
+    }  # fmt: skip
+    programs = min(work.items, setting.per_processor * processors(call.q.device))
+    return Launch(chunk_forward.chunk_forward, programs, (*descriptors, call.lse, work, call.scale), constants)
+
+
+def _heads_side_by_side(x: Tensor) -> bool:
+    """Whether heads are closer in memory than positions, as in [batch, n, heads, d]."""
+    return x.stride(1) < x.stride(2)
 
 
 def _tiles(call: Forward, pass_: Pass, accumulate: bool) -> Launch:

@@ -17,15 +17,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from longstride.attention.kernels.arguments import Gradients, matrix
-from longstride.attention.kernels.call import Backward
 from longstride.attention.kernels.hopper import lane_tiles, walk_documents
-from longstride.attention.kernels.hopper.lane_descriptors import value_panels, walk_launch
-from longstride.attention.kernels.hopper.lane_settings import walk_backward_settings
 from longstride.attention.kernels.hopper.pair_gradients import QueryTile, add_pairs
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels, make_tiles
 from longstride.attention.kernels.hopper.tiles import ROWS, head_pointer, mma_layout, row_layout, row_pointers
-from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.primitives import without_keys
 
 
@@ -241,12 +236,3 @@ def walk_backward(
                 (d_output, q), done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work, full.index(stage), WALK
             )  # fmt: skip
     tma.store_wait(0)
-
-
-def launch_walk_backward(call: Backward, reach: int) -> Launch:
-    """For Local(reach), reach <= 128."""
-    q, k, v, d_output, output, _, dq, dk, dv = call.tensors
-    matrices = q, k, v, d_output, output if v.shape[3] == q.shape[3] else matrix(output), dq, dk, dv
-    rows = Gradients(matrix(dq), matrix(dk), matrix(dv))
-    setting = walk_backward_settings(q.shape[3], value_panels(matrices))
-    return walk_launch(walk_backward, setting, call, matrices, rows, reach, True, call.scales)

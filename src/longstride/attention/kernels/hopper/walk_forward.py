@@ -22,14 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from longstride.attention.kernels.arguments import matrix
-from longstride.attention.kernels.call import Forward
 from longstride.attention.kernels.hopper import lane_tiles, walk_documents
-from longstride.attention.kernels.hopper.lane_descriptors import value_panels, walk_launch
-from longstride.attention.kernels.hopper.lane_settings import walk_forward_settings
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
 from longstride.attention.kernels.hopper.tiles import ROWS, mma_layout
-from longstride.attention.kernels.launch import Launch
 from longstride.attention.kernels.primitives import LOWEST
 
 
@@ -217,11 +212,3 @@ def walk_forward(q, k, v, output, output_rows, lse, work, scale, WALK: gl.conste
             batch, head, tile = following_place(batch, head, tile, work, BACK)
             ahead_batch, ahead_head, ahead_tile = following_place(ahead_batch, ahead_head, ahead_tile, work, BACK)
     tma.store_wait(0)
-
-
-def launch_walk_forward(call: Forward, reach: int, accumulate: bool) -> Launch:
-    """For Local(reach), reach <= 128."""
-    *matrices, _ = call.tensors
-    setting = walk_forward_settings(call.q.shape[3], value_panels(matrices), accumulate)
-    rows = matrix(call.output)
-    return walk_launch(walk_forward, setting, call, matrices, rows, reach, False, call.scale, ACCUMULATE=accumulate)
