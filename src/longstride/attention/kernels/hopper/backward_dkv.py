@@ -179,13 +179,12 @@ def compute_dkv(
     for turn in range(rounds(work.items)):
         item = item_of_round(turn)
         batch, head, first_key, lane, length, first, end = place_keys(item, job, work, KEYS, SPLIT)
-        if half == 1 and KEYS.cells == 0:
-            # The first queries come before all keys of the second warpgroup.
-            if first + ROWS < end:
-                queries.wait_full(count)
-                queries.release(count)
-                count += 1
-                first += ROWS
+        # The first queries in the lane come before all keys of the second warpgroup.
+        if half == 1 and KEYS.cells == 0 and first + ROWS < end:
+            queries.wait_full(count)
+            queries.release(count)
+            count += 1
+            first += ROWS
         first_key += half * ROWS
         seen = seen_by(first_key, head, length, job, work, pair_layout, KEYS)
         dk_sum = gl.zeros([ROWS, WIDTH_QK], gl.float32, dk_layout)

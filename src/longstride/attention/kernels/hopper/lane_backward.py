@@ -82,18 +82,6 @@ def fetch_output(output, output_tile, item, work, full, HEADS_FIRST: gl.constexp
 
 
 @gluon.jit
-def replaced(entries, INDEX: gl.constexpr, new):
-    """The tuple with one entry changed."""
-    result = ()
-    for index in gl.static_range(len(entries)):
-        if index == INDEX:
-            result = result + (new,)
-        else:
-            result = result + (entries[index],)
-    return result
-
-
-@gluon.jit
 def slot_tile(results, SLOT: gl.constexpr):
     """The tile of a slot: in `staging`, or ROWS rows of a panel of the output."""
     OTHER: gl.constexpr = SLOT - results.staging.shape[0]
@@ -218,7 +206,7 @@ def lane_backward(
                     (dq_sums[query], dk_sum, dv_sum), queries, keys, d_scores_tile, scales.scores, (count + key) >> 30,
                     (query - key) * ROWS, TILES.near, LENGTH, TILES.part, key == 0, query == key,
                 )  # fmt: skip
-                dq_sums = replaced(dq_sums, query, dq_sum)
+                dq_sums = dq_sums[:query] + (dq_sum,) + dq_sums[query + 1 :]
                 if key == COUNT - 1:  # All tiles have been read.
                     fetch_lane((d_output, q, k, v), tiles, item + programs, work, full.index(0), TILES.heads_first)
                     if not OVER_OUTPUT:

@@ -163,9 +163,7 @@ def mask_scores(scores, start, is_cell, sight, job, KEYS: gl.constexpr, ALWAYS: 
     masked = outside
     if KEYS.cells > 0:
         masked = gl.where(is_cell, start + COLUMNS > before, outside)
-    if ALWAYS:
-        masked = start == start
-    if masked:
+    if ALWAYS or masked:
         column = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
         row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         last = row - job.near - start

@@ -77,27 +77,18 @@ def load_rows(matrix, batch, head, first, rows, position, work, D: gl.constexpr,
 
 
 @gluon.jit
-def write_panel(value, descriptor, batch, head, tile, tile_row, staged, WALK: gl.constexpr, PANEL: gl.constexpr):
-    """Starts to write a panel of a gradient's tile."""
-    tma.store_wait(2)
-    staged.store(value.to(descriptor.dtype))
-    fence_async_shared()
-    first = tile_row if WALK.documents else tile * ROWS
-    lane_tiles.copy_out(descriptor, (batch, head, 0, first), (staged,), PANEL)
-
-
-@gluon.jit
 def store_panel(
     value, descriptor, matrix, batch, head, tile, tile_row, rows, staged, WALK: gl.constexpr, PANEL: gl.constexpr = 0
 ):  # fmt: skip
     """Writes a panel of a gradient's tile, of which so many rows are the document's."""
-    if WALK.documents:
-        if rows < ROWS:
-            walk_documents.store_rows(value, matrix, batch, head, tile_row, rows, PANEL)
-        else:
-            write_panel(value, descriptor, batch, head, tile, tile_row, staged, WALK, PANEL)
+    if WALK.documents and rows < ROWS:
+        walk_documents.store_rows(value, matrix, batch, head, tile_row, rows, PANEL)
     else:
-        write_panel(value, descriptor, batch, head, tile, tile_row, staged, WALK, PANEL)
+        tma.store_wait(2)
+        staged.store(value.to(descriptor.dtype))
+        fence_async_shared()
+        first = tile_row if WALK.documents else tile * ROWS
+        lane_tiles.copy_out(descriptor, (batch, head, 0, first), (staged,), PANEL)
 
 
 @gluon.jit

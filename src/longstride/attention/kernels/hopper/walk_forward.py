@@ -14,13 +14,7 @@ where the merged output is then written from.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from longstride.attention.kernels.hopper import lane_tiles, walk_documents
 from longstride.attention.kernels.hopper.ring import make_barriers, make_panels
@@ -59,12 +53,6 @@ def fetch_tile(descriptors, batch, head, tile, tile_row, present, full, tiles, W
 
 
 @gluon.jit
-def score(query, key, zeros):
-    """Starts the product of queries and keys."""
-    return warpgroup_mma(query[0], key[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
 def weigh(scores, largest, tile, scale, DISTANCE: gl.constexpr):
     """The weights; 0 where the tile would be before the sequence."""
     if DISTANCE > 0:
@@ -77,15 +65,6 @@ def lse_pointers(lse, batch, head, first, end, work, layout: gl.constexpr):
     """Pointers to the lse of a tile's queries, and the mask for them."""
     row = first + gl.arange(0, ROWS, layout)
     return lse + (batch * work.heads + head).to(gl.int64) * work.n + row, row < end
-
-
-@gluon.jit
-def write_tile(results, output, batch, head, first, staged):
-    """Starts to write the output's tile at a place."""
-    for panel in gl.static_range(len(results)):
-        staged[panel].store(results[panel].to(output.dtype))
-    fence_async_shared()
-    lane_tiles.copy_out(output, (batch, head, 0, first), staged)
 
 
 @gluon.jit
@@ -155,7 +134,8 @@ def walk_forward(q, k, v, output, output_rows, lse, work, scale, WALK: gl.conste
             zeros = gl.zeros([ROWS, ROWS], gl.float32, layout)
             scores = ()
             for distance in gl.static_range(BACK + 1):
-                scores = scores + (score(q_tile, lane_tiles.panels_at(k_tiles, (count + BACK - distance) % RING), zeros),)
+                keys = lane_tiles.panels_at(k_tiles, (count + BACK - distance) % RING)
+                scores = scores + (lane_tiles.multiply_panels(q_tile, keys, zeros),)
             first = lane_tiles.mask_distances(warpgroup_mma_wait(BACK, deps=(scores[0],)), zero, 0, 0, FAR)
             largest = gl.max(first, 1)
             others = lane_tiles.wait_for(scores[1:])
@@ -189,14 +169,14 @@ def walk_forward(q, k, v, output, output_rows, lse, work, scale, WALK: gl.conste
             if ACCUMULATE:
                 earlier = lane_tiles.scale_rows(lane_tiles.load_panels(staged, sum_layout), inverse * earlier_weight)
                 results = lane_tiles.add_panels(results, earlier)
-            if DOCUMENTS:
-                if rows < ROWS:
-                    for panel in gl.static_range(WALK.panels):
-                        walk_documents.store_rows(results[panel], output_rows, batch, head, tile_row, rows, panel)
-                else:
-                    write_tile(results, output, batch, head, first_row, staged)
+            if DOCUMENTS and rows < ROWS:
+                for panel in gl.static_range(WALK.panels):
+                    walk_documents.store_rows(results[panel], output_rows, batch, head, tile_row, rows, panel)
             else:
-                write_tile(results, output, batch, head, first_row, staged)
+                for panel in gl.static_range(WALK.panels):
+                    staged[panel].store(results[panel].to(dtype))
+                fence_async_shared()
+                lane_tiles.copy_out(output, (batch, head, 0, first_row), staged)
         free = (count + BACK + AHEAD) % RING
         free_tiles = q_tile, lane_tiles.panels_at(k_tiles, free), lane_tiles.panels_at(v_tiles, free)
         if ACCUMULATE:
