@@ -5,8 +5,7 @@ two for dk and dv: the second is for summary cells, which later lanes see too. `
 documents (`work.py`), tables say which tile a program computes.
 """
 
-from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from longstride.attention.kernels.lanes import lane_backward, lane_forward
 from longstride.attention.kernels.launch import Launch, constant
 from longstride.attention.kernels.saved import Setting
 from longstride.attention.kernels.settings import gpu, lane_setting, padded, processors, tile_setting
-from longstride.attention.kernels.work import Documents, cell_items, lane_items, tile_items
+from longstride.attention.kernels.work import cell_items, lane_items, tile_items
 
 DELTA_ROWS = 64
 """Rows per program of `backward_delta`."""
@@ -98,15 +97,18 @@ def _launch(
         together = rows // padded(pass_.longest, least=1) if call.layout is None else 1
         same = len({x.stride(2) for x in matrices}) == 1
         of_lanes = {"together": together, "shared": pass_.shared, "same": same, "stages": stages}
-        tiles = pass_.lane_tiles(together)
-    elif kernel is backward_dkv:
-        tiles = (pass_.cell_tiles if flags["CELLS"] else pass_.tiles)(columns)
+        tiles, items_of = pass_.lane_tiles(together), partial(lane_items, size=rows, accumulate=flags["ACCUMULATE"])
+    elif flags.get("CELLS"):
+        tiles, items_of = pass_.cell_tiles(columns), partial(cell_items, size=columns)
     else:
-        tiles = pass_.tiles(rows)
+        of_keys = kernel is backward_dkv
+        size = columns if of_keys else rows
+        accumulate = flags["ACCUMULATE"]
+        tiles, items_of = pass_.tiles(size), partial(tile_items, size=size, accumulate=accumulate, of_keys=of_keys)
     total = batch * len(pass_.jobs) * tiles
     documents = call.layout.documents if call.layout else None
     if documents is not None:
-        items = _items(kernel, pass_, documents, setting, flags)
+        items = items_of(pass_, documents)
         tiles, total = len(items), documents.repeats * len(items)
         extra = {"work": constant(items, device), "documents": constant(documents.rows, device)}
         arguments = tuple(x._replace(**extra) if isinstance(x, Tables) else x for x in arguments)
@@ -127,16 +129,6 @@ def _launch(
     arguments = *arguments, Sizes(heads, n, len(pass_.jobs), tiles, total)
     programs = min(total, processors(device) * per_processor) if per_processor else total
     return Launch(kernel, programs, arguments, {**constants, "num_warps": warps, "num_stages": stages})
-
-
-def _items(kernel: Any, pass_: Pass, documents: Documents, setting: Setting, flags: Mapping[str, bool]) -> Tensor:
-    """Returns the table of work that the kernel reads."""
-    if kernel in (lane_forward, lane_backward):
-        return lane_items(pass_, documents, setting.rows, flags["ACCUMULATE"])
-    if flags.get("CELLS"):
-        return cell_items(pass_, documents, setting.columns)
-    of_keys = kernel is backward_dkv
-    return tile_items(pass_, documents, setting.columns if of_keys else setting.rows, flags["ACCUMULATE"], of_keys)
 
 
 def _delta(call: Backward, delta: Tensor) -> Launch:
