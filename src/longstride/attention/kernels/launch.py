@@ -110,23 +110,20 @@ class Workspace:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.tensors: list[Tensor] = []
-        self._specs: list[tuple[tuple[int, ...], bool]] = []
+        self._makers: list[Callable[[], Tensor]] = []
         self.named: dict[str, Tensor] = {}
         """Tensors that several passes share, by name."""
 
     def new(self, *shape: int, zero: bool = False) -> Tensor:
         """Returns a new temporary float32 tensor, as an argument of launches."""
-        self._specs.append((shape, zero))
-        self.tensors.append(_allocate(shape, zero, self.device))
+        make = partial(torch.zeros if zero else torch.empty, shape, dtype=torch.float32, device=self.device)
+        self._makers.append(make)
+        self.tensors.append(make())
         return self.tensors[-1]
 
     def allocate(self) -> list[Tensor]:
         """Returns the temporary tensors for one run, in the order of `new`."""
-        return [_allocate(shape, zero, self.device) for shape, zero in self._specs]
-
-
-def _allocate(shape: tuple[int, ...], zero: bool, device: torch.device) -> Tensor:
-    return (torch.zeros if zero else torch.empty)(shape, dtype=torch.float32, device=device)
+        return [make() for make in self._makers]
 
 
 class Plan:
