@@ -132,9 +132,7 @@ def lane_forward(q, k, v, output, lse, work, scale, TILES: gl.constexpr, ACCUMUL
                 staged = lane_tiles.panels_at(staging, stage * COUNT + tile)
                 running_max = old_lse.slice(tile * ROWS, ROWS).load(score_rows)
                 weight = gl.where(running_max == float("-inf"), 0.0, 1.0)
-                sums = ()
-                for panel in gl.static_range(TILES.panels):
-                    sums = sums + (staged[panel].load(sum_layout).to(gl.float32),)
+                sums = [panel.load(sum_layout).to(gl.float32) for panel in staged]
             else:
                 staged = lane_tiles.panels_at(staging, (count * COUNT + tile) % TILES.staged)
             zero = 0

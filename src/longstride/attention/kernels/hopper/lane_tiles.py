@@ -1,7 +1,8 @@
 """What the kernels for lanes and walks share: where an item lies, tiles in panels, copies by TMA, and products.
 
 Values may be wider than queries and keys. They lie in shared memory in panels, each as wide as a query, and so do the output
-and its gradient. Everything about them is a tuple, with one entry for each panel. The kernels for tiles share that part.
+and its gradient. Everything about them is a tuple or a list, which Triton does not tell apart, with one entry for each
+panel. The kernels for tiles share that part.
 """
 
 # mypy: ignore-errors
@@ -42,28 +43,19 @@ def walk_range(positions):
 @gluon.jit
 def panels_at(tiles, stage):
     """For each panel, its tile at a stage."""
-    found = ()
-    for panel in gl.static_range(len(tiles)):
-        found = found + (tiles[panel].index(stage),)
-    return found
+    return [panel.index(stage) for panel in tiles]
 
 
 @gluon.jit
 def tiles_at(tiles, stage):
     """For each tensor, its panels at a stage."""
-    found = ()
-    for index in gl.static_range(len(tiles)):
-        found = found + (panels_at(tiles[index], stage),)
-    return found
+    return [panels_at(panels, stage) for panels in tiles]
 
 
 @gluon.jit
 def rows_of(panels, START: gl.constexpr, COUNT: gl.constexpr = ROWS):
     """These rows of each panel."""
-    found = ()
-    for panel in gl.static_range(len(panels)):
-        found = found + (panels[panel].slice(START, COUNT),)
-    return found
+    return [panel.slice(START, COUNT) for panel in panels]
 
 
 @gluon.jit
@@ -125,10 +117,7 @@ def scale_rows(sums, factors):
     """Each panel of the sums, its rows multiplied by their factors."""
     layout: gl.constexpr = sums[0].type.layout
     factors = gl.convert_layout(factors, gl.SliceLayout(1, layout))[:, None]
-    result = ()
-    for panel in gl.static_range(len(sums)):
-        result = result + (sums[panel] * factors,)
-    return result
+    return [panel * factors for panel in sums]
 
 
 @gluon.jit
@@ -143,10 +132,7 @@ def add_panels(sums, others):
 @gluon.jit
 def load_panels(panels, layout: gl.constexpr):
     """Panels in shared memory, as tensors."""
-    loaded = ()
-    for panel in gl.static_range(len(panels)):
-        loaded = loaded + (panels[panel].load(layout),)
-    return loaded
+    return [panel.load(layout) for panel in panels]
 
 
 @gluon.jit

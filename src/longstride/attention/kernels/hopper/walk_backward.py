@@ -138,7 +138,7 @@ def walk_backward(
         first_keys = lane_tiles.tiles_at((v_tiles, k_tiles), slot)
         if PANELS == 1:
             fetch_position(
-                (output, d_output, q), (lane_tiles.panels_at(output_tiles, slot),) + newest_tiles, (v, k), first_keys,
+                (output, d_output, q), [lane_tiles.panels_at(output_tiles, slot)] + newest_tiles, (v, k), first_keys,
                 first + slot, end, work, full.index(slot), WALK,
             )  # fmt: skip
         else:
@@ -218,12 +218,12 @@ def walk_backward(
         done_tiles = lane_tiles.tiles_at((d_output_tiles, q_tiles), now)
         if PANELS == 1:
             fetch_position(
-                (output, d_output, q), (output_tile,) + done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work,
+                (output, d_output, q), [output_tile] + done_tiles, (v, k), [v_tile, k_tile], position + AHEAD, end, work,
                 full.index(stage), WALK,
             )  # fmt: skip
         else:
             tma.store_wait(0)  # The next tiles are copied to where gradients are written from.
             fetch_position(
-                (d_output, q), done_tiles, (v, k), (v_tile, k_tile), position + AHEAD, end, work, full.index(stage), WALK
+                (d_output, q), done_tiles, (v, k), [v_tile, k_tile], position + AHEAD, end, work, full.index(stage), WALK
             )  # fmt: skip
     tma.store_wait(0)

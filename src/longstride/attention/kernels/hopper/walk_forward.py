@@ -99,9 +99,9 @@ def walk_forward(q, k, v, output, output_rows, lse, work, scale, WALK: gl.conste
             tiles = lane_tiles.tiles_at((k_tiles, v_tiles), slot)
             fetch_tile((k, v), batch, head, tile, tile_row, True, full.index(slot), tiles, WALK)
         else:
-            tiles = (lane_tiles.panels_at(q_tiles, slot - BACK),) + lane_tiles.tiles_at((k_tiles, v_tiles), slot)
+            tiles = [lane_tiles.panels_at(q_tiles, slot - BACK)] + lane_tiles.tiles_at((k_tiles, v_tiles), slot)
             if ACCUMULATE:
-                tiles = tiles + (lane_tiles.panels_at(staging, slot - BACK),)
+                tiles = tiles + [lane_tiles.panels_at(staging, slot - BACK)]
             present = start - BACK + slot < end
             fetch_tile(sources, batch, head, tile, tile_row, present, full.index(slot), tiles, WALK)
     for slot in gl.static_range(BACK):
