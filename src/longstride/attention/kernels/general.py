@@ -153,16 +153,12 @@ def _setting(call: Forward | Backward, pass_: Pass, kernel: str, summary: bool) 
 
 def _whole_lanes(call: Forward | Backward, pass_: Pass, kernel: str, accumulate: bool) -> Setting | None:
     """Returns the settings for tiles that hold whole lanes; None if this pass needs other tiles."""
-    if pass_.summary or not (call.layout is None or _are_lanes_of_documents(call, pass_)):
+    # Of residue classes, a short document has many short ones. The kernels know nothing else that is not plain.
+    of_documents = has_only_documents(call) and all(job.index_stride > 1 for job in pass_.jobs)
+    if pass_.summary or not (call.layout is None or of_documents):
         return None
     widths = padded(call.q.shape[3]), padded(call.v.shape[3])
     return lane_setting(kernel, accumulate, *widths, call.q.dtype, pass_.longest, gpu(call.q.device))
-
-
-def _are_lanes_of_documents(call: Forward | Backward, pass_: Pass) -> bool:
-    """Whether the lanes are residue classes, of which a short document has many short ones, and the call has nothing besides
-    documents that the kernels for whole lanes do not know."""
-    return has_only_documents(call) and all(job.index_stride > 1 for job in pass_.jobs)
 
 
 def _wide(*tensors: Tensor) -> bool:

@@ -30,12 +30,14 @@ def parts(
     """
     q, k = tensors[0].shape, tensors[1].shape
     count = equal_documents(q, k, documents)
-    folded = fold(count, *tensors) if count else None
-    split = split_documents(q, k, documents) if pieces and folded is None else ()
+    if count and all(_is_foldable(x) for x in tensors):
+        yield [_folded(x, count) for x in tensors], ()
+        return
+    split = split_documents(q, k, documents) if pieces else ()
     for piece in split:
         yield from parts([piece.of(x) for x in tensors], piece.documents)
     if not split:
-        yield (tensors, documents) if folded is None else (folded, ())
+        yield tensors, documents
 
 
 def equal_documents(q: Sequence[int], k: Sequence[int], documents: Sequence[int]) -> int:
@@ -43,14 +45,13 @@ def equal_documents(q: Sequence[int], k: Sequence[int], documents: Sequence[int]
     return len(documents) if q[2] == k[2] == sum(documents) and len(set(documents)) == 1 else 0
 
 
-def fold(count: int, *tensors: Tensor) -> list[Tensor] | None:
-    """Returns [batch, heads, n, d] as [batch * count, heads, n / count, d], of each tensor; None if one cannot be a view."""
-    if any(x.dim() == 4 and x.shape[0] > 1 and x.stride(0) != x.shape[2] * x.stride(2) for x in tensors):
-        return None
-    return [_folded(x, count) for x in tensors]
+def _is_foldable(x: Tensor) -> bool:
+    """Whether documents of neighbouring rows of the batch are as far apart as those of one row."""
+    return x.dim() < 4 or x.shape[0] <= 1 or x.stride(0) == x.shape[2] * x.stride(2)
 
 
 def _folded(x: Tensor, count: int) -> Tensor:
+    """[batch, heads, n, d] as the view [batch * count, heads, n / count, d]."""
     if x.dim() < 4:
         return torch.unflatten(x, 2, (count, -1)).transpose(1, 2) if x.dim() == 3 else x
     (batch, heads, n, d), (_, head, row, column) = x.shape, x.stride()
