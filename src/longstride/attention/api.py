@@ -119,9 +119,7 @@ def attend(
     return IMPLEMENTATIONS[name](q, k, v, heads, scale, lengths, return_lse)
 
 
-def attend_packed(
-    packed: Tensor, sizes: Sequence[int], patterns: Sequence[Pattern], *, impl: str = "auto"
-) -> Tensor:  # fmt: skip
+def attend_packed(packed: Tensor, sizes: Sequence[int], patterns: Sequence[Pattern], *, impl: str = "auto") -> Tensor:
     """`attend` for queries, keys and values side by side, as a projection makes them.
 
     Args:

@@ -228,9 +228,7 @@ def _exp(x: Tensor, bits: Tensor | None = None) -> Tensor:
     return (x.mul_(LOG2_E) if bits is None else torch.add(bits, x, alpha=LOG2_E, out=x)).exp2_()
 
 
-def _forward_chunk(
-    chunk: Chunk, scratch: Scratch, scale: float, inputs: Sequence[Tensor], states: Sequence[Tensor]
-) -> None:  # fmt: skip
+def _forward_chunk(chunk: Chunk, scratch: Scratch, scale: float, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
     """Adds the keys of a chunk to the running maximum, the running sum and the accumulator of its queries."""
     (q, k, v), (row_max, row_sum, accumulator) = inputs, states
     scores = chunk.scores(chunk.queries(q), chunk.keys(k), scale, scratch)

@@ -80,9 +80,7 @@ def backward_delta(d_output, output, d_lse, delta, sizes, ROW: tl.constexpr, ROW
 
 
 @triton.jit
-def backward_row_stats(
-    d_output, output, lse, row_stats, sizes, padded, step, along, ROW: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
+def backward_row_stats(d_output, output, lse, row_stats, sizes, padded, step, along, ROW: tl.constexpr, ROWS: tl.constexpr):
     """lse and delta of every query, as one row each, for the kernels of Hopper. A query without keys gets the lse inf.
 
     Lane by lane: the stats of a residue class modulo the step lie side by side, `along` of them.
@@ -95,9 +93,7 @@ def backward_row_stats(
 
 
 @triton.jit
-def backward_sum_parts(
-    parts, gradient, first_cells, job, sizes, splits, ROW: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
+def backward_sum_parts(parts, gradient, first_cells, job, sizes, splits, ROW: tl.constexpr, ROWS: tl.constexpr):
     """Adds the parts of the summary cells' dk or dv to what is there, in order, for the kernels of Hopper.
 
     parts: float32 [batch, heads, cells, splits * d]; first_cells: of a block, int32 [heads].
@@ -134,9 +130,7 @@ def add_dq(
 
 
 @triton.jit
-def backward_dq(
-    queries, k, v, dq, tables, scales, sizes, DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr
-):  # fmt: skip
+def backward_dq(queries, k, v, dq, tables, scales, sizes, DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr):
     """The tiles are those of forward. ACCUMULATE: adds to the dq of an earlier pass."""
     job, tile = read_tile(tables, sizes, TILES.rows, TILES.varied)
     if tile.first < tile.length:

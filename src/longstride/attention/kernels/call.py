@@ -121,9 +121,7 @@ def matrices_of(call: Forward | Backward) -> list[Tensor]:
 def has_only_documents(call: Forward | Backward) -> bool:
     """Whether the call has documents, and nothing else that is not plain."""
     layout = call.layout
-    return (
-        layout is not None and layout.documents is not None and layout.d_lse is None and call.q.shape == call.k.shape
-    )  # fmt: skip
+    return layout is not None and layout.documents is not None and layout.d_lse is None and call.q.shape == call.k.shape
 
 
 @lru_cache(maxsize=16)

@@ -51,9 +51,7 @@ def add_keys(
 
 
 @triton.jit
-def forward(
-    q, k, v, output, lse, tables, scale, sizes, DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr
-):  # fmt: skip
+def forward(q, k, v, output, lse, tables, scale, sizes, DIMS: tl.constexpr, TILES: tl.constexpr, ACCUMULATE: tl.constexpr):
     """ACCUMULATE: an earlier pass has computed other keys of the same queries; this one adds to its results."""
     job, tile = read_tile(tables, sizes, TILES.rows, TILES.varied)
     if tile.first < tile.length:

@@ -40,9 +40,7 @@ def fetch_item(
 
 
 @gluon.jit
-def take_keys(
-    state, tiles, scale, zero, ROW: gl.constexpr, START: gl.constexpr, FIRST: gl.constexpr, TILES: gl.constexpr
-):  # fmt: skip
+def take_keys(state, tiles, scale, zero, ROW: gl.constexpr, START: gl.constexpr, FIRST: gl.constexpr, TILES: gl.constexpr):
     """The state of the 64 queries from ROW on after up to TILES.part keys from START on: running maximum, weight and
     weighted sums of values, in panels. tiles: of q, k and v. FIRST: there is no state before these keys.
     """

@@ -134,9 +134,7 @@ def mask_half(scores, start, is_cell, sight, job, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def take_half(
-    state, query, keys, values, turn, half, is_last, is_cell, sight, job, scale, KEYS: gl.constexpr
-):  # fmt: skip
+def take_half(state, query, keys, values, turn, half, is_last, is_cell, sight, job, scale, KEYS: gl.constexpr):
     """One half of a tile, with masks; `half` counts from the first tile of the lane or cells. is_last: of the tile."""
     running_max, weight, sums = state
     turn += half // 2
@@ -199,9 +197,7 @@ def compute_past(
             halves = (any_sees + ROWS - 1) // ROWS
             for half in range(2 * whole, halves):
                 is_last = (half % 2 == 1) | (half == halves - 1)
-                state = take_half(
-                    state, query, keys, values, count + begin, half, is_last, is_cell, sight, job, scale, KEYS
-                )  # fmt: skip
+                state = take_half(state, query, keys, values, count + begin, half, is_last, is_cell, sight, job, scale, KEYS)
                 done += is_last.to(gl.int32)
         skip(keys, count + done, count + total)
         count += total

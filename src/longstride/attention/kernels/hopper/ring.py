@@ -87,9 +87,7 @@ def make_tiles(dtype: gl.constexpr, count: gl.constexpr, rows: gl.constexpr, col
 
 
 @gluon.jit
-def make_panels(
-    dtype: gl.constexpr, count: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, panels: gl.constexpr
-):  # fmt: skip
+def make_panels(dtype: gl.constexpr, count: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, panels: gl.constexpr):
     """For each panel of `columns` columns its own tiles. A product takes a panel as it takes a matrix of that width."""
     result = ()
     for _ in gl.static_range(panels):

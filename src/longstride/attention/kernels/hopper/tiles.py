@@ -223,18 +223,14 @@ def place_rows(output, lse, batch, head, lane, first, length, job, work, layout:
     start = lane * job.lane_stride
     lse += (batch * work.heads + head).to(gl.int64) * work.n + start
     index = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    return WarpgroupRows(
-        head_pointer(output, batch, head), output.row, lse, start, job.index_stride, first, index, length
-    )  # fmt: skip
+    return WarpgroupRows(head_pointer(output, batch, head), output.row, lse, start, job.index_stride, first, index, length)
 
 
 @gluon.jit
 def output_pointers(rows, PANEL: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
     row = rows.first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     head = rows.output + PANEL * WIDTH
-    return row_pointers(
-        head, rows.start + row * rows.step, row < rows.length, rows.stride, D - PANEL * WIDTH, WIDTH, layout
-    )  # fmt: skip
+    return row_pointers(head, rows.start + row * rows.step, row < rows.length, rows.stride, D - PANEL * WIDTH, WIDTH, layout)
 
 
 @gluon.jit

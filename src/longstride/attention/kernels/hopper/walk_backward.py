@@ -100,9 +100,7 @@ def query_tile(q_tiles, d_output_tiles, lse_rows, delta_rows, place):
 
 
 @gluon.jit
-def walk_backward(
-    q, k, v, d_output, output, dq, dk, dv, gradient_rows, lse, work, scales, WALK: gl.constexpr
-):  # fmt: skip
+def walk_backward(q, k, v, d_output, output, dq, dk, dv, gradient_rows, lse, work, scales, WALK: gl.constexpr):
     """q to dv: tensor descriptors, except `output` where values have several panels, which is a Matrix then. gradient_rows:
     `Gradients`, with documents."""
     dtype: gl.constexpr = q.dtype

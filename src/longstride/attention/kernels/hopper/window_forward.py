@@ -101,9 +101,7 @@ def compute_window(
 
 
 @gluon.jit
-def window_forward(
-    q, k, v, output, lse, job, work, scale, D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr
-):  # fmt: skip
+def window_forward(q, k, v, output, lse, job, work, scale, D_V: gl.constexpr, KEYS: gl.constexpr, ACCUMULATE: gl.constexpr):
     """q, k, v: tensor descriptors. ACCUMULATE: continues from the output and lse of an earlier pass."""
     dtype: gl.constexpr = q.dtype
     queries = make_ring(dtype, 4, ROWS, q.block_type.shape[4], 1)
