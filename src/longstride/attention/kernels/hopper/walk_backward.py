@@ -120,7 +120,9 @@ def walk_backward(q, k, v, d_output, output, dq, dk, dv, gradient_rows, lse, wor
     k_tiles = make_panels(dtype, AHEAD, ROWS, D, 1)
     v_tiles = make_panels(dtype, AHEAD, ROWS, D, PANELS)
     d_scores_tile = make_tiles(dtype, 1, ROWS, ROWS).index(0)
+    sources = d_output, q
     if PANELS == 1:
+        sources = output, d_output, q
         output_tiles = make_panels(dtype, AHEAD, ROWS, D, 1)
         staging = make_tiles(dtype, 3, ROWS, D)
     lse_rows = gl.allocate_shared_memory(gl.float32, [RING, ROWS], vector_layout)
@@ -135,12 +137,8 @@ def walk_backward(q, k, v, d_output, output, dq, dk, dv, gradient_rows, lse, wor
         newest_tiles = lane_tiles.tiles_at((d_output_tiles, q_tiles), newest)
         first_keys = lane_tiles.tiles_at((v_tiles, k_tiles), slot)
         if PANELS == 1:
-            fetch_position(
-                (output, d_output, q), [lane_tiles.panels_at(output_tiles, slot)] + newest_tiles, (v, k), first_keys,
-                first + slot, end, work, full.index(slot), WALK,
-            )  # fmt: skip
-        else:
-            fetch_position((d_output, q), newest_tiles, (v, k), first_keys, first + slot, end, work, full.index(slot), WALK)
+            newest_tiles = [lane_tiles.panels_at(output_tiles, slot)] + newest_tiles
+        fetch_position(sources, newest_tiles, (v, k), first_keys, first + slot, end, work, full.index(slot), WALK)
 
     row = gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [4], [0]))
     dq_next = gl.zeros([ROWS, D], gl.float32, sum_layout)
@@ -215,13 +213,10 @@ def walk_backward(q, k, v, d_output, output, dq, dk, dv, gradient_rows, lse, wor
             dq_last = gl.zeros([ROWS, D], gl.float32, sum_layout)
         done_tiles = lane_tiles.tiles_at((d_output_tiles, q_tiles), now)
         if PANELS == 1:
-            fetch_position(
-                (output, d_output, q), [output_tile] + done_tiles, (v, k), [v_tile, k_tile], position + AHEAD, end, work,
-                full.index(stage), WALK,
-            )  # fmt: skip
+            done_tiles = [output_tile] + done_tiles
         else:
             tma.store_wait(0)  # The next tiles are copied to where gradients are written from.
-            fetch_position(
-                (d_output, q), done_tiles, (v, k), [v_tile, k_tile], position + AHEAD, end, work, full.index(stage), WALK
-            )  # fmt: skip
+        fetch_position(
+            sources, done_tiles, (v, k), [v_tile, k_tile], position + AHEAD, end, work, full.index(stage), WALK
+        )  # fmt: skip
     tma.store_wait(0)
