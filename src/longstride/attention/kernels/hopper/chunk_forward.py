@@ -61,13 +61,14 @@ def following_step(now, work, HEADS_FIRST: gl.constexpr):
 
 
 @gluon.jit
-def fetch_keys(k, v, keys, values, full, count, step, work):
-    """Starts to copy the keys and values of a step in, the program's count-th, if there is such a step."""
+def fetch_keys(k, v, keys, values, full, count, step, work, HEADS_FIRST: gl.constexpr):
+    """Starts to copy the keys and values of a step in, the program's count-th, if there is such a step. Returns the next."""
     present = step.turn < rounds(work.items)
     slot = count % keys.shape[0]
     mbarrier.expect(full.index(slot), 2 * ROWS * keys.shape[2] * 2, pred=present)
     place = step.batch, step.head, step.lane, step.step * ROWS
     lane_tiles.copy_all((k, v), place, full.index(slot), ((keys.index(slot),), (values.index(slot),)), present)
+    return following_step(step, work, HEADS_FIRST)
 
 
 @gluon.jit
@@ -122,8 +123,7 @@ def chunk_forward(q, k, v, output, lse, work, scale, STAGES: gl.constexpr, HEADS
     fetch_queries(q, queries, queries_full, 0, work, HEADS_FIRST)
     ahead = begin_item(0, work, HEADS_FIRST)
     for slot in gl.static_range(STAGES):
-        fetch_keys(k, v, keys, values, full, slot, ahead, work)
-        ahead = following_step(ahead, work, HEADS_FIRST)
+        ahead = fetch_keys(k, v, keys, values, full, slot, ahead, work, HEADS_FIRST)
 
     count = 0
     for turn in range(rounds(work.items)):
@@ -141,16 +141,14 @@ def chunk_forward(q, k, v, output, lse, work, scale, STAGES: gl.constexpr, HEADS
             )  # fmt: skip
             scores = score_step(query, keys, full, count + 1)
             weight, sums, scores = warpgroup_mma_wait(0, deps=(weight, sums, scores))
-            fetch_keys(k, v, keys, values, full, count + STAGES, ahead, work)
-            ahead = following_step(ahead, work, HEADS_FIRST)
+            ahead = fetch_keys(k, v, keys, values, full, count + STAGES, ahead, work, HEADS_FIRST)
             count += 1
         scores = lane_tiles.mask_distances(scores, 0, 0, 0, ROWS)
         running_max, weight, sums = add_values_and_ones(
             scores, running_max, weight, sums, values.index(count % STAGES), ones.permute((1, 0)), scale
         )  # fmt: skip
         weight, sums = warpgroup_mma_wait(0, deps=(weight, sums))
-        fetch_keys(k, v, keys, values, full, count + STAGES, ahead, work)
-        ahead = following_step(ahead, work, HEADS_FIRST)
+        ahead = fetch_keys(k, v, keys, values, full, count + STAGES, ahead, work, HEADS_FIRST)
         count += 1
 
         total = gl.max(weight, 1)  # All columns are the same.
