@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 
 from longstride.attention import api
 from longstride.attention.kernels import call, ops, views
-from longstride.attention.kernels.hopper import choice, chunk_forward, lane_descriptors, launch
+from longstride.attention.kernels.hopper import choice, launch
 from longstride.model import product_kernels, product_ops, residual, residual_kernels, residual_ops
 from longstride.training.first_step import compile_kernels
 from longstride.training.trainer import Trainer
@@ -82,7 +82,7 @@ def as_on_hopper():
     ops.check = lambda q, k, v: None  # On a CPU it refuses bfloat16.
     views.LEAST_ROWS = 0
     choice.is_hopper = lambda device: True
-    for module in (chunk_forward, lane_descriptors, launch, product_kernels):
+    for module in (launch, product_kernels):
         module.processors = lambda device: PROCESSORS
     residual.is_fused = lambda x: torch.is_grad_enabled()
     residual_ops._run_kernels = lambda x, whole_rows=True: residual_kernels.takes(x, whole_rows)
