@@ -138,7 +138,7 @@ def backward_dq(queries, k, v, dq, tables, scales, sizes, DIMS: tl.constexpr, TI
         every = every_key(k, v, job, tile, tables, TILES)
         every_d_output = document_of(queries.d_output, tile.batch, job.head, tile.queries)
         every_dq = document_of(dq, tile.batch, job.head, tile.queries)
-        before = row_of_query(job, tile, sizes)
+        before = row_of_query(tile.batch, job.head, tile.queries, sizes)
         rows = query_rows(job, tile, TILES.rows, TILES.varied)
         position = rows.start + rows.offset
         own = Queries(
@@ -223,7 +223,7 @@ def backward_dkv(
         head = job.head // TILES.group
         every_k, every_v = document_of(k, tile.batch, head, tile.keys), document_of(v, tile.batch, head, tile.keys)
         every_dk, every_dv = document_of(dk, tile.batch, head, tile.keys), document_of(dv, tile.batch, head, tile.keys)
-        before = row_of_query(job, tile, sizes)
+        before = row_of_query(tile.batch, job.head, tile.queries, sizes)
         every = Queries(every_query, every_d_output, queries.lse + before, queries.delta + before)
 
         key = tile.first + offset

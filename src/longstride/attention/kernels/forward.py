@@ -59,7 +59,7 @@ def forward(q, k, v, output, lse, tables, scale, sizes, DIMS: tl.constexpr, TILE
         every = every_key(k, v, job, tile, tables, TILES)
         results = document_of(output, tile.batch, job.head, tile.queries)
         rows = query_rows(job, tile, TILES.rows, TILES.varied)
-        lse_rows = lse + row_of_query(job, tile, sizes) + (rows.start + rows.offset)
+        lse_rows = lse + row_of_query(tile.batch, job.head, tile.queries, sizes) + (rows.start + rows.offset)
         query = load(every_query, rows, DIMS.qk)
         if ACCUMULATE:
             earlier = tl.load(lse_rows, mask=rows.valid, other=0.0)

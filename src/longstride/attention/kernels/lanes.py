@@ -24,6 +24,7 @@ from longstride.attention.kernels.primitives import (
     excluded,
     load,
     read_job,
+    row_of_query,
     store,
     window_sees,
     without_keys,
@@ -81,12 +82,6 @@ def lanes_of(matrix, lanes):
 
 
 @triton.jit
-def query_of(lanes, sizes):
-    """The place of the document's first query in tensors [batch, heads, n]."""
-    return (lanes.batch * sizes.heads + lanes.head) * sizes.n + lanes.document
-
-
-@triton.jit
 def rows_as(matrix, other, SAME: tl.constexpr):
     """The matrix, with the stride of the other one if they have the SAME."""
     return Matrix(matrix.data, matrix.batch, matrix.head, other.row if SAME else matrix.row)
@@ -124,7 +119,7 @@ def lane_forward(
         scores = tl.where(seen, scores, float("-inf"))
 
         largest = tl.max(scores, 1) * scale
-        lse_rows = lse + query_of(lanes, sizes) + rows.start + rows.offset
+        lse_rows = lse + row_of_query(lanes.batch, lanes.head, lanes.document, sizes) + rows.start + rows.offset
         if ACCUMULATE:
             before = tl.load(lse_rows, mask=rows.valid, other=float("-inf"))
             largest = tl.maximum(largest, before)
@@ -162,7 +157,7 @@ def lane_backward(
         values = load(lanes_of(v, lanes), rows, DIMS.v)
         d_outputs = load(lanes_of(d_output, lanes), rows, DIMS.v)
         outputs = load(lanes_of(output, lanes), rows, DIMS.v)
-        lse_rows = lse + query_of(lanes, sizes) + rows.start + rows.offset
+        lse_rows = lse + row_of_query(lanes.batch, lanes.head, lanes.document, sizes) + rows.start + rows.offset
         own_lse = without_keys(tl.load(lse_rows, mask=rows.valid, other=float("inf")))
         delta = tl.sum(d_outputs.to(tl.float32) * outputs.to(tl.float32), 1)
 

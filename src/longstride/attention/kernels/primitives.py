@@ -115,9 +115,9 @@ def query_rows(job, tile, SIZE: tl.constexpr, VARIED: tl.constexpr):
 
 
 @triton.jit
-def row_of_query(job, tile, sizes):
-    """The row of a document's first position, in tensors [batch, heads, queries]."""
-    return (tile.batch * sizes.heads + job.head) * sizes.n + tile.queries
+def row_of_query(batch, head, query, sizes):
+    """The place of a head's query in tensors [batch, heads, queries]."""
+    return (batch * sizes.heads + head) * sizes.n + query
 
 
 @triton.jit
