@@ -26,13 +26,6 @@ def locate_lane(item, work, HEADS_FIRST: gl.constexpr):
 
 
 @gluon.jit
-def walk_place(position, work, BACK: gl.constexpr):
-    """Batch, head and tile at a position; tiles from `work.tiles` on are between two heads."""
-    head = position // (work.tiles + BACK)
-    return head // work.heads, head % work.heads, position % (work.tiles + BACK)
-
-
-@gluon.jit
 def walk_range(positions):
     """The positions [start, end) of this program."""
     program, programs = gl.program_id(0), gl.num_programs(0)

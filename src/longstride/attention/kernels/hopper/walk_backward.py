@@ -25,16 +25,6 @@ from longstride.attention.kernels.primitives import without_keys
 
 
 @gluon.jit
-def place(position, work, WALK: gl.constexpr):
-    """Batch, head and tile there, with documents also its first row and how many rows it has."""
-    if WALK.documents:
-        return walk_documents.locate(position, work)
-    else:
-        batch, head, tile = lane_tiles.walk_place(position, work, WALK.back)
-        return batch, head, tile, 0, ROWS
-
-
-@gluon.jit
 def fetch_position(queries, query_tiles, keys, key_tiles, position, end, work, full, WALK: gl.constexpr):
     """Starts to copy in the values and keys of a position, and the last queries that see them.
 
@@ -43,10 +33,10 @@ def fetch_position(queries, query_tiles, keys, key_tiles, position, end, work, f
     """
     present = position < end
     lane_tiles.expect_tiles(full, query_tiles + key_tiles, present)
-    batch, head, tile, tile_row, _ = place(position + WALK.back, work, WALK)
+    batch, head, tile, tile_row, _ = walk_documents.place(position + WALK.back, work, WALK, 0)
     first = tile_row if WALK.documents else tile * ROWS
     lane_tiles.copy_all(queries, (batch, head, 0, first), full, query_tiles, present)
-    batch, head, tile, tile_row, _ = place(position, work, WALK)
+    batch, head, tile, tile_row, _ = walk_documents.place(position, work, WALK, 0)
     first = tile_row if WALK.documents else tile * ROWS
     lane_tiles.copy_all(keys, (batch, head, 0, first), full, key_tiles, present)
 
@@ -147,7 +137,7 @@ def walk_backward(q, k, v, d_output, output, dq, dk, dv, gradient_rows, lse, wor
         count = position - first
         # Not known to be 0 before the loop: masks and addresses that the compiler makes there would fill the registers.
         zero = count >> 30
-        batch, head, tile, tile_row, newest_rows = place(position + BACK, work, WALK)
+        batch, head, tile, tile_row, newest_rows = walk_documents.place(position + BACK, work, WALK, 0)
         newest_row = tile_row if DOCUMENTS else tile * ROWS
         index = newest_row + row
         pointers = lse + (batch * work.heads + head).to(gl.int64) * work.n + index
@@ -155,7 +145,7 @@ def walk_backward(q, k, v, d_output, output, dq, dk, dv, gradient_rows, lse, wor
         newest_lse = without_keys(gl.load(pointers, mask=valid, other=float("inf")))
         if PANELS > 1:
             outputs = load_rows(output, batch, head, newest_row, newest_rows, position + BACK, work, D, WALK)
-        batch, head, tile, tile_row, rows = place(position, work, WALK)
+        batch, head, tile, tile_row, rows = walk_documents.place(position, work, WALK, 0)
         stage = count % AHEAD + zero
         now = count % RING
         after = (count + 1) % RING

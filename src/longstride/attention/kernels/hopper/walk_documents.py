@@ -1,4 +1,4 @@
-"""Documents of any lengths in one walk: where its tiles lie, and tiles that have rows of the next document, too.
+"""Where the tiles of a walk lie; and documents of any lengths in one, with tiles that have rows of the next document, too.
 
 Tiles count from a document's start, whatever row that is, so only a document's last tile can have rows of the next. These
 are set to 0 before a product takes them, since a weight of 0 times NaN is NaN. Results of such a tile are stored row by row,
@@ -20,17 +20,25 @@ FIELDS = gl.constexpr(len(WalkTile._fields))
 
 
 @gluon.jit
-def locate(position, work):
-    """Batch, head, tile, first row and number of rows at a position. Between documents, and outside of the walk, the tile is
-    below 0 and has no rows, and TMA reads zeros there."""
-    sequence = position // work.tiles
-    entry = work.table + position % work.tiles * FIELDS
-    inside = (position >= 0) & (position < work.positions)
-    batch = gl.load(entry, mask=inside, other=0) + sequence // work.heads
-    tile = gl.load(entry + 1, mask=inside, other=-1)
-    first = gl.load(entry + 2, mask=inside, other=-ROWS)
-    rows = gl.load(entry + 3, mask=inside, other=0)
-    return batch, sequence % work.heads, tile, first, rows
+def place(position, work, WALK: gl.constexpr, FIRST: gl.constexpr):
+    """Batch, head and tile at a position, with documents also its first row and how many rows it has.
+
+    FIRST: of a head's tiles. Those that are not 0 to work.tiles - 1 lie between two heads. Between documents, and outside of
+    their walk, the tile is below 0 and has no rows, and TMA reads zeros there.
+    """
+    if WALK.documents:
+        sequence = position // work.tiles
+        entry = work.table + position % work.tiles * FIELDS
+        inside = (position >= 0) & (position < work.positions)
+        batch = gl.load(entry, mask=inside, other=0) + sequence // work.heads
+        tile = gl.load(entry + 1, mask=inside, other=-1)
+        first = gl.load(entry + 2, mask=inside, other=-ROWS)
+        rows = gl.load(entry + 3, mask=inside, other=0)
+        return batch, sequence % work.heads, tile, first, rows
+    else:
+        tiles = work.tiles + WALK.back
+        head = position // tiles
+        return head // work.heads, head % work.heads, position % tiles + FIRST, 0, ROWS
 
 
 @gluon.jit

@@ -23,17 +23,6 @@ from longstride.attention.kernels.primitives import LOWEST
 
 
 @gluon.jit
-def place(position, work, WALK: gl.constexpr):
-    """Batch, head and tile there, with documents also its first row and how many rows it has. A tile below 0 is one of those
-    before the sequence."""
-    if WALK.documents:
-        return walk_documents.locate(position, work)
-    else:
-        batch, head, tile = lane_tiles.walk_place(position, work, WALK.back)
-        return batch, head, tile - WALK.back, 0, ROWS
-
-
-@gluon.jit
 def following_place(batch, head, tile, work, BACK: gl.constexpr):
     """The place after this one."""
     tile += 1
@@ -94,7 +83,7 @@ def walk_forward(q, k, v, output, output_rows, lse, work, scale, WALK: gl.conste
         sources = q, k, v, output
     for slot in gl.static_range(RING):
         # The tiles before the program's own have keys and values for it, but no queries.
-        batch, head, tile, tile_row, rows = place(start - BACK + slot, work, WALK)
+        batch, head, tile, tile_row, rows = walk_documents.place(start - BACK + slot, work, WALK, -BACK)
         if slot < BACK:
             tiles = lane_tiles.tiles_at((k_tiles, v_tiles), slot)
             fetch_tile((k, v), batch, head, tile, tile_row, True, full.index(slot), tiles, WALK)
@@ -107,8 +96,8 @@ def walk_forward(q, k, v, output, output_rows, lse, work, scale, WALK: gl.conste
     for slot in gl.static_range(BACK):
         mbarrier.wait(full.index(slot), 0)
 
-    batch, head, tile, tile_row, rows = place(start, work, WALK)
-    ahead_batch, ahead_head, ahead_tile, ahead_row, _ = place(start + AHEAD, work, WALK)
+    batch, head, tile, tile_row, rows = walk_documents.place(start, work, WALK, -BACK)
+    ahead_batch, ahead_head, ahead_tile, ahead_row, _ = walk_documents.place(start + AHEAD, work, WALK, -BACK)
     for position in range(start, end):
         count = position - start
         # Not known to be 0 before the loop: masks that the compiler makes there would fill the registers.
@@ -186,8 +175,8 @@ def walk_forward(q, k, v, output, output_rows, lse, work, scale, WALK: gl.conste
         present = position + AHEAD < end
         fetch_tile(sources, ahead_batch, ahead_head, ahead_tile, ahead_row, present, full.index(free), free_tiles, WALK)
         if DOCUMENTS:
-            batch, head, tile, tile_row, rows = place(position + 1, work, WALK)
-            ahead_batch, ahead_head, ahead_tile, ahead_row, _ = place(position + 1 + AHEAD, work, WALK)
+            batch, head, tile, tile_row, rows = walk_documents.place(position + 1, work, WALK, -BACK)
+            ahead_batch, ahead_head, ahead_tile, ahead_row, _ = walk_documents.place(position + 1 + AHEAD, work, WALK, -BACK)
         else:
             batch, head, tile = following_place(batch, head, tile, work, BACK)
             ahead_batch, ahead_head, ahead_tile = following_place(ahead_batch, ahead_head, ahead_tile, work, BACK)
