@@ -24,7 +24,7 @@ from longstride.attention.kernels.hopper import (
 )
 from longstride.attention.kernels.hopper.backward_dkv import hopper_dkv
 from longstride.attention.kernels.hopper.backward_dq import hopper_dq
-from longstride.attention.kernels.hopper.choice import ROWS, TILE, WIDEST
+from longstride.attention.kernels.hopper.choice import ROWS, TILE, WIDEST, fits_tma
 from longstride.attention.kernels.hopper.lane_descriptors import (
     LaneLaunch,
     LaneTiles,
@@ -93,7 +93,7 @@ def backward(call: Backward, pass_: Pass, accumulate: bool) -> list[Launch] | No
 
 def _kind(call: Forward | Backward, pass_: Pass, accumulate: bool) -> choice.Kind | None:
     """The kind of kernel for a pass; None if there is none, or TMA does not read the tensors. Walks alone take documents."""
-    if not choice.fits_tma(*matrices_of(call)):
+    if not fits_tma(*matrices_of(call)):
         return None
     _, heads, n, d_qk = call.q.shape
     kind = choice.choose(pass_, isinstance(call, Backward), accumulate, heads, n, d_qk, call.v.shape[3])
