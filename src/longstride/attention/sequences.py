@@ -15,6 +15,9 @@ from torch import Tensor
 
 from longstride.attention.layout import Document, layout_documents
 
+SHORT = 16
+"""Documents of which so many fit the budget of positions are computed together. For longer ones padding takes more time than
+a call for each."""
 MOST_PADDED = 1.25
 """Rows of padded documents, as a multiple of those that are there."""
 
@@ -77,7 +80,7 @@ def sequences(
     for part in layout_documents(q, k, lengths):
         if part.queries.start == part.queries.stop:
             continue
-        if lengths and not part.offset and 2 * part.n <= positions and not is_capturing(device):
+        if lengths and not part.offset and SHORT * part.n <= positions and not is_capturing(device):
             short.append(part)
             continue
         yield from _slices(part, positions)
