@@ -36,14 +36,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def interpreter() -> Iterator[None]:
-    """Triton's, with the parts that tests do without left out."""
+    """Triton's, with the parts that tests do without left out, and addresses checked."""
     if torch.cuda.is_available() or not importlib.util.find_spec("triton"):
         yield
         return
+    from tests import addresses
     from tests.interpreter import FAST, install
 
     with pytest.MonkeyPatch.context() as patch:
         install(FAST, patch)
+        addresses.install(patch)
         yield
 
 

@@ -1,5 +1,6 @@
-"""The interpreter of the tests has the bits of the one that Triton ships."""
+"""The interpreter of the tests has the bits of the one that Triton ships, and refuses addresses outside of tensors."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,9 @@ pytest.importorskip("triton")
 if torch.cuda.is_available():
     pytest.skip("kernels are compiled", allow_module_level=True)
 
+import triton
 import triton.language as tl
+from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpretedFunction
 
 from longstride.patterns import Column, Local
@@ -32,6 +35,26 @@ def test_the_same_bits(monkeypatch, dtype):
             found.append(results("triton", *tensors(1, 1, 40, 8, 8, dtype=dtype), Local(5) | Column(7)))
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
+
+
+@triton.jit
+def copy(source, target, stride, n_in, n_out, size: tl.constexpr):
+    place = tl.arange(0, size) * stride
+    tl.store(target + place, tl.load(source + place, mask=tl.arange(0, size) < n_in, other=0.0), tl.arange(0, size) < n_out)
+
+
+@pytest.mark.parametrize(
+    ("n_in", "n_out", "message"), [(10, 10, None), (11, 10, "1 of 11 addresses"), (10, 13, "3 of 13 addresses")]
+)
+@pytest.mark.parametrize("stride", [1, 3])
+def test_addresses_outside_of_a_view_are_refused(n_in, n_out, message, stride):
+    """Although memory of the same storage follows."""
+    source, target = torch.randn(2, 100).unbind()
+    views = [x[5:][: 9 * stride + 1] for x in (source, target)]
+    with pytest.raises(InterpreterError, match=message) if message else nullcontext():
+        copy[(1,)](*views, stride, n_in, n_out, 16)
+    if not message:
+        assert torch.equal(views[0][::stride], views[1][::stride])
 
 
 def test_numpy_types():
