@@ -13,8 +13,9 @@ import pytest
 from torch import Tensor
 from triton.runtime import interpreter
 
+Memory = tuple[list[int], list[int]]
 _now = threading.local()
-"""Of the launch that runs in a thread: `starts` and `ends` of the memory of its tensors, ascending."""
+"""Of the launch that runs in a thread, `memory`: starts and ends of that of its tensors, ascending."""
 _native = interpreter._interpreter
 _prepare = interpreter.GridExecutor._init_args_hst
 
@@ -42,20 +43,30 @@ def prepare(self: Any, given: Any, named: Any) -> Any:
         else:
             starts.append(start)
             ends.append(end)
-    _now.starts, _now.ends = starts, ends
+    allow((starts, ends))
     return hosts
+
+
+def allowed() -> Memory:
+    return _now.memory
+
+
+def allow(memory: Memory) -> None:
+    """Allows this thread the memory of a launch."""
+    _now.memory = memory
 
 
 def check(addresses: Any, mask: Any, size: int) -> None:
     used = addresses[np.broadcast_to(mask, addresses.shape).astype(bool)]
     if not used.size:
         return
+    starts, ends = allowed()
     first, last = int(used.min()), int(used.max())
-    part = bisect_right(_now.starts, first) - 1
-    if part >= 0 and last + size <= _now.ends[part]:
+    part = bisect_right(starts, first) - 1
+    if part >= 0 and last + size <= ends[part]:
         return  # As nearly always: all of one tensor.
-    parts = np.searchsorted(np.array(_now.starts, np.uint64), used, "right") - 1
-    inside = (parts >= 0) & (used + np.uint64(size) <= np.array(_now.ends, np.uint64)[parts])
+    parts = np.searchsorted(np.array(starts, np.uint64), used, "right") - 1
+    inside = (parts >= 0) & (used + np.uint64(size) <= np.array(ends, np.uint64)[parts])
     assert inside.all(), f"{(~inside).sum()} of {used.size} addresses are outside of the kernel's tensors"
 
 

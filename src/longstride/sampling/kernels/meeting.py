@@ -1,7 +1,7 @@
 """Synchronization of the programs of one kernel: who waits for a counter sees what the others wrote before they arrived.
 
 All programs must be resident on the GPU at once. Triton's interpreter runs programs one after the other; there, a kernel has
-one program, which has always arrived when it waits.
+one program, which has always arrived when it waits. Tests run several by turns (`tests/sampling/programs.py`).
 """
 
 # mypy: ignore-errors

@@ -6,16 +6,16 @@ are waited for, and a product's result is NaN before. So a tile that is read or 
 Asserted as well: fences before copies and products that read what was stored, waits that end, all waited for at the end.
 """
 
-import random
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tests.attention.kernels.hopper.values import LAYOUT, Type, Values, View, values, write
+from tests.turns import Turns
 
 
 class Memory(NamedTuple):
@@ -106,24 +106,13 @@ def resolved(x: Any) -> Any:
 
 
 class Group:
-    """A warpgroup, or the producer warp, in a thread of its own; one runs at a time."""
+    """A warpgroup, or the producer warp: what it has started."""
 
     def __init__(self) -> None:
-        self.turn = threading.Semaphore(0)
-        self.waits_for: tuple[Barrier, int] | None = None
-        """A barrier and the phase that has to be over."""
-        self.over = False
         self.products: deque[Product] = deque()
         self.copies_back: deque[Callable[[], None]] = deque()
         self.stored: list[Tensor] = []
-
-    @property
-    def can_run(self) -> bool:
-        return not self.over and (self.waits_for is None or self.waits_for[0].is_over(self.waits_for[1]))
-
-
-class StuckError(AssertionError):
-    pass
+        self.awaits: Barrier | None = None
 
 
 class Machine:
@@ -131,15 +120,18 @@ class Machine:
 
     def __init__(self, late: bool, seed: int = 0) -> None:
         self.late = late
-        self.random = random.Random(seed)
-        self.group = Group()
-        self.groups = [self.group]
+        self.turns = Turns(seed, self._deliver)
+        self.groups = [Group()]
         self.barriers: dict[int, Barrier] = {}
         self.copies: list[tuple[Barrier, Callable[[], None]]] = []
         """LATE: those that have not arrived, in the order of their start."""
         self.writes: list[Callable[[], None]] = []
         """Copies back, which no later copy of the program may rely on."""
-        self.error: BaseException | None = None
+
+    @property
+    def group(self) -> Group:
+        """The one that runs."""
+        return self.groups[self.turns.now]
 
     # Memory
 
@@ -169,14 +161,14 @@ class Machine:
     def arrive(self, barrier: Memory, count: int = 1, pred: Any = True) -> None:
         if pred:
             self._barrier(barrier).change(count, 0)
-            if self.late and len(self.groups) > 1:  # Others may go on at once.
-                self._give_way()
+            if self.late:  # Others may go on at once.
+                self.turns.give_way()
 
     def wait(self, barrier: Memory, phase: int) -> None:
-        self.group.waits_for = self._barrier(barrier), int(phase)
-        while not self.group.can_run:
-            self._give_way()
-        self.group.waits_for = None
+        one, group = self._barrier(barrier), self.group
+        group.awaits = one
+        self.turns.wait(lambda: one.is_over(int(phase)))
+        group.awaits = None
 
     # TMA
 
@@ -238,65 +230,21 @@ class Machine:
     # Warpgroups
 
     def specialize(self, parts: Sequence[tuple[Any, Sequence[Any]]], *_: Any) -> None:
-        """Runs functions side by side, each in a warpgroup; they take turns where one has to wait."""
-        outer = self.group
-        self.groups = [Group() for _ in parts]
-        threads = [threading.Thread(target=self._run, args=(group, *part)) for group, part in zip(self.groups, parts)]
-        for thread in threads:
-            thread.start()
-        self._pass_on()
-        for thread in threads:
-            thread.join()
-        if self.error is not None:
-            raise self.error
+        """Runs functions side by side, each in a warpgroup."""
+        outer, self.groups = self.groups, [Group() for _ in parts]
+        self.turns.run([partial(function, *arguments) for function, arguments in parts])
         for group in self.groups:
             self._assert_idle(group)
-        self.group, self.groups = outer, [outer]
+        self.groups = outer
 
-    def _run(self, group: Group, function: Any, arguments: Sequence[Any]) -> None:
-        group.turn.acquire()
-        try:
-            if self.error is None:
-                function(*arguments)
-        except BaseException as error:  # It is raised by `specialize`.
-            self.error = self.error or error
-        group.over = True
-        self._pass_on()
-
-    def _give_way(self) -> None:
-        """Lets others go on, who do what the group waits for."""
-        me = self.group
-        if len(self.groups) == 1:
-            self._deliver()
-            return
-        self._pass_on(me)
-        me.turn.acquire()
-        if self.error is not None:
-            raise StuckError("another warpgroup failed")
-
-    def _pass_on(self, last: Group | None = None) -> None:
-        """Wakes a group that can run, another than the last if there is one; after an error any."""
-        while True:
-            able = [group for group in self.groups if (not group.over if self.error else group.can_run)]
-            if able:
-                self.group = self.random.choice([group for group in able if group is not last] or able)
-                self.group.turn.release()
-                return
-            if all(group.over for group in self.groups):
-                return
-            try:
-                self._deliver()
-            except StuckError as error:
-                self.error = error
-
-    def _deliver(self) -> None:
-        """Lets one copy arrive of those that somebody waits for."""
-        awaited = [group.waits_for[0] for group in self.groups if group.waits_for is not None]
+    def _deliver(self) -> bool:
+        """Lets one copy arrive of those that somebody waits for; returns whether there is one."""
+        awaited = [group.awaits for group in self.groups]
         found = [index for index, (barrier, _) in enumerate(self.copies) if barrier in awaited]
-        if not found:
-            raise StuckError("all wait for ever")
-        _, arrive = self.copies.pop(self.random.choice(found))
-        arrive()
+        if found:
+            _, arrive = self.copies.pop(self.turns.random.choice(found))
+            arrive()
+        return bool(found)
 
     def _assert_idle(self, group: Group) -> None:
         assert not group.products, "products that nobody waited for"
