@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from longstride import attend
 from longstride.attention import blocked
 from longstride.attention.sequences import MOST_PADDED, sequences
-from longstride.patterns import Block, Column, Local, Summary
+from longstride.patterns import Block, Column, Dense, Local, Summary
 
 CPU = torch.device("cpu")
 PATTERN = Local(5) | Column(4)
@@ -50,9 +50,8 @@ def test_every_query_is_in_one_sequence(layout, positions):
             found += own
             # Queries are at the last positions of their keys.
             assert [(entry, row + n - n_q) for entry, row in own] == others[len(others) - len(own) :]
-        if part.documents:
+        if not part.keys.is_view:
             assert len(queries) * part.n <= max(positions, part.n)
-            assert sum(one.n for one in part.documents) == sum(map(len, keys))
             total, padded = total + sum(map(len, keys)), padded + len(keys) * part.n
     assert sorted(found) == [(entry, row) for entry in range(batch) for row in range(n_q)]
     assert padded <= MOST_PADDED * total
@@ -101,3 +100,32 @@ def test_a_document_that_is_not_finite_changes_no_bit_of_others(pattern, value):
             own = attend(*leaves, pattern, impl="reference")
             torch.testing.assert_close(results(other)[0][:, :, start:end], own, equal_nan=True)
         start = end
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+@pytest.mark.parametrize("pattern", [PATTERN, Block(4) | Summary(4, 2), Dense()], ids=str)
+def test_what_is_not_finite_changes_no_bit_of_queries_before_it(pattern, value):
+    """Also in its own document, which is computed again."""
+    lengths, last = [9, 21, 30, 3], 28
+    q, k, v = torch.randn(3, 1, 2, sum(lengths), 4).unbind()
+    before = attend(q, k, v, pattern, documents=lengths, impl="blocked", return_lse=True)
+    for changed in (k, v):
+        changed[:, :, last] = value
+    for ours, theirs in zip(attend(q, k, v, pattern, documents=lengths, impl="blocked", return_lse=True), before):
+        assert torch.equal(ours[:, :, :last], theirs[:, :, :last])
+
+
+def test_padding_adds_nothing_to_a_key_of_weight_0():
+    """A query of padding is 0, and 0 * inf is NaN, where those of the document have scores of -inf."""
+    lengths = [8, 9]
+    q, k, v, slopes = torch.randn(4, 1, 1, sum(lengths), 4).unbind()
+    q = q.abs()
+    k[:, :, 6, 0] = -torch.inf  # Of the first document, whose padded query 8 sees it.
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    ours, theirs = (
+        torch.autograd.grad(attend(*leaves, Column(2), documents=lengths, impl=impl), leaves, slopes)
+        for impl in ("blocked", "reference")
+    )
+    assert ours[0].isnan().any()
+    for x, y in zip(ours, theirs):
+        torch.testing.assert_close(x, y, equal_nan=True)

@@ -146,33 +146,26 @@ class Result(NamedTuple):
         sequences, n, d = x.shape
         return x.new_zeros((sequences, self.offset + n, d), dtype=working_dtype(x))
 
-    def store(self, total: Tensor, documents: Tensor | None = None) -> None:
-        """documents: which ones; None: all."""
+    def store(self, total: Tensor) -> None:
         if total.untyped_storage().data_ptr() == self.tensor.untyped_storage().data_ptr():
             return
-        rows, value = self.rows, total[:, self.offset :]
-        if documents is not None:
-            rows, value = rows.of(documents), value[documents]
-        rows.store(value if self.first else value + rows.load(self.tensor, self.head), self.tensor, self.head)
+        value = total[:, self.offset :]
+        self.rows.store(value if self.first else value + self.rows.load(self.tensor, self.head), self.tensor, self.head)
 
 
 def _finish(
     compute: Callable[..., None], some: Sequences, head: int, exact: bool, sums: Sequence[tuple[Tensor, Result]],
     others: Sequence[tuple[Tensor, Result]] = (),
 ) -> None:  # fmt: skip
-    """Stores the results, and computes those again whose sums are not finite: documents each by itself, sequences with
-    masked pairs excluded."""
+    """Stores the results; or computes them again with masked pairs excluded, if the sums are not finite.
+
+    Documents that are computed together are so again: the same products leave every bit of those that are finite.
+    """
     if exact or _all_finite([total for total, _ in sums]):
         for total, result in (*sums, *others):
             result.store(total)
-    elif not some.documents:
-        compute(some, head, exact=True)
     else:
-        finite = torch.stack([total.flatten(1).sum(1).isfinite() for total, _ in sums]).all(0)
-        for total, result in (*sums, *others):
-            result.store(total, finite)
-        for number in (~finite).nonzero().flatten().tolist():
-            compute(some.documents[number], head)
+        compute(some, head, exact=True)
 
 
 def _forward_head(
@@ -254,13 +247,14 @@ def _backward_chunk(
     (q, k, v), (d_output, delta, row_max, log2_scale), (dq, dk, dv) = inputs, row_stats, sums
     queries, keys, d_output_rows = chunk.queries(q), chunk.keys(k), chunk.queries(d_output)
     scores = chunk.scores(queries, keys, scale, scratch)
-    weights = chunk.zero_masked(_exp(scores.sub_(chunk.queries(row_max)), chunk.queries(log2_scale)))
+    largest = chunk.queries(row_max)
+    weights = chunk.zero_masked(_exp(scores.sub_(largest), chunk.queries(log2_scale)), largest)
     if dv is not None:
         chunk.add_to_keys(dv, weights.transpose(1, 2), d_output_rows, 1, scratch)
     if dq is None and dk is None:
         return
     d_scores = scratch.product("d_scores", d_output_rows, chunk.keys(v).transpose(1, 2))
-    d_scores = chunk.zero_masked(d_scores.sub_(chunk.queries(delta)).mul_(weights))
+    d_scores = chunk.zero_masked(d_scores.sub_(chunk.queries(delta)).mul_(weights), largest)
     if dq is not None:
         scratch.add_product(chunk.query_windows(dq), d_scores, keys, scale, chunk.tiles.fresh, chunk.seen)
     if dk is not None:

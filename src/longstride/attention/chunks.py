@@ -129,9 +129,15 @@ class Chunk:
         # masked pairs, and by +inf, whose weight is NaN, at visible ones.
         return (torch.fmin if self.exact else torch.minimum)(scores, self.cap, out=scores)
 
-    def zero_masked(self, x: Tensor) -> Tensor:
-        """Zeroes x at masked pairs if sums are exact. Otherwise these are 0 already, unless an input is not finite."""
-        return x if self.seen is None else x.masked_fill_(~self.seen, 0)
+    def zero_masked(self, x: Tensor, largest: Tensor) -> Tensor:
+        """Zeroes x at masked pairs, and where a query's largest score is that of padding, if sums are exact.
+
+        Otherwise these are 0 already, unless an input is not finite.
+        """
+        if self.exact:
+            padding = largest == torch.finfo(x.dtype).max
+            x.masked_fill_(padding if self.cap is None else padding | (self.cap < 0), 0)
+        return x
 
 
 class Scratch:

@@ -47,10 +47,6 @@ class Rows(NamedTuple):
             batch, rows = (self.batch[self.real], self.rows[self.real])  # type: ignore[index]
             x[batch, head, rows] = value[self.real].to(x.dtype)
 
-    def of(self, kept: Tensor) -> Rows:
-        """Returns the rows of these documents."""
-        return Rows(self.batch[kept], self.rows[kept], None if self.real is None else self.real[kept])  # type: ignore[index]
-
 
 class Sequences(NamedTuple):
     """Sequences of one length. The queries are at the last of the n positions of the keys, from `offset` on."""
@@ -59,8 +55,6 @@ class Sequences(NamedTuple):
     keys: Rows
     n: int
     offset: int
-    documents: tuple[Sequences, ...] = ()
-    """Each one by itself, if these are documents side by side."""
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
@@ -117,7 +111,7 @@ def _side_by_side(ones: list[Sequences], device: torch.device) -> Sequences:
     real = None if ones[0].n == n else index < length
     index = index.minimum(length - 1)
     batch = batch.expand(-1, n)
-    return Sequences(Rows(batch, query + index, real), Rows(batch, key + index, real), n, 0, tuple(ones))
+    return Sequences(Rows(batch, query + index, real), Rows(batch, key + index, real), n, 0)
 
 
 def _fill(rows: Tensor, where: Tensor, value: float) -> Tensor:
