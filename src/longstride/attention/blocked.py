@@ -74,10 +74,11 @@ def blocked_forward(
 
     with without_autocast(q.device):
         for some in sequences(q.shape, k.shape, documents, budget(q.device).positions, q.device):
-            found = attend_to_seen(q, k, v, heads, some, scale) if are_few(some, q.device) else None
-            for total, x in zip(found or (), (output, row_max, row_sum)):
-                x[some.queries.batch, :, some.queries.rows] = total
-            for head in range(0 if found is None else len(heads), len(heads)):
+            if are_few(some, q.device):
+                for total, x in zip(attend_to_seen(q, k, v, heads, some, scale), (output, row_max, row_sum)):
+                    x[some.queries.batch, :, some.queries.rows] = total
+                continue
+            for head in range(len(heads)):
                 compute(some, head)
     return output, stats
 

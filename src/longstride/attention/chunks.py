@@ -169,7 +169,7 @@ class Scratch:
             left, factor = left * factor, 1
         if seen is not None:
             self.add_product(total, left, right.masked_fill(~right.isfinite(), 0), factor, fresh)
-            total.add_(_nonfinite_products(left, right, seen).view(total.shape), alpha=factor)
+            total.add_(nonfinite_products(left, right, seen).view(total.shape), alpha=factor)
             return
         if total.is_contiguous():
             place = total.flatten(0, 1)
@@ -180,7 +180,7 @@ class Scratch:
             total.add_(self.product("sum", left, right).view(total.shape), alpha=factor)
 
 
-def _nonfinite_products(left: Tensor, right: Tensor, seen: Tensor) -> Tensor:
+def nonfinite_products(left: Tensor, right: Tensor, seen: Tensor) -> Tensor:
     """Returns the NaN and infinite sums of left right that come from NaN and infinity in right, and 0 elsewhere.
 
     Only visible pairs take part. Matrix products count the terms that are +inf, -inf and NaN.
