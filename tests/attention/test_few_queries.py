@@ -128,3 +128,25 @@ def test_heads_a_few_at_a_time(heads, kv_heads, monkeypatch):
         monkeypatch.setattr(few_queries, "MOST_NUMBERS", most)
         ours, theirs = (attend(*inputs, heads, impl=impl) for impl in ("blocked", "reference"))
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e8, 1e30])
+@pytest.mark.parametrize("queries", [1, 4, 16])
+def test_gradients_where_scores_are_large(queries, scale):
+    """There a rounding error of a score is a large factor of its weight, so forward's largest score is of no use."""
+    k, v = torch.randn(2, 1, 4, 200, 32).unbind()
+    q, slopes = torch.randn(2, 1, 4, queries, 32).unbind()
+
+    def gradient(impl):
+        values = v.clone().requires_grad_()
+        output = attend(q, k, values, Local(50) | Column(13), impl=impl, scale=scale)
+        return torch.autograd.grad(output, values, slopes)
+
+    torch.testing.assert_close(gradient("blocked"), gradient("reference"))
+
+
+def test_no_key_is_seen():
+    q, k, v = torch.randn(3, 1, 2, 40, 4).unbind()
+    output, lse = attend(q[:, :, 30:31], k, v, Summary(64, 8), impl="blocked", offset=30, return_lse=True)
+    assert torch.equal(output, torch.zeros_like(output))
+    assert torch.equal(lse, torch.full_like(lse, -torch.inf))

@@ -102,15 +102,21 @@ def fill_gradients(
     def compute(some: Sequences, head: int, exact: bool = False) -> None:
         queries, keys, offset, kv_head = some.queries, some.keys, some.offset, head // group
         rows = _padded(queries.load(q, head), offset), keys.load(k, kv_head), keys.load(v, kv_head)
-        d_rows = queries.load(d_output, head)
+        d_rows, result = queries.load(d_output, head), queries.load(output, head)
+        # A row of padding weighs 0.
+        largest = queries.load(row_max, head, padding=torch.finfo(result.dtype).max)
+        total = queries.load(row_sum, head, padding=1)
+        if are_few(some, q.device):
+            # Forward had other products. Where scores are large, their rounding errors would change weights a lot.
+            again = result.new_zeros((len(result), some.n, result.shape[2]))
+            stats_again = _forward_head(heads[head], offset, scratch, scale, rows, again, exact)
+            result, largest, total = (x[:, offset:] for x in (again, *(x.squeeze(-1) for x in stats_again)))
         # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta). The derivative of the lse by a score is
         # the weight, so the gradient of the lse is subtracted from delta.
-        delta = (d_rows * queries.load(output, head)).sum(-1)
+        delta = (d_rows * result).sum(-1)
         if d_stats is not None:
             delta -= queries.load(d_stats[:, 0], head)
-        # A row of padding weighs 0.
-        largest = queries.load(row_max, head, padding=torch.finfo(delta.dtype).max)
-        log2_scale = queries.load(row_sum, head, padding=1).log2().neg_()
+        log2_scale = total.log2().neg_()
         row_stats = [_padded(x, offset) for x in (d_rows, *(x.unsqueeze(-1) for x in (delta, largest, log2_scale)))]
         first = head % group == 0
         results = Result(dq, queries, head, offset), *(Result(x, keys, kv_head, 0, first) for x in sums)
