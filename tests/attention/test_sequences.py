@@ -57,6 +57,15 @@ def test_every_query_is_in_one_sequence(layout, positions):
     assert padded <= MOST_PADDED * total
 
 
+def test_a_batch_of_many_rows_is_sliced():
+    """A document of each row: no padding, and no index to gather them by."""
+    for batch, slices in ((64, True), (63, False)):
+        shape = batch, 2, 128, 8
+        found = list(sequences(shape, shape, [64, 64], 8192, CPU))
+        assert all(part.keys.is_view == slices for part in found)
+        assert sum(len(own_rows(part, part.queries, part.n)) for part in found) == 2 * batch
+
+
 def test_short_documents_take_few_calls(monkeypatch):
     calls = []
     original = blocked._forward_head

@@ -74,7 +74,9 @@ def sequences(
     for part in layout_documents(q, k, lengths):
         if part.queries.start == part.queries.stop:
             continue
-        if lengths and not part.offset and SHORT * part.n <= positions and not is_capturing(device):
+        rows = (part.batch.stop - part.batch.start) * part.n
+        is_short = SHORT * part.n <= positions and 2 * rows < positions  # A batch with more rows is enough by itself.
+        if lengths and not part.offset and is_short and not is_capturing(device):
             short.append(part)
             continue
         yield from _slices(part, positions)
