@@ -77,9 +77,9 @@ def blocked_forward(
             if are_few(some, q.device):
                 for total, x in zip(attend_to_seen(q, k, v, heads, some, scale), (output, row_max, row_sum)):
                     x[some.queries.batch, :, some.queries.rows] = total
-                continue
-            for head in range(len(heads)):
-                compute(some, head)
+            else:
+                for head in range(len(heads)):
+                    compute(some, head)
     return output, stats
 
 
