@@ -32,3 +32,21 @@ def test_a_folder(tmp_path):
 def test_back(tmp_path):
     RawBytes().write_sample(bytes(range(256)), tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == bytes(range(256))
+
+
+def test_an_example_is_a_dump(tmp_path):
+    tokens = np.frombuffer(b"\x00A\xff~" * 5, np.uint8)
+    path = RawBytes().write_examples(tokens[None], tmp_path, "sample-data")
+    assert path.name == "sample-data.txt"
+    first, second = path.read_text().splitlines()
+    assert first == "00000000  00 41 ff 7e 00 41 ff 7e 00 41 ff 7e 00 41 ff 7e  .A.~.A.~.A.~.A.~"
+    assert second.split() == ["00000010", "00", "41", "ff", "7e", ".A.~"]
+    assert second.index(".A.~") == first.index(".A.~")
+
+
+def test_pictures_name_bytes_as_the_text_above_them_does():
+    tokens = np.array([0x19, 0xFE, 0x07], np.uint8)
+    kind = RawBytes()
+    assert kind.spell(tokens, 0, 3, str.isprintable) == "19 fe 07 "
+    assert [kind.byte_label(byte) for byte in tokens.tolist()] == ["0x19", "0xfe", "0x07"]
+    assert kind.describe_place(tokens, 1, 3, str.isprintable) == "    2 back  0xfe"
