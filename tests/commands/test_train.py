@@ -55,6 +55,25 @@ def test_a_run_is_resumed_with_its_own_preset(capsys, tmp_path, digits):
     assert f"{out}: step 1, all steps are done" in capsys.readouterr().out
 
 
+def test_a_run_is_resumed_without_naming_its_preset(capsys, tmp_path, digits):
+    out = tmp_path / "run"
+    main(["train", "image-small", "--data", digits, "--out", str(out), "--steps", "1", *SMALL])
+    capsys.readouterr()
+    main(["train", "--resume", "--out", str(out)])
+    assert f"to train longer: longstride train image-small --out {out} --resume --steps 2" in capsys.readouterr().out
+    main(["train", "--resume", "--out", str(out), "--steps", "2"])
+    assert f"{out}: step 2, all steps are done" in capsys.readouterr().out
+    known = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({"version": 1, "id": known["id"]}))
+    main(["train", f"--out={out}", "--resume", "auto"])
+    assert f"{out}: step 2, all steps are done" in capsys.readouterr().out
+    for words in (["--out", str(out)], ["--out", str(tmp_path / "other"), "--resume"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", *words])
+        assert ended.value.code == 2
+        assert "train: a preset comes first" in capsys.readouterr().err
+
+
 def test_a_field_that_is_given_stays(capsys, tmp_path, digits):
     words = ["train", "image-small", "--data", digits, "--out", str(tmp_path / "run"), "--steps", "1", *SMALL]
     main([*words, "--model.pattern", "dense()"])

@@ -16,7 +16,7 @@ from longstride.commands.ending import describe_ending, exit_if_interrupted
 from longstride.commands.exits import is_main_process, is_only_process, is_restarted
 from longstride.commands.parser import HELP, parse, whole_number_from
 from longstride.common.checks import short_reason, short_repr
-from longstride.common.files import check_source, parse_object, read_text
+from longstride.common.files import check_source, parse_object, read_json, read_text
 from longstride.model.card import SETTINGS
 from longstride.model.presets import DENSE, PRESETS
 from longstride.model.recipes import RecipeName
@@ -24,7 +24,7 @@ from longstride.model.recompute import AUTO
 from longstride.model.saved_config import find_settings, read_content, settings_path
 from longstride.model.shipped import NAMES
 from longstride.training.config import Resume, TrainConfig, TypedConfig, fields_to_fit
-from longstride.training.folder import check_free, check_holds_run
+from longstride.training.folder import RUN, check_free, check_holds_run
 from longstride.training.presets import train_preset, with_recipe
 
 ORDER = 60
@@ -80,8 +80,9 @@ def main(words: Sequence[str]) -> None:
     file = _value("--config", words)
     if file is not None and words[0].startswith("-"):
         prog, words = "longstride train", ["", *words]
-    if not words or words[0].startswith("-"):
-        raise ValueError("train: a preset comes first, as in: longstride train text-small --data FILE --out RUN")
+    elif not words or words[0].startswith("-"):
+        words = [_preset_of_run(words), *words]
+        prog = f"longstride train {words[0]}".rstrip()
     _check_places(words)
     resumed = _resumed(words)
     start = resumed or (train_preset(words[0]) if words[0] else None)
@@ -98,7 +99,7 @@ def main(words: Sequence[str]) -> None:
 
     verb = make_verb(default, run)
     verb.__doc__ = (verb.__doc__ or "").replace(
-        "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file}."
+        "PRESETS", f"{_presets()} The defaults below are those of {words[0] or file or 'the run'}."
     )
     typed = [RESUME_NOT if word == "--no-resume" else word for word in words[1:]]
     parse(verb, prog, typed, "train")()
@@ -227,6 +228,15 @@ def _value(flag: str, words: Sequence[str]) -> str | None:
     if flag in words[:-1]:
         return words[words.index(flag) + 1]
     return next((word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")), None)
+
+
+def _preset_of_run(words: Sequence[str]) -> str:
+    """The preset that the run to resume began with, for a command that names none; empty if the run began without one."""
+    if _resumed(words) is None:
+        raise ValueError("train: a preset comes first, as in: longstride train text-small --data FILE --out RUN")
+    path = Path(_value("--out", words) or "") / RUN
+    preset = read_json(path).get("preset") if path.is_file() else None
+    return preset if isinstance(preset, str) and preset.removesuffix(DENSE) in PRESETS else ""
 
 
 def _resumed(words: Sequence[str]) -> TrainConfig | None:
