@@ -169,8 +169,8 @@ def not_finite(path):
     [
         ("a.wav", lambda p: p.write_text("no sound at all"), r"a.wav cannot be read as sound: .*Format not recognised"),
         ("a.flac", lambda p: p.write_bytes(b"fLaC" + bytes(50)), r"a.flac cannot be read as sound"),
-        ("a.wav", lambda p: p.touch(), r"a.wav is empty: it holds no sound"),
-        ("a.wav", lambda p: soundfile.write(p, np.zeros(0), 8000), r"a.wav is empty: it holds no sound"),
+        ("a.wav", lambda p: p.touch(), r"a.wav is empty: it holds no sound; remove it"),
+        ("a.wav", lambda p: soundfile.write(p, np.zeros(0), 8000), r"a.wav is empty: it holds no sound; remove it"),
         ("a.u8", lambda p: p.touch(), r"a.u8 is empty"),
         ("a.u8", lambda p: p.write_bytes(b"ab"), r"a.u8 holds 2 samples; at least 3 are needed"),
         ("a.wav", not_finite, r"a.wav holds samples that are not finite numbers"),

@@ -132,7 +132,7 @@ def cut_npy(tmp_path):
         (text_png, "set", r"set/fake.png cannot be read as PNG or JPEG: cannot identify image file"),
         (empty_png, "set", r"set/none.png cannot be read as PNG or JPEG: it is empty"),
         (cut_png, "set", r"set/002.png cannot be read to its end"),
-        (mixed, "set", r"set/x/000.png is 4 x 5 and .*set/000.png is 4 x 4; all images must have one size"),
+        (mixed, "set", r"set/x/000.png is 4 x 5 and .*set/000.png is 4 x 4; all .* one size: crop or scale them first"),
         (mixed_groups, "set", r"set/valid has images of 4 x 5 x 3 and .*set/train of 4 x 4 x 3"),
         (transparent, "set", r"set/000.png has mode RGBA; convert it to RGB or grey"),
         (nothing, "set", r"set holds no images; looked for .png, .jpg, .jpeg, .npy, .npz and CIFAR-10 \(data_batch_1"),

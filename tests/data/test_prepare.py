@@ -116,6 +116,11 @@ def test_a_kind_can_be_given(tmp_path):
             lambda p: a_file(p / "a.dat", NOISE),
             r"folder holds nothing known \(a.dat\); looked for .* say which kind",
         ),
+        (
+            "folder",
+            lambda p: (a_file(p / "a.txt", TEXT), a_file(p / "b/c.txt", TEXT), a_file(p / "d.pdf", NOISE)),
+            r"folder holds 2 files of text, and others: d.pdf; move the others away, or, if all of it is data",
+        ),
         ("folder", lambda p: (a_picture(p / "a.png"), a_sound(p / "b.wav")), r"holds images \(a.png\) and sound \(b.wav\)"),
         ("folder", lambda p: (a_file(p / "a.png", TEXT), a_picture(p / "b.png")), r"folder/a.png cannot be read as PNG"),
         ("a.gz", lambda p: a_file(p, gzip.compress(NOISE)), r"a.gz holds compressed data that is no text; unpack it first"),

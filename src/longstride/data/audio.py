@@ -230,7 +230,7 @@ def expected_bytes(path: Path, limit: Limit | None = None) -> int:
         size = round(frames * RATE / rate)
         limit.check(path, f"{frames:,} samples, as its header says,", size)
     if size == 0:
-        raise ValueError(f"{path} is empty: it holds no sound")
+        raise ValueError(f"{path} is empty: it holds no sound; remove it")
     return size
 
 

@@ -233,7 +233,7 @@ def _from_pictures(paths: Sequence[Path], limit: Limit) -> ImageSet:
         if len(sizes) > 1:
             (first, first_path), (second, second_path) = sizes.items()
             shapes = f"{second_path} is {shape_text(second)} and {first_path} is {shape_text(first)}"
-            raise ValueError(f"{shapes}; all images must have one size")
+            raise ValueError(f"{shapes}; all images must have one size: crop or scale them first, see docs/training.md")
     mode = MODES[channels]
     height, width = next(iter(sizes))
     limit.check_held(paths[0], f"an image of {shape_text((height, width, channels))}", height * width * channels)

@@ -187,9 +187,11 @@ def _guess_folder(folder: Path) -> str:
         raise ValueError(f"{folder} holds {contents}; {_ask()}")
     recognized = next(iter(named), None) or next((kind for kind in kinds if kind.recognizes_folder(folder, paths)), None)
     if recognized is None:
-        known = [kind for kind in kinds if kind.name != ANYTHING]
-        other = next((path for path in paths if not any(kind.recognizes(path) for kind in known)), paths[0])
-        raise ValueError(f"{folder} holds nothing known ({other.name}); {looked}. If all of it is data, {_ask()}")
+        others = [path for path in paths if not kind_class("text").recognizes(path)]
+        if texts := len(paths) - len(others):
+            files = f"{texts:,} file{'s' if texts > 1 else ''} of text, and others: {list_names(folder, others)}"
+            raise ValueError(f"{folder} holds {files}; move the others away, or, if all of it is data, {_ask()}")
+        raise ValueError(f"{folder} holds nothing known ({others[0].name}); {looked}. If all of it is data, {_ask()}")
     return recognized.name
 
 
