@@ -211,8 +211,8 @@ MISTAKES = [
     ("run --batch 0", "eval: batch must be at least 1, got 0"),
     ("run --most-bytes 0", "eval: most_bytes must be at least 1, got 0"),
     ("run --data nowhere", "nowhere does not exist; give a file or a folder"),
-    ("run --checkpoint step-7", "eval: run has no checkpoint 'step-7'; did you mean 'step-5'?"),
-    ("run --checkpoint ../..", "eval: run has no checkpoint '../..'; the names are step-5, step-10"),
+    ("run --checkpoint step-7", "eval: run has no checkpoint 'step-7'; it has step-5, step-10; --keep of train"),
+    ("run --checkpoint ../..", "eval: run has no checkpoint '../..'; it has step-5, step-10; "),
     ("run --json nowhere/a.json", "eval: json = 'nowhere/a.json' cannot be written: there is no folder nowhere; make it"),
     ("run --json data", "eval: json = 'data' cannot be written: it is a folder"),
     ("model", "eval: --data must be given: model is a saved model, which does not name its data"),
@@ -419,7 +419,7 @@ def test_a_checkpoint_by_its_folder(capsys, folder, monkeypatch):
     assert f"checkpoint = 'step-10', and {checkpoint} is one; give its run, {folder / 'run'}" in err
     code, _, err = run(capsys, folder / "run/checkpoints/step-7")
     assert code == 2
-    assert "has no checkpoint 'step-7'; did you mean 'step-" in err
+    assert "has no checkpoint 'step-7'; it has step-5, step-10; --keep" in err
 
 
 def test_a_line_has_the_bits_per_byte_so_far():

@@ -86,6 +86,8 @@ def test_lines_stay_as_they_were_written(tmp_path):
 def test_what_is_no_run(tmp_path):
     with pytest.raises(ValueError, match=r"is no run: it has no metrics\.jsonl"):
         read_metrics(tmp_path)
+    with pytest.raises(ValueError, match=r"nowhere is no run: there is no such folder; longstride runs lists"):
+        read_metrics(tmp_path / "nowhere")
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(ValueError, match=r"has no metrics\.jsonl yet: the run has not logged a step"):
         read_metrics(tmp_path)

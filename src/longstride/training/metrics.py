@@ -91,6 +91,8 @@ def check_has_metrics(folder: str | Path) -> Path:
     if not path.is_file():
         if (Path(folder) / "run.json").is_file():
             raise ValueError(f"{folder} has no {NAME} yet: the run has not logged a step")
+        if not Path(folder).exists():
+            raise ValueError(f"{folder} is no run: there is no such folder; longstride runs lists those here")
         raise ValueError(f"{folder} is no run: it has no {NAME}")
     return path
 

@@ -1,12 +1,11 @@
 """Resolves the path of a run, a checkpoint or a saved model to weights and data."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from longstride.common.checks import suggest
 from longstride.common.files import real_path
 from longstride.data import samples
 from longstride.data.kind import DataKind
@@ -21,6 +20,9 @@ from longstride.training.config import TrainConfig
 from longstride.training.manifest import check_manifest, has_manifest
 from longstride.training.preflight import check_fits
 from longstride.training.run import WEIGHTS, Run, read_id
+
+MOST_LISTED = 8
+"""The most checkpoints that a message names."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class Source:
         return read_manifest(self.folder, path).data_kind
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= MOST_LISTED else f"{len(names)}, from {names[0]} to {names[-1]}"
+
+
 def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Source:
     """Opens a run's best weights, the weights of a checkpoint, whose SHA-256 is checked, or a saved model."""
     path, folder = find_settings(owner, folder), find_model(folder)
@@ -70,7 +76,7 @@ def open_source(owner: str, folder: Path, checkpoint: str | None = None) -> Sour
     names = [path.name for path in sorted(complete, key=_step)]
     if checkpoint is not None:
         if checkpoint not in names:
-            known = suggest(checkpoint, names) if names else "it has none yet"
+            known = f"it has {_listed(names)}; --keep of train sets how many stay" if names else "it has none yet"
             raise ValueError(f"{owner}: {folder} has no checkpoint {checkpoint!r}; {known}")
         check_manifest(folder / "checkpoints" / checkpoint)
         check_owner(folder / "checkpoints" / checkpoint, read_id(folder))
