@@ -34,6 +34,12 @@ def test_ways_to_divide_the_batch(capsys):
     assert divided == [("8", "1"), ("4", "2"), ("2", "4"), ("1", "8")]
 
 
+def test_the_table_breaks_no_word(capsys):
+    words = said(capsys, "enwik8 --gpu-memory 16GB").split()
+    assert "27*selective" in words
+    assert "19*selective" in words
+
+
 def test_the_nearest_that_fits(capsys):
     text = said(capsys, LONG.replace("100GiB", "2GiB"))
     assert "Nothing fits: one sequence at a time takes 10.6 GiB of the GPU, beside 6% that stay free, and, with the" in text

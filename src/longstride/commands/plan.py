@@ -126,6 +126,9 @@ def _table(config: TrainConfig, memory: int, host: int, chosen: Plan) -> Table:
             f"{config.batch * config.model.context / plan.seconds:,.0f}",
             "chosen" if is_chosen else "",
         )
+    # Wrapped at spaces: "27*selective" and "+ 3*off" are read as they are, "27*selectiv" and "e + 3*off" are not.
+    recompute = table.columns[2]
+    recompute.min_width = max((len(word) for cell in recompute.cells for word in str(cell).split()), default=0)
     return table
 
 
