@@ -20,6 +20,7 @@ from longstride.pictures.attention_example import open_example
 from longstride.pictures.attention_panels import (
     MATRIX_LEGEND,
     SEEN,
+    UNKNOWN_GREY,
     UNSEEN,
     has_glyph,
     image_panel,
@@ -172,6 +173,17 @@ def test_image_panels_are_white_where_weights_are_and_black_ahead():
     assert panel[1, 0].sum() > 0  # One of its channels is there.
     assert not panel[1, 1].any()
     assert not panel[2].any()
+
+
+def test_a_pixel_that_is_not_complete_is_grey_in_the_image_so_far(tmp_path, monkeypatch):
+    folder, data = saved(tmp_path, "images")
+    drawn = []
+    monkeypatch.setattr(attention, "write_figure", lambda figure, path: drawn.append(figure))
+    width, channels = open_example(folder, data, "valid", 0, CPU).item[1:]
+    plot_attention(folder, [channels * (width + 1) + 2], layers=[0], data=data, out=tmp_path / "look.png")
+    image = drawn[0].axes[0].images[0].get_array()
+    assert set(image[1, 1].tolist()) == {UNKNOWN_GREY}
+    assert set(image[1, 0].tolist()) != {UNKNOWN_GREY}
 
 
 def test_grey_images_and_ones_with_alpha_are_drawn_too():

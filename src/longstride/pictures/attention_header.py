@@ -60,7 +60,8 @@ def mark_pixel(axes: "Axes", example: Example, position: int) -> None:
 def _draw_image(figure: "Figure", example: Example, position: int, guesses: list[str]) -> None:
     height, width, channels = example.item
     tall, wide = (PICTURE * size / max(height, width) for size in (height, width))
-    for number, (known, name) in enumerate(((position, "generated so far"), (len(example.tokens), "the whole image"))):
+    whole = position - position % channels  # A pixel without its last channels would have a colour that is not its own.
+    for number, (known, name) in enumerate(((whole, "generated so far"), (len(example.tokens), "the whole image"))):
         left = EDGE + number * (wide + GAP)
         axes = add_axes(figure, left, EDGE + 0.2, wide, tall)
         axes.imshow(pixels(example.tokens, example.item, known, UNKNOWN_GREY), interpolation="nearest")
