@@ -143,6 +143,10 @@ def test_a_comparison_says_which_lines_are_training(tmp_path, words):
     assert text.count(">training<") == text.count(">validation<") + len(folders) == 1 + len(folders)  # Each has results.
 
 
+def test_no_clipping_is_none(tmp_path):
+    assert read_settings(run(tmp_path / "a", optimizer={"clip": float("inf")}))["decay, clip"].endswith(", none")
+
+
 def test_the_warm_up_is_the_one_that_was_used(tmp_path):
     assert read_settings(run(tmp_path / "a", steps=500, optimizer={"warmup": 50}))["warm-up"] == "50 steps"
     assert read_settings(run(tmp_path / "c", steps=10, optimizer={"warmup": 1}))["warm-up"] == "1 step"

@@ -128,7 +128,7 @@ def _describe(device: torch.device) -> str:
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, compute {properties.major}.{properties.minor}"
     about = describe_machine(device)
-    return f"{about['device']}, {about['threads']} threads"
+    return f"{about['device']}, {about['threads']} thread{'' if about['threads'] == 1 else 's'}"
 
 
 def _compare_with_reference(device: torch.device) -> str:

@@ -120,7 +120,7 @@ def _comparison(folders: Sequence[Path], rows: Sequence[Rows]) -> "Figure":
     ]
     ends = TOP + sum(_table_height(block) + 0.43 for block in blocks)
     figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
-    add_text(figure, EDGE, EDGE + 0.2, " and ".join(names), 14, within=CURVES)
+    add_text(figure, EDGE, EDGE + 0.2, ", ".join(names), 14, within=CURVES)
     colours = [(f"{colour}60", colour) for colour in COLOURS]
     # A run's name labels its validation line, or the training line without one. Labels that begin with _ are not shown.
     validated = [any(row.get("valid_bits_per_byte") is not None for row in lines) for lines in rows]
@@ -392,7 +392,7 @@ def _optimizer_settings(config: TrainConfig) -> Settings:
         "steps": f"{config.steps:,} of batch {config.batch}{parts}",
         "optimizer": f"{optimizer.name}, learning rate {optimizer.learning_rate:g}",
         "warm-up": f"{warmup:,} step{'' if warmup == 1 else 's'}{shorter}",
-        "decay, clip": f"{optimizer.decay:g}, {optimizer.clip:g}",
+        "decay, clip": f"{optimizer.decay:g}, {optimizer.clip:g}".replace("inf", "none"),
         "seed": str(config.seed),
     }
     return values | ({"average": f"{config.ema:g}"} if config.ema else {})
