@@ -728,6 +728,7 @@ def test_help_of_train_lists_the_presets_and_marks_what_is_required(capsys, monk
     monkeypatch.setenv("COLUMNS", "100")
     _, out, _ = run(capsys, "train", "--help")
     assert "usage: longstride train PRESET" in out
+    assert run(capsys, "train", "--data", "book.txt", "--help")[:2] == (0, out)
     assert all(name in out for name in PRESETS)
     told = " ".join(out.replace("│", "").split())
     assert "or a folder of them. (required)" in told

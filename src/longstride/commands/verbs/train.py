@@ -81,6 +81,8 @@ def main(words: Sequence[str]) -> None:
     if file is not None and words[0].startswith("-"):
         prog, words = "longstride train", ["", *words]
     elif not words or words[0].startswith("-"):
+        if any(word in HELP for word in words):
+            return main(HELP[-1:])
         words = [_preset_of_run(words), *words]
         prog = f"longstride train {words[0]}".rstrip()
     _check_places(words)
@@ -131,8 +133,8 @@ def make_verb(default: Flags, run: Callable[[Flags, Resume, int | None], None]) 
         size than the preset's, context, embedding and stride follow from the data unless given.
 
         Args:
-            resume: Continue the run in --out exactly where it stopped, with its own settings. --resume auto also starts a
-                run that does not exist, for batch systems that restart a job. --no-resume: start a new one.
+            resume: Continue the run in --out exactly where it stopped, with its own preset, data and settings. --resume auto
+                also starts a run that does not exist, for batch systems that restart a job. --no-resume: start a new one.
             until: Pause after this step, as Ctrl-C does.
             settings: A TOML file, a run or its config.json, or an exported model or its name, whose values replace those of
                 the preset; flags replace both. What has a whole model needs no preset. The file's out is not read.
