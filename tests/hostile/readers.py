@@ -25,7 +25,8 @@ from longstride.model import SparseTransformer
 from longstride.model.saved_config import find_config
 from longstride.patterns.notation import parse
 from longstride.pictures import benchmarks, patterns  # noqa: F401
-from longstride.pictures.run import plot_run, read_settings, summarize
+from longstride.pictures.run import plot_run
+from longstride.pictures.run_table import read_settings, summarize
 from longstride.sampling.data_kind import find_data_kind
 from longstride.training import train
 from longstride.training.curve import plot_curve, read_rows

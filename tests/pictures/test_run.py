@@ -1,3 +1,4 @@
+import json
 import sys
 from itertools import pairwise
 
@@ -8,10 +9,12 @@ pytest.importorskip("matplotlib")
 import numpy as np
 from PIL import Image
 
+from longstride.common.files import file_sha256
 from longstride.data.audio import to_wav
 from longstride.data.images import sheet
 from longstride.pictures import run as page
-from longstride.pictures.run import duration_text, plot_run, printable, read_settings, read_wav, summarize
+from longstride.pictures.run import plot_run, printable, read_wav
+from longstride.pictures.run_table import duration_text, read_settings, summarize
 from longstride.training import curve
 from longstride.training.curve import draw_bits
 from longstride.training.run import Run
@@ -122,6 +125,18 @@ def test_what_is_missing_is_left_out(tmp_path, words):
     assert ">bits per byte<" in text
     for unsaid in ("gradient norm", "bytes/s", "learning rate", "held-out data", "parameters", "validation", "speed"):
         assert f">{unsaid}<" not in text
+
+
+def test_scores_are_on_the_page(tmp_path, words):
+    folder = run(tmp_path / "run")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    scores = {
+        "weights_sha256": file_sha256(folder / "model.safetensors"),
+        "rows": [{"min_context": 8, "bits_per_byte": 1.25}],
+    }
+    (folder / "eval-test.json").write_text(json.dumps(scores))
+    assert ">1.2500 with min context 8<" in words(plot_run([folder], tmp_path / "page.svg"))
+    assert ">1.2500 with min context 8<" in words(plot_run([folder, run(tmp_path / "b")], tmp_path / "runs.svg"))
 
 
 def test_several_runs_and_in_what_they_differ(tmp_path, words):

@@ -5,7 +5,7 @@ import wave
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from warnings import catch_warnings
 
 import numpy as np
@@ -24,8 +24,8 @@ from longstride.common.figures import (
     picture_path,
     write_figure,
 )
-from longstride.common.files import check_run_folder, read_json, real_path
-from longstride.training.config import TrainConfig
+from longstride.common.files import check_run_folder, real_path
+from longstride.pictures.run_table import Settings, read_scores, read_settings, summarize
 from longstride.training.curve import (
     DARK,
     LIGHT,
@@ -38,12 +38,10 @@ from longstride.training.curve import (
     read_rows,
     separate_numbers,
 )
-from longstride.training.optimizer import warmup_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Settings = dict[str, str]
 COLOURS = ("#2f6fb7", "#d9822b", "#4c9a62", "#9a5fb0", "#c0504d", "#6b7a89")
 """One for each of several runs."""
 PANELS = (("learning_rate", "learning rate"), ("gradient_norm", "gradient norm"), ("bytes_per_second", "bytes/s"))
@@ -95,7 +93,7 @@ def plot_run(runs: Sequence[str | Path], path: str | Path | None = None, force: 
 
 def _page(folder: Path, rows: Rows) -> "Figure":
     left, below = EDGE + CURVES + 0.35, TOP
-    blocks = [block for block in (summarize(rows), read_settings(folder)) if block]
+    blocks = [block for block in (summarize(rows) | read_scores(folder), read_settings(folder)) if block]
     files = [(path, name) for stem, name in SAMPLES if (path := _sample_file(folder, stem))]
     ends = TOP + sum(_table_height(block) + 0.12 for block in blocks) + _samples_height([path for path, _ in files])
     figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
@@ -115,8 +113,10 @@ def _comparison(folders: Sequence[Path], rows: Sequence[Rows]) -> "Figure":
     left, below = EDGE + CURVES + 0.35, TOP
     given = [read_settings(folder) for folder in folders]
     blocks = [
-        summarize(lines) | {key: value for key, value in known.items() if any(value != other.get(key) for other in given)}
-        for lines, known in zip(rows, given)
+        summarize(lines)
+        | read_scores(folder)
+        | {key: value for key, value in known.items() if any(value != other.get(key) for other in given)}
+        for folder, lines, known in zip(folders, rows, given)
     ]
     ends = TOP + sum(_table_height(block) + 0.43 for block in blocks)
     figure = new_figure(OWNER, left + RIGHT + EDGE, max(SHORTEST, ends + EDGE))
@@ -296,103 +296,3 @@ def printable(text: str) -> str:
     from longstride.pictures.attention_panels import has_glyph
 
     return "".join(letter if has_glyph(letter) else "·" for letter in text)
-
-
-LONGEST = 1000
-"""The most characters of a value, before it is wrapped."""
-
-
-def read_settings(folder: Path) -> Settings:
-    """Returns a run's settings for the table, from config.json and data.json, if they exist."""
-    values: Settings = {}
-    path = folder / "config.json"
-    if path.is_file():
-        config = TrainConfig.read(path)
-        values |= _model_settings(config) | {"data": Path(config.data).name}
-    values |= _data_settings(folder / "data.json")
-    if path.is_file():
-        values |= _optimizer_settings(config)
-    return {name: _shorten(value) for name, value in values.items()}
-
-
-def summarize(rows: Rows) -> Settings:
-    """Returns a run's results for the table, from its metrics."""
-    values: Settings = {}
-    validated = [row for row in rows if row.get("valid_bits_per_byte") is not None]
-    if validated:
-        best = min(validated, key=lambda row: float(row["valid_bits_per_byte"]))
-        values["best validation"] = f"{best['valid_bits_per_byte']:.4f} bits per byte, at step {best['step']:,}"
-    trained = [row for row in rows if row.get("bits_per_byte") is not None]
-    if trained:
-        values["training"] = f"{trained[-1]['bits_per_byte']:.4f} bits per byte, at step {trained[-1]['step']:,}"
-    seconds = _training_seconds(rows)
-    if seconds:
-        values["time in steps"] = duration_text(seconds)
-    speeds = [row["bytes_per_second"] for row in rows if row.get("bytes_per_second")]
-    if speeds:
-        values["speed"] = f"{sorted(speeds)[len(speeds) // 2]:,.0f} bytes/s"
-    memory = [row["memory_gib"] for row in rows if row.get("memory_gib")]
-    if memory:
-        values["memory"] = f"{max(memory):.1f} GiB"
-    return values
-
-
-def duration_text(seconds: float) -> str:
-    """Formats seconds with their two largest units: "1 h 5 min"."""
-    whole = round(seconds)
-    parts = [(whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
-    shown = [f"{count} {unit}" for count, unit in parts if count][:2]
-    return " ".join(shown) or f"{seconds:.1f} s"
-
-
-def _training_seconds(rows: Rows) -> float:
-    """Returns the seconds of all steps, without validations and checkpoints."""
-    total, before = 0.0, 0
-    for row in rows:
-        total += (row["step"] - before) * (row.get("seconds_per_step") or 0.0)
-        before = row["step"]
-    return total
-
-
-def _model_settings(config: TrainConfig) -> Settings:
-    model = config.model
-    values = {
-        "parameters": f"{model.parameters:,}",
-        "layers": f"{model.layers} of width {model.width}, {model.heads} heads",
-        "context": f"{model.context:,} bytes",
-        "pattern": model.pattern,
-        "embedding": model.embedding,
-        "precision": model.precision,
-    }
-    for name, default in (("dropout", 0.0), ("qk_ratio", 1.0), ("ff_ratio", 4.0), ("recompute", "off")):
-        if getattr(model, name) != default:
-            values[name.replace("_", " ")] = f"{getattr(model, name)}"
-    return values
-
-
-def _data_settings(path: Path) -> Settings:
-    try:
-        given: Any = read_json(path) if path.is_file() else {}
-        sizes = ", ".join(f"{name} {entry['bytes']:,}" for name, entry in given.get("splits", {}).items())
-        return {"kind": str(given["kind"]), "bytes": sizes} if given else {}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"plot run: {path} is damaged: {error}; remove it, and the page is drawn without it") from None
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-
-
-def _optimizer_settings(config: TrainConfig) -> Settings:
-    optimizer = config.optimizer
-    warmup = warmup_steps(optimizer, config.steps)
-    shorter = f", not {optimizer.warmup:,}: at most a tenth of the run" if warmup < optimizer.warmup else ""
-    parts = f" in {config.accumulate} parts" if config.accumulate > 1 else ""
-    values = {
-        "steps": f"{config.steps:,} of batch {config.batch}{parts}",
-        "optimizer": f"{optimizer.name}, learning rate {optimizer.learning_rate:g}",
-        "warm-up": f"{warmup:,} step{'' if warmup == 1 else 's'}{shorter}",
-        "decay, clip": f"{optimizer.decay:g}, {optimizer.clip:g}".replace("inf", "none"),
-        "seed": str(config.seed),
-    }
-    return values | ({"average": f"{config.ema:g}"} if config.ema else {})

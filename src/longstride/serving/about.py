@@ -14,7 +14,7 @@ from longstride.data.kind import DataKind
 from longstride.data.plan import Bytes
 from longstride.model import ModelConfig
 from longstride.model.card import Card
-from longstride.pictures.run import read_settings, summarize
+from longstride.pictures.run_table import read_settings, summarize
 from longstride.training.metrics import NAME, Row, read_metrics
 
 MOST_POINTS = 1000
