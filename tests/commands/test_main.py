@@ -206,6 +206,8 @@ def test_bench_sampling(capsys, tmp_path):
         ("--steps 3", "a verb comes before '--steps', as in: longstride train text-small --data FILE --out RUN;"),
         ("TRAIN text-small", "there is no verb 'TRAIN text-small'; did you mean 'train'?"),
         ("doctro", "did you mean 'doctor'?"),
+        ("sampel run", "there is no verb 'sampel run'; did you mean 'sample'?"),
+        ("bnech step", "there is no verb 'bnech step'; did you mean 'bench step'?"),
         ("xyz", "longstride --help lists the verbs"),
         ("plot patterns --patterns lokal(3)", "there is no pattern 'lokal'; did you mean 'local'?"),
         ("plot patterns --patterns summary(3,4)", "c = 4 cells do not fit into a block of l = 3"),

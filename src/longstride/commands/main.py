@@ -99,9 +99,11 @@ def _unknown(words: Sequence[str], verbs: Sequence[str]) -> str:
     if seconds and not second:
         return f"{first} needs one of {', '.join(seconds)} after it; longstride {first} --help describes them"
     typed = f"{first} {second}".rstrip()
-    near = difflib.get_close_matches(typed.lower(), verbs, n=1) or [f"{first} {other}" for other in seconds]
-    if not near:
-        group = difflib.get_close_matches(first.lower(), [name.split()[0] for name in verbs], n=1)
-        near = [name for name in verbs if [name.split()[0]] == group]
+    group = difflib.get_close_matches(first.lower(), [name.split()[0] for name in verbs], n=1)
+    if group and group[0] in verbs:  # A verb of one word: the second is its argument, as in "sampel run".
+        near = group
+    else:
+        near = difflib.get_close_matches(typed.lower(), verbs, n=1) or [f"{first} {other}" for other in seconds]
+        near = near or [name for name in verbs if [name.split()[0]] == group]
     hint = f"did you mean {' or '.join(repr(name) for name in near)}?" if near else listed
     return f"there is no verb {typed[:SHOWN]!r}; {hint}"
