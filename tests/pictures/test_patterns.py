@@ -6,7 +6,7 @@ from PIL import Image
 import longstride.pictures.patterns
 from longstride.commands.bench import sampling
 from longstride.patterns.notation import parse
-from longstride.pictures.benchmarks import plot_rates
+from longstride.pictures.benchmarks import Figure, plot_rates
 from longstride.pictures.patterns import Scheme, plot_patterns
 
 
@@ -182,3 +182,10 @@ def test_draws_rates_by_position_or_by_batch(tmp_path, monkeypatch, rows, titles
         assert f"<!-- {title} -->" in text
     assert drawn[0] == ("longstride", points)
     assert len(drawn) == 3 * len(titles)
+
+
+def test_streams_are_counted_in_whole_numbers(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: (drawn.append(figure), path.touch()))
+    plot_rates(rates((1,), (200,)), tmp_path / "rates.svg")
+    assert all(tick.is_integer() for tick in drawn[0].axes[0].get_xticks())

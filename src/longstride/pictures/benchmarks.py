@@ -204,6 +204,7 @@ def plot_rates(rows: Sequence[Rated], path: str | Path) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_title(f"position {rows[0].position:,}" if batch is None else f"streams: {batch:,}", fontsize=12)
         axes.set_xlabel("streams" if by_batch else "position")
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
         axes.grid(which="both", color="#e4e8ec", linewidth=0.5)
     figure.axes[0].set_ylabel("bytes per second, all streams")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
