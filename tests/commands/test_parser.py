@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,19 @@ def test_what_the_parser_refuses_is_one_line():
     assert error("--source", "a", "--steps") == "--steps needs a value"
     assert error("--source", "a", "b") == "unexpected 'b'"
     assert error("--source", "a", "--sizes", "1", "b") == "--sizes cannot be '1', 'b'"
+
+
+def test_no_path_is_empty():
+    """Such as of a shell variable that is not set: it would be the current folder."""
+
+    def verb(run: Path, out: Path | None = None) -> None:
+        """A verb."""
+
+    for words, flag in ((["--run", ""], "--run"), (["--run", "a", "--out", ""], "--out")):
+        with pytest.raises(ValueError, match=f"verb: {flag} must be a path, got ''"):
+            parse(verb, "longstride verb", words)
+    call = parse(verb, "longstride verb", ["--run", ".", "--out", "b"])
+    assert call.keywords == {"run": Path("."), "out": Path("b")}
 
 
 def test_errors_are_the_same_in_a_narrow_window(monkeypatch):

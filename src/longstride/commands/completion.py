@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from longstride.commands.parser import number_registry, with_unwrapped_help
+from longstride.commands.parser import value_registry, with_unwrapped_help
 from longstride.commands.verbs import find_verbs, in_order
 from longstride.commands.verbs.train import Flags, make_verb
 from longstride.model.presets import PRESETS
@@ -57,7 +57,7 @@ def completion_script(shell: str) -> str:
             prog="longstride",
             args=["--tyro-write-completion", shell, "-"],
             config=(tyro.conf.OmitSubcommandPrefixes,),
-            registry=number_registry(),
+            registry=value_registry(),
         )
     script = captured.getvalue()
     if not script:

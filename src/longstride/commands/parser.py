@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from decimal import Decimal, InvalidOperation
 from functools import partial, wraps
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -35,7 +36,7 @@ def parse(function: Callable[..., None], prog: str, words: Sequence[str], verb: 
     bind = with_unwrapped_help(function)
 
     def read(typed: Sequence[str]) -> Any:
-        return tyro.cli(bind, prog=prog, args=typed, registry=number_registry())
+        return tyro.cli(bind, prog=prog, args=typed, registry=value_registry())
 
     if any(word in HELP for word in words):
         print(format_help(_help(read), terminal_width()))
@@ -74,6 +75,12 @@ def number_from(text: str) -> float:
         raise ValueError(f"must be a number, got {short_repr(text)}") from None
 
 
+def path_from(text: str) -> Path:
+    if not text:  # As of a shell variable that is not set: Path("") would be the current folder.
+        raise ValueError("must be a path, got ''")
+    return Path(text)
+
+
 def with_unwrapped_help(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
     """A function with the same parameters that returns the call, and whose docstring has no line breaks inside sentences."""
 
@@ -110,20 +117,21 @@ def _unwrapped(docstring: str) -> str:
     return "\n".join(lines)
 
 
-def number_registry() -> ConstructorRegistry:
-    """How tyro reads numbers: whole ones also as 1e3."""
+def value_registry() -> ConstructorRegistry:
+    """How tyro reads numbers, whole ones also as 1e3, and paths, which are not empty."""
     registry = ConstructorRegistry()
+    readers: dict[Any, Callable[[str], Any]] = {int: whole_number_from, float: number_from, Path: path_from}
 
     @registry.primitive_rule
-    def read_number(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if kind.type not in (int, float):
+    def read_value(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if kind.type not in readers:
             return None
-        convert = whole_number_from if kind.type is int else number_from
+        instances = (Path,) if kind.type is Path else (kind.type, int)
         return PrimitiveConstructorSpec(
             nargs=1,
             metavar=kind.type.__name__.upper(),
-            instance_from_str=lambda words: convert(words[0]),
-            is_instance=lambda value: isinstance(value, kind.type | int) and not isinstance(value, bool),
+            instance_from_str=lambda words: readers[kind.type](words[0]),
+            is_instance=lambda value: isinstance(value, instances) and not isinstance(value, bool),
             str_from_instance=lambda value: [str(value)],
         )
 
@@ -205,7 +213,7 @@ def _refusal(box: str) -> str:
         return f"unexpected {short_repr(extra[1])}"
     if value := re.match(r"Error parsing ([^:]*): (.*)", text):
         flag, why = value.groups()
-        if ours := re.search(r"must be a (?:whole )?number, got .*", why):
+        if ours := re.search(r"must be a (?:whole number|number|path), got .*", why):
             return f"{flag} {ours[0]}"
         if typed := re.search(r"Could not find valid parse for arguments: \[(.*)\]", why):
             return f"{flag} cannot be {typed[1]}"
