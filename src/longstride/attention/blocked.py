@@ -61,16 +61,12 @@ def blocked_forward(
     scratch = Scratch(working_dtype(q), q.device)
 
     def compute(some: Sequences, head: int, exact: bool = False) -> None:
-        places = (q, some.queries, head), (k, some.keys, head // group), (v, some.keys, head // group)
-        queries, *keys = (rows.load(x, own) for x, rows, own in places)
-        inputs = _padded(queries, some.offset), *keys
-        result = Result(output, some.queries, head, some.offset)
+        inputs = _padded(some.queries.load(q, head), some.offset), *(some.keys.load(x, head // group) for x in (k, v))
+        result, *others = (Result(x, some.queries, head, some.offset) for x in (output, row_max, row_sum))
         total = result.accumulator()
         found = _forward_head(heads[head], some.offset, scratch, scale, inputs, total, exact)
-        stats_of_rows = (
-            (x.squeeze(-1), Result(of, some.queries, head, some.offset)) for x, of in zip(found, (row_max, row_sum))
-        )
-        _finish(compute, some, head, exact, [(total, result)], list(stats_of_rows))
+        stats_of_rows = list(zip((x.squeeze(-1) for x in found), others))
+        _finish(compute, some, head, exact, [(total, result)], stats_of_rows)
 
     with without_autocast(q.device):
         for some in sequences(q.shape, k.shape, documents, budget(q.device).positions, q.device):
@@ -102,21 +98,21 @@ def fill_gradients(
     def compute(some: Sequences, head: int, exact: bool = False) -> None:
         queries, keys, offset, kv_head = some.queries, some.keys, some.offset, head // group
         rows = _padded(queries.load(q, head), offset), keys.load(k, kv_head), keys.load(v, kv_head)
-        d_rows, result = queries.load(d_output, head), queries.load(output, head)
+        d_rows, output_rows = queries.load(d_output, head), queries.load(output, head)
         # A row of padding weighs 0.
-        largest = queries.load(row_max, head, padding=torch.finfo(result.dtype).max)
-        total = queries.load(row_sum, head, padding=1)
+        largest = queries.load(row_max, head, padding=torch.finfo(output_rows.dtype).max)
+        weight = queries.load(row_sum, head, padding=1)
         if are_few(some, q.device):
             # Forward had other products. Where scores are large, their rounding errors would change weights a lot.
-            again = result.new_zeros((len(result), some.n, result.shape[2]))
+            again = output_rows.new_zeros((len(output_rows), some.n, output_rows.shape[2]))
             stats_again = _forward_head(heads[head], offset, scratch, scale, rows, again, exact)
-            result, largest, total = (x[:, offset:] for x in (again, *(x.squeeze(-1) for x in stats_again)))
+            output_rows, largest, weight = (x[:, offset:] for x in (again, *(x.squeeze(-1) for x in stats_again)))
         # delta, the row sums of dO * O: d_scores = weights * (dO V^T - delta). The derivative of the lse by a score is
         # the weight, so the gradient of the lse is subtracted from delta.
-        delta = (d_rows * result).sum(-1)
+        delta = (d_rows * output_rows).sum(-1)
         if d_stats is not None:
             delta -= queries.load(d_stats[:, 0], head)
-        log2_scale = total.log2().neg_()
+        log2_scale = weight.log2().neg_()
         row_stats = [_padded(x, offset) for x in (d_rows, *(x.unsqueeze(-1) for x in (delta, largest, log2_scale)))]
         first = head % group == 0
         results = Result(dq, queries, head, offset), *(Result(x, keys, kv_head, 0, first) for x in sums)
